@@ -1,0 +1,194 @@
+"""The manifest: everything that is known about one version. Pure rules, no I/O.
+
+A version is immutable; its manifest names every file with its digest, and is written last, so a
+version without a manifest does not exist.
+"""
+
+import json
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
+from model_store.parity import Tolerance
+from model_store.signature import Signature
+from model_store.strict import StrictModel, explain
+
+SCHEMA_VERSION: Literal[1] = 1
+"""The newest manifest schema this program reads and the one it writes."""
+
+CODE_KINDS = frozenset({"torchscript"})
+"""Kinds that can run code while they load: only ever loaded from the local store."""
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ArtifactKind = Literal["torchscript", "onnx"]
+Precision = Literal["fp32", "int8"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_name(name: str, what: str = "model name") -> str:
+    """Returns the name if it can safely be one part of a path.
+
+    Raises:
+        BadNameError: empty, too long, or characters other than letters, digits, `.`, `_`, `-`.
+    """
+    if not _NAME.fullmatch(name):
+        raise BadNameError(
+            f"{what} {name!r} is not allowed; use 1 to 128 letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit"
+        )
+    return name
+
+
+class FileEntry(StrictModel):
+    """One file of a version, and what its bytes must be."""
+
+    file: str
+    sha256: Sha256
+    size_bytes: int = Field(ge=0)
+
+    @field_validator("file")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        try:
+            return check_name(value, "file name")
+        except BadNameError as error:
+            raise ValueError(str(error)) from error
+
+
+class Verification(StrictModel):
+    """What was measured when an artifact replayed the golden inputs against the checkpoint."""
+
+    max_abs_difference: float = Field(ge=0)
+    agreement: float = Field(ge=0, le=1)
+    metrics: dict[str, float]
+    """Task metrics over the test split, such as `accuracy` (0 to 1)."""
+    tolerance: Tolerance
+    """What the artifact had to keep, here and at every load."""
+
+
+class Artifact(StrictModel):
+    """One way to run the model, proven equal to the checkpoint."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    """Unique in the version; what `--artifact` takes: `onnx`, `onnx-int8`, `torchscript`."""
+    kind: ArtifactKind
+    precision: Precision
+    file: FileEntry
+    verification: Verification
+    latency_ms: dict[int, float]
+    """Median milliseconds of one run, by batch size, on the machine that published."""
+
+    def speed_key(self) -> tuple[float, str]:
+        """Sorts artifacts fastest first: milliseconds a row at the best measured batch size."""
+        best = min((ms / rows for rows, ms in self.latency_ms.items()), default=float("inf"))
+        return best, self.name
+
+
+class Golden(StrictModel):
+    """Inputs and the checkpoint's own outputs, replayed at every load.
+
+    The safetensors file holds tensors `input.NAME` and `output.NAME`, each [rows, ...].
+    """
+
+    file: FileEntry
+    rows: int = Field(ge=1)
+
+
+class Lineage(StrictModel):
+    """Where the version came from."""
+
+    recipe_sha256: Sha256
+    data_sha256: Sha256
+    git_commit: str | None
+    library_versions: dict[str, str]
+    metrics: dict[str, float]
+    """The checkpoint's own metrics, such as `test/accuracy`."""
+
+
+class Draft(StrictModel):
+    """A version before it has a number: what training hands to `ModelStore.publish`."""
+
+    model: str
+    signature: Signature
+    artifacts: tuple[Artifact, ...] = Field(min_length=1)
+    golden: Golden
+    lineage: Lineage
+    files: tuple[FileEntry, ...]
+    """Every other file of the version: report, recipe, checkpoint, config.pbtxt."""
+
+    @field_validator("model")
+    @classmethod
+    def _model_name(cls, value: str) -> str:
+        try:
+            return check_name(value)
+        except BadNameError as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> "Draft":
+        names = [artifact.name for artifact in self.artifacts]
+        files = [entry.file for entry in self.all_files()]
+        for values, what in ((names, "artifact"), (files, "file")):
+            if len(set(values)) != len(values):
+                raise ValueError(f"an {what} name occurs twice in {values}")
+        return self
+
+    def all_files(self) -> list[FileEntry]:
+        """Every file of the version except the manifest itself."""
+        return [*(a.file for a in self.artifacts), self.golden.file, *self.files]
+
+    def file(self, name: str) -> FileEntry | None:
+        """The entry of one file, or None."""
+        return next((entry for entry in self.all_files() if entry.file == name), None)
+
+    def artifacts_by_speed(self) -> list[Artifact]:
+        """Fastest first, as measured when the version was published."""
+        return sorted(self.artifacts, key=Artifact.speed_key)
+
+    def seal(self, version: int, created_at: datetime) -> "Manifest":
+        """The manifest of this draft under the number it was given."""
+        fields = {name: getattr(self, name) for name in Draft.model_fields}
+        return Manifest(version=version, created_at=created_at, **fields)
+
+
+class Manifest(Draft):
+    """One version of one model."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    version: int = Field(ge=1)
+    created_at: datetime
+
+    def to_json(self) -> bytes:
+        """Stable, readable JSON: the same manifest always gives the same bytes."""
+        return (json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n").encode()
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """Reads a manifest.
+
+    Args:
+        data: the file's bytes.
+        where: its path, for messages.
+
+    Raises:
+        ManifestFromFutureError: its schema is newer than `SCHEMA_VERSION`.
+        ManifestError: it is not JSON or breaks the schema.
+    """
+    try:
+        document: Any = json.loads(data)
+    except ValueError as error:
+        raise ManifestError(f"{where} is not JSON: {error}; publish the version again") from error
+    schema = document.get("schema_version") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA_VERSION:
+        raise ManifestFromFutureError(
+            f"{where} has schema_version {schema}, written by a newer flambeau; "
+            f"this one reads up to {SCHEMA_VERSION}, so upgrade it"
+        )
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError as error:
+        raise ManifestError(f"{where}: {explain(error, Manifest)}") from error

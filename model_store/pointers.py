@@ -1,0 +1,63 @@
+"""Pointers: which version each alias of a model names, and the history of how it came to.
+
+Every move is a new generation, a numbered file created only if absent: two people who move a
+pointer at once cannot both win, and the folder is the audit log. Pure rules, no I/O.
+"""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from model_store.errors import ManifestError, VersionNotFoundError
+from model_store.strict import StrictModel, explain
+
+PRODUCTION = "production"
+"""The alias that decides what a request without a version gets."""
+
+
+class Pointers(StrictModel):
+    """One generation of a model's pointers."""
+
+    schema_version: Literal[1] = 1
+    generation: int = Field(ge=1)
+    aliases: dict[str, int]
+    """Version by alias."""
+    who: str
+    when: datetime
+    why: str
+
+    def to_json(self) -> bytes:
+        """The file's bytes."""
+        return (self.model_dump_json(indent=2) + "\n").encode()
+
+
+def parse_pointers(data: bytes, where: str) -> Pointers:
+    """Reads one generation.
+
+    Raises:
+        ManifestError: not JSON, or against the schema.
+    """
+    try:
+        return Pointers.model_validate_json(data)
+    except ValidationError as error:
+        raise ManifestError(f"{where}: {explain(error, Pointers)}") from error
+
+
+def previous_target(history: list[Pointers], alias: str) -> int:
+    """The version an alias named before the one it names now.
+
+    Args:
+        history: all generations, oldest first.
+        alias: the alias to roll back.
+
+    Raises:
+        VersionNotFoundError: the alias never named another version.
+    """
+    targets = [p.aliases[alias] for p in history if alias in p.aliases]
+    for target in reversed(targets):
+        if target != targets[-1]:
+            return target
+    raise VersionNotFoundError(
+        f"alias '{alias}' has named no other version before; nothing to roll back to"
+    )

@@ -1,0 +1,101 @@
+"""Bytes at a URL: a folder or a bucket, through obstore, with its failures put into words.
+
+In: paths relative to the URL. Rules kept here: a file appears whole or not at all; `create` never
+replaces a file that is there; every failure is a `StoreError` that names the path.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from model_store.errors import ConflictError, StorageError, StoreError
+
+
+class MissingFileError(StorageError):
+    """The path is not there; callers turn it into the noun that is missing."""
+
+
+class Storage:
+    """A flat set of files under one URL.
+
+    Args:
+        url: a folder (`./var/model_store`, `file:///srv/models`) or `s3://bucket/prefix`. Buckets
+            take their credentials and endpoint from the AWS_* environment, as obstore documents.
+
+    Raises:
+        StorageError: the URL is not understood or the folder cannot be made.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.is_local = "://" not in url or url.startswith("file://")
+        try:
+            self._store: ObjectStore
+            if self.is_local:
+                folder = Path(url.removeprefix("file://")).expanduser().absolute()
+                folder.mkdir(parents=True, exist_ok=True)
+                self._store = LocalStore(folder)
+                self.url = str(folder)
+            else:
+                self._store = from_url(url)
+                self.url = url.rstrip("/")
+        except (BaseError, OSError, ValueError) as error:
+            raise StorageError(
+                f"cannot open the store {url!r}: {_first_line(error)}; "
+                "give a folder or s3://bucket/prefix"
+            ) from error
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        """Size in bytes of every file under a prefix, by path."""
+        with self._failures(f"list '{prefix}'"):
+            return {
+                meta["path"]: meta["size"]
+                for page in obstore.list(self._store, prefix or None)
+                for meta in page
+            }
+
+    def get(self, path: str) -> bytes:
+        """The whole file.
+
+        Raises:
+            MissingFileError: no such file.
+        """
+        with self._failures(f"read '{path}'"):
+            return bytes(obstore.get(self._store, path).bytes())
+
+    def create(self, path: str, data: bytes) -> None:
+        """Writes a file that must not exist yet.
+
+        Raises:
+            ConflictError: somebody wrote it first.
+        """
+        with self._failures(f"write '{path}'"):
+            obstore.put(self._store, path, data, mode="create")
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Writes a file, whether or not it exists."""
+        with self._failures(f"write '{path}'"):
+            obstore.put(self._store, path, data)
+
+    @contextlib.contextmanager
+    def _failures(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except AlreadyExistsError as error:
+            raise ConflictError(f"cannot {action} in {self.url}: it already exists") from error
+        except FileNotFoundError as error:
+            raise MissingFileError(f"cannot {action} in {self.url}: not found") from error
+        except (BaseError, OSError) as error:
+            raise StorageError(
+                f"cannot {action} in {self.url}: {_first_line(error)}; "
+                "check free space, permissions and reachability, then try again"
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

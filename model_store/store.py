@@ -1,0 +1,273 @@
+"""The store: publishes, lists and reads versions, and moves pointers. All I/O goes through here.
+
+    <url>/<model>/<version>/claim.json       made first: the number is taken
+    <url>/<model>/<version>/<files>          then every file
+    <url>/<model>/<version>/manifest.json    made last: now the version exists
+    <url>/<model>/pointers/00000007.json     one generation of aliases
+
+Rules kept here: a version without a manifest does not exist; a number is claimed by creating
+claim.json, so two publishers get two numbers; bytes are checked against their digest when written
+and again whenever they are read.
+"""
+
+import getpass
+import hashlib
+import json
+import re
+import socket
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from model_store.errors import (
+    ConflictError,
+    DigestMismatchError,
+    ModelNotFoundError,
+    VersionNotFoundError,
+)
+from model_store.manifest import Draft, FileEntry, Manifest, check_name, parse_manifest
+from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_target
+from model_store.storage import MissingFileError, Storage
+
+MANIFEST = "manifest.json"
+CLAIM = "claim.json"
+MAX_CLAIM_ATTEMPTS = 100
+"""Publishers that may win the race against us before we give up."""
+
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_POINTER_FILE = re.compile(r"[0-9]{8}\.json")
+
+Progress = Callable[[str, int], None]
+"""Called with a file's name and the bytes just finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelListing:
+    """What one listing of the store shows of one model, without reading a file."""
+
+    versions: tuple[int, ...]
+    """Published versions, ascending."""
+    claimed: tuple[int, ...]
+    """Every number ever taken, published or not, ascending."""
+    generations: tuple[int, ...]
+    """Pointer generations, ascending."""
+
+
+class ModelStore:
+    """A versioned model store at a URL."""
+
+    def __init__(self, url: str) -> None:
+        self.storage = Storage(url)
+
+    @property
+    def url(self) -> str:
+        """Where the store lies."""
+        return self.storage.url
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine, whose code kinds may be loaded."""
+        return self.storage.is_local
+
+    def listing(self, model: str | None = None) -> dict[str, ModelListing]:
+        """One pass over the store, or over one model: every model, version and generation."""
+        paths = self.storage.list(f"{model}/" if model else "")
+        found: dict[str, tuple[set[int], set[int], set[int]]] = {}
+        for path in paths:
+            match path.split("/"):
+                case [name, "pointers", file] if _POINTER_FILE.fullmatch(file):
+                    found.setdefault(name, (set(), set(), set()))[2].add(int(file[:-5]))
+                case [name, number, file] if _VERSION.fullmatch(number):
+                    published, claimed, _ = found.setdefault(name, (set(), set(), set()))
+                    claimed.add(int(number))
+                    if file == MANIFEST:
+                        published.add(int(number))
+        return {
+            name: ModelListing(*(tuple(sorted(numbers)) for numbers in sets))
+            for name, sets in sorted(found.items())
+        }
+
+    def models(self) -> list[str]:
+        """Names of all models with at least one version."""
+        return [name for name, listing in self.listing().items() if listing.versions]
+
+    def versions(self, model: str) -> list[int]:
+        """Published versions, ascending.
+
+        Raises:
+            ModelNotFoundError: none is published.
+        """
+        listing = self.listing(check_name(model)).get(model)
+        if listing is None or not listing.versions:
+            raise ModelNotFoundError(
+                f"model '{model}' is not in the store {self.url}; "
+                f"it holds: {', '.join(self.models()) or 'nothing yet'}"
+            )
+        return list(listing.versions)
+
+    def manifest(self, model: str, version: int) -> Manifest:
+        """Reads and checks one manifest.
+
+        Raises:
+            VersionNotFoundError: no such version.
+            ManifestError: the manifest is broken, or from a newer flambeau.
+        """
+        path = f"{check_name(model)}/{version}/{MANIFEST}"
+        try:
+            data = self.storage.get(path)
+        except MissingFileError as error:
+            versions = self.versions(model)
+            raise VersionNotFoundError(
+                f"model '{model}' has no version {version}; published: "
+                f"{', '.join(map(str, versions))}"
+            ) from error
+        return parse_manifest(data, path)
+
+    def read_file(self, manifest: Manifest, entry: FileEntry) -> bytes:
+        """One file of a version, its digest checked before anybody sees the bytes.
+
+        Raises:
+            DigestMismatchError: the bytes are not those the manifest names.
+            StorageError: the file is missing or unreadable.
+        """
+        where = f"{manifest.model}/{manifest.version}/{entry.file}"
+        return checked(self.storage.get(where), entry, where)
+
+    def publish(self, draft: Draft, folder: Path, progress: Progress | None = None) -> Manifest:
+        """Makes the next version out of a draft and the files it names in `folder`.
+
+        Atomic: the manifest is written last, so a publisher that dies leaves a claimed number
+        and nothing anybody can see.
+
+        Raises:
+            DigestMismatchError: a file in the folder is not the one the draft names.
+            StorageError: the store failed (disk full, no permission); nothing is published.
+        """
+        version = self._claim_next(check_name(draft.model))
+        manifest = draft.seal(version, datetime.now(UTC))
+        for entry in draft.all_files():
+            data = checked((folder / entry.file).read_bytes(), entry, entry.file)
+            self.write_file(manifest, entry, data)
+            if progress:
+                progress(entry.file, len(data))
+        self.storage.create(f"{draft.model}/{version}/{MANIFEST}", manifest.to_json())
+        return manifest
+
+    def claim(self, model: str, version: int, owner: str) -> None:
+        """Takes a version number; taking it again as the same owner is fine.
+
+        Raises:
+            ConflictError: another owner has it.
+        """
+        path = f"{model}/{version}/{CLAIM}"
+        try:
+            self.storage.create(path, json.dumps({"owner": owner}).encode())
+        except ConflictError:
+            holder = json.loads(self.storage.get(path)).get("owner")
+            if holder != owner:
+                raise ConflictError(
+                    f"version {version} of '{model}' in {self.url} is taken by {holder}"
+                ) from None
+
+    def pointers(self, model: str) -> Pointers | None:
+        """The newest generation, or None when no pointer was ever moved."""
+        listing = self.listing(check_name(model)).get(model)
+        if listing is None or not listing.generations:
+            return None
+        return self.pointers_at(model, listing.generations[-1])
+
+    def pointers_at(self, model: str, generation: int) -> Pointers:
+        """One generation."""
+        path = _pointer_path(model, generation)
+        return parse_pointers(self.storage.get(path), path)
+
+    def history(self, model: str) -> list[Pointers]:
+        """Every generation, oldest first.
+
+        Raises:
+            ModelNotFoundError: no version of the model is published.
+        """
+        self.versions(model)
+        generations = self.listing(model)[model].generations
+        return [self.pointers_at(model, generation) for generation in generations]
+
+    def promote(self, model: str, version: int, alias: str = PRODUCTION, why: str = "") -> Pointers:
+        """Points an alias at a version, as a new generation.
+
+        Raises:
+            VersionNotFoundError: the version is not published.
+            ConflictError: somebody moved a pointer at the same moment; look again and retry.
+        """
+        self.manifest(model, version)  # the target exists and can be read
+        check_name(alias, "alias")
+        current = self.pointers(model)
+        following = Pointers(
+            generation=current.generation + 1 if current else 1,
+            aliases={**(current.aliases if current else {}), alias: version},
+            who=f"{_user()}@{socket.gethostname()}",
+            when=datetime.now(UTC),
+            why=why,
+        )
+        self.storage.create(_pointer_path(model, following.generation), following.to_json())
+        return following
+
+    def rollback(self, model: str, alias: str = PRODUCTION, why: str = "rollback") -> Pointers:
+        """Points an alias at the version it named before.
+
+        Raises:
+            VersionNotFoundError: it never named another.
+        """
+        return self.promote(model, previous_target(self.history(model), alias), alias, why)
+
+    def _claim_next(self, model: str) -> int:
+        """Takes the lowest number nobody has taken."""
+        listing = self.listing(model).get(model)
+        first = listing.claimed[-1] + 1 if listing and listing.claimed else 1
+        owner = f"{_user()}@{socket.gethostname()} {uuid.uuid4().hex}"
+        for version in range(first, first + MAX_CLAIM_ATTEMPTS):
+            try:
+                self.claim(model, version, owner)
+            except ConflictError:
+                continue
+            return version
+        raise ConflictError(
+            f"{MAX_CLAIM_ATTEMPTS} other publishers of '{model}' came first; try again"
+        )
+
+    def write_file(self, manifest: Manifest, entry: FileEntry, data: bytes) -> None:
+        """Writes one file of a claimed version and reads it back to check it.
+
+        Raises:
+            DigestMismatchError: the store did not keep the bytes.
+        """
+        path = f"{manifest.model}/{manifest.version}/{entry.file}"
+        self.storage.replace(path, data)
+        checked(self.storage.get(path), entry, path)
+
+
+def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
+    """Returns the bytes if they are those the entry names.
+
+    Raises:
+        DigestMismatchError: size or sha256 differ.
+    """
+    found = hashlib.sha256(data).hexdigest()
+    if found != entry.sha256 or len(data) != entry.size_bytes:
+        raise DigestMismatchError(
+            f"{where}: sha256 differs from the manifest (expected {entry.sha256[:12]}… and "
+            f"{entry.size_bytes} bytes, found {found[:12]}… and {len(data)}); refused"
+        )
+    return data
+
+
+def _pointer_path(model: str, generation: int) -> str:
+    return f"{model}/pointers/{generation:08d}.json"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user id without a name
+        return "unknown"

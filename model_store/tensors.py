@@ -1,0 +1,161 @@
+"""The datatypes of the Open Inference Protocol and the raw (binary) form of a tensor.
+
+In: bytes and a shape, or a NumPy array. Out: the other one.
+Source: Open Inference Protocol v2, "Tensor Data" and Triton's binary tensor data extension.
+
+Rules kept here:
+- raw data is little-endian, row-major and packed;
+- a BYTES element is a 4-byte little-endian length followed by that many bytes;
+- a BOOL element is one byte, 0 or 1;
+- BF16 has no NumPy type: it travels as its 16-bit pattern in a uint16 array;
+- decoding views the given buffer and copies nothing, except for BYTES.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.generic]
+
+DATATYPES: dict[str, np.dtype[np.generic]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BF16": np.dtype("<u2"),
+    "BYTES": np.dtype(np.object_),
+}
+"""Every datatype name of the protocol, with the NumPy type its elements have here."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class TensorError(ValueError):
+    """A tensor whose bytes, shape or datatype contradict each other."""
+
+
+def datatype_of(array: Array) -> str:
+    """The protocol's name for an array's type; BYTES for strings, bytes and objects.
+
+    Raises:
+        TensorError: the type has no name in the protocol (complex numbers, dates, ...).
+    """
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    for name, dtype in DATATYPES.items():
+        if name != "BF16" and array.dtype == dtype:
+            return name
+    raise TensorError(
+        f"arrays of type {array.dtype} have no datatype in the protocol; "
+        f"convert to one of {', '.join(DATATYPES)}"
+    )
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Number of elements of a fully known shape.
+
+    Raises:
+        TensorError: a dimension is negative.
+    """
+    if any(dimension < 0 for dimension in shape):
+        raise TensorError(f"shape {list(shape)} has a negative dimension")
+    return math.prod(shape)
+
+
+def decode_raw(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+    """Views raw bytes as an array of the given datatype and shape.
+
+    Raises:
+        TensorError: unknown datatype, negative dimension, wrong number of bytes.
+    """
+    dtype = DATATYPES.get(datatype)
+    if dtype is None:
+        raise TensorError(f"datatype '{datatype}' is unknown; use one of {', '.join(DATATYPES)}")
+    count = element_count(shape)
+    if datatype == "BYTES":
+        return decode_bytes_elements(data, count).reshape(shape)
+    expected = count * dtype.itemsize
+    if len(data) != expected:
+        raise TensorError(
+            f"{len(data)} bytes of raw data; {datatype} of shape {list(shape)} takes {expected}"
+        )
+    if datatype == "BOOL":
+        octets = np.frombuffer(data, np.uint8)
+        if octets.size and octets.max() > 1:
+            raise TensorError(f"a BOOL element is the byte {octets.max()}; it must be 0 or 1")
+        return octets.view(np.bool_).reshape(shape)
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def encode_raw(datatype: str, array: Array) -> bytes:
+    """The raw bytes of an array, in row-major order."""
+    if datatype == "BYTES":
+        return encode_bytes_elements(array)
+    return np.ascontiguousarray(array, DATATYPES[datatype]).tobytes()
+
+
+def decode_bytes_elements(data: bytes | memoryview, count: int) -> npt.NDArray[np.object_]:
+    """Splits length-prefixed elements into a flat object array of `bytes`.
+
+    Raises:
+        TensorError: a length runs past the end, or the number of elements differs from `count`.
+    """
+    view = memoryview(data)
+    elements: list[bytes] = []
+    position = 0
+    while position < len(view) and len(elements) <= count:
+        end_of_length = position + _LENGTH.size
+        if end_of_length > len(view):
+            raise TensorError(f"raw BYTES data ends inside the length of element {len(elements)}")
+        (length,) = _LENGTH.unpack_from(view, position)
+        position = end_of_length + length
+        if position > len(view):
+            raise TensorError(
+                f"BYTES element {len(elements)} claims {length} bytes; "
+                f"{len(view) - end_of_length} are left"
+            )
+        elements.append(bytes(view[end_of_length:position]))
+    if len(elements) != count or position != len(view):
+        found = f"{len(elements)}" if position == len(view) else f"more than {count}"
+        raise TensorError(f"raw BYTES data holds {found} elements; its shape takes {count}")
+    return object_array(elements)
+
+
+def encode_bytes_elements(array: Array) -> bytes:
+    """Joins the elements of an array, in row-major order, each behind its length."""
+    parts: list[bytes] = []
+    for element in array.ravel():
+        octets = as_bytes(element)
+        parts += (_LENGTH.pack(len(octets)), octets)
+    return b"".join(parts)
+
+
+def as_bytes(element: object) -> bytes:
+    """One BYTES element as bytes; text is UTF-8.
+
+    Raises:
+        TensorError: the element is neither bytes nor text.
+    """
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise TensorError(f"a BYTES element is a {type(element).__name__}; give bytes or text")
+
+
+def object_array(elements: Sequence[bytes]) -> npt.NDArray[np.object_]:
+    """A flat object array; NumPy's own conversion would cut trailing zero bytes."""
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array
