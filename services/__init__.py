@@ -1,1 +1,1 @@
-"""TODO"""
+"""The processes: gateways that take requests, inference that runs batches, a queue between."""

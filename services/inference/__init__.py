@@ -1,1 +1,1 @@
-"""TODO"""
+"""Batches run on a device: the batcher, the worker, backends, and what loads and unloads them."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""What a process tells about itself: metrics and logs."""

@@ -1,0 +1,122 @@
+"""Every way a request can be refused or fail, as one tree.
+
+ServingError
+├── InvalidRequestError         400 INVALID_ARGUMENT    the request contradicts itself or the model
+│   └── PayloadTooLargeError    413 RESOURCE_EXHAUSTED
+├── NotFoundError               404 NOT_FOUND
+│   ├── UnknownModelError
+│   ├── UnknownVersionError
+│   └── UnknownPathError
+├── MethodNotAllowedError       405 UNIMPLEMENTED
+├── UnsupportedError            501 UNIMPLEMENTED       an extension this server does not offer
+├── ModelNotReadyError          503 UNAVAILABLE         loading, or refused at load
+├── ShuttingDownError           503 UNAVAILABLE         retry on another server
+├── OverloadedError             503 RESOURCE_EXHAUSTED  retry later
+│   ├── QueueFullError
+│   └── TooManyInFlightError
+├── DeadlineExceededError       504 DEADLINE_EXCEEDED
+└── BackendError                500 INTERNAL            the model itself failed
+
+A leaf carries its HTTP status, its gRPC code and whether a retry helps, as plain values, so that
+no edge decides any of it.
+"""
+
+from typing import ClassVar
+
+
+class ServingError(Exception):
+    """Root of the tree. The message says what was wrong, which value, and what to do."""
+
+    http_status: ClassVar[int] = 500
+    grpc_code: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+
+class InvalidRequestError(ServingError):
+    """The request contradicts the protocol, itself or the model's signature."""
+
+    http_status = 400
+    grpc_code = "INVALID_ARGUMENT"
+
+
+class PayloadTooLargeError(InvalidRequestError):
+    """The body is over `max_request_bytes`."""
+
+    http_status = 413
+    grpc_code = "RESOURCE_EXHAUSTED"
+
+
+class NotFoundError(ServingError):
+    """Something named in the request does not exist here."""
+
+    http_status = 404
+    grpc_code = "NOT_FOUND"
+
+
+class UnknownModelError(NotFoundError):
+    """No model of this name is served."""
+
+
+class UnknownVersionError(NotFoundError):
+    """The model is served, this version of it is not."""
+
+
+class UnknownPathError(NotFoundError):
+    """No such URL."""
+
+
+class MethodNotAllowedError(ServingError):
+    """The URL exists, the HTTP method does not fit it."""
+
+    http_status = 405
+    grpc_code = "UNIMPLEMENTED"
+
+
+class UnsupportedError(ServingError):
+    """A protocol extension that this server does not offer and does not advertise."""
+
+    http_status = 501
+    grpc_code = "UNIMPLEMENTED"
+
+
+class ModelNotReadyError(ServingError):
+    """The version is loading, or was refused at load; the message says why."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    retryable = True
+
+
+class ShuttingDownError(ServingError):
+    """The server drains and takes no new requests."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    retryable = True
+
+
+class OverloadedError(ServingError):
+    """A limit on waiting work was hit; the request was never started."""
+
+    http_status = 503
+    grpc_code = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class QueueFullError(OverloadedError):
+    """The version's queue holds `max_queue_depth` requests."""
+
+
+class TooManyInFlightError(OverloadedError):
+    """The gateway holds `max_in_flight_requests` requests."""
+
+
+class DeadlineExceededError(ServingError):
+    """The request's time ran out before its reply."""
+
+    http_status = 504
+    grpc_code = "DEADLINE_EXCEEDED"
+
+
+class BackendError(ServingError):
+    """The model raised, or returned something other than its signature says."""

@@ -1,0 +1,143 @@
+"""Messages of the gRPC edge to an `InferCall` and back.
+
+Source: Open Inference Protocol v2, gRPC. Tensors come as `raw_input_contents` (one entry an
+input) or as typed `contents`, never both; the answer takes the form the request had.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from model_store.tensors import (
+    DATATYPES,
+    Array,
+    TensorError,
+    as_bytes,
+    decode_raw,
+    element_count,
+    encode_raw,
+    object_array,
+)
+from protos import open_inference_pb2 as pb
+from services.errors import InvalidRequestError
+from services.gateway.admission import InferAnswer, InputTensor
+from services.gateway.refusals import naming_input, refuse_unsupported
+
+CONTENTS_FIELDS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
+
+
+def decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
+    """Reads the tensors of a request.
+
+    Raises:
+        InvalidRequestError: whatever is wrong with them, in words.
+        UnsupportedError: the request asks for an extension this server does not offer.
+    """
+    refuse_unsupported(request.parameters)
+    for tensor in request.inputs:
+        refuse_unsupported(tensor.parameters)
+    for output in request.outputs:
+        refuse_unsupported(output.parameters)
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequestError(
+            f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs; "
+            "give one each, in the same order"
+        )
+    return [
+        InputTensor(
+            name=tensor.name,
+            datatype=tensor.datatype,
+            array=_raw_array(tensor, raw[i]) if raw else _typed_array(tensor),
+        )
+        for i, tensor in enumerate(request.inputs)
+    ]
+
+
+def encode(answer: InferAnswer, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    """Writes an answer: raw unless the request came as typed contents.
+
+    Outputs without a typed form (FP16, BF16) make the whole answer raw.
+    """
+    response = pb.ModelInferResponse(
+        model_name=answer.lane.model, model_version=str(answer.lane.version), id=request.id
+    )
+    typed = not request.raw_input_contents and all(
+        answer.datatypes[name] in CONTENTS_FIELDS for name in answer.outputs
+    )
+    for name, array in answer.outputs.items():
+        datatype = answer.datatypes[name]
+        output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        if typed:
+            getattr(output.contents, CONTENTS_FIELDS[datatype]).extend(_values(datatype, array))
+        else:
+            response.raw_output_contents.append(encode_raw(datatype, array))
+    return response
+
+
+def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> Array:
+    if tensor.HasField("contents"):
+        raise InvalidRequestError(
+            f"input '{tensor.name}' has contents while raw_input_contents is used; send one form"
+        )
+    with naming_input(tensor.name):
+        return decode_raw(tensor.datatype, tensor.shape, data)
+
+
+def _typed_array(tensor: pb.ModelInferRequest.InferInputTensor) -> Array:
+    datatype = tensor.datatype
+    with naming_input(tensor.name):
+        field = _contents_field(tensor)
+        values = getattr(tensor.contents, field)
+        count = element_count(tensor.shape)
+        if len(values) != count:
+            raise TensorError(
+                f"contents.{field} holds {len(values)} elements; "
+                f"shape {list(tensor.shape)} takes {count}"
+            )
+        if datatype == "BYTES":
+            return object_array(list(values)).reshape(tensor.shape)
+        try:
+            return np.array(values, DATATYPES[datatype]).reshape(tensor.shape)
+        except OverflowError:
+            raise TensorError(f"contents.{field} holds a number outside {datatype}") from None
+
+
+def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
+    """The one field a typed tensor must use.
+
+    Raises:
+        TensorError: the datatype is unknown or has none, or another field is filled.
+    """
+    if tensor.datatype not in DATATYPES:
+        raise TensorError(
+            f"datatype '{tensor.datatype}' is unknown; use one of {', '.join(DATATYPES)}"
+        )
+    field = CONTENTS_FIELDS.get(tensor.datatype)
+    if field is None:
+        raise TensorError(f"datatype {tensor.datatype} travels only in raw_input_contents")
+    others = [used.name for used, _ in tensor.contents.ListFields() if used.name != field]
+    if others:
+        raise TensorError(f"contents.{others[0]} is filled; {tensor.datatype} goes into {field}")
+    return field
+
+
+def _values(datatype: str, array: Array) -> Sequence[object]:
+    if datatype == "BYTES":
+        return [as_bytes(element) for element in array.ravel()]
+    values: list[object] = np.ascontiguousarray(array).ravel().tolist()
+    return values

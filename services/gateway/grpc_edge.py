@@ -1,0 +1,200 @@
+"""The gRPC edge: `inference.GRPCInferenceService`, health and reflection, on one port.
+
+In: the protocol's messages. Out: its answers, or a gRPC status with the error's message. Every
+reply's trailing metadata carries `x-request-id`.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos import open_inference_pb2 as pb
+from services.errors import InvalidRequestError, ServingError
+from services.gateway import grpc_codec
+from services.gateway.admission import Admission, InferCall
+from services.gateway.ledger import Ledger, Record
+from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+
+SERVICE = "inference.GRPCInferenceService"
+REQUEST_ID = "x-request-id"
+
+Context = aio.ServicerContext[Any, Any]
+Handler = Callable[[Any, Context], Awaitable[Message]]
+
+
+class GrpcEdge:
+    """The gRPC server of a gateway."""
+
+    def __init__(
+        self, admission: Admission, facts: ServerFacts, ledger: Ledger, max_request_bytes: int
+    ) -> None:
+        self._admission = admission
+        self._facts = facts
+        self._ledger = ledger
+        self._server = aio.server(
+            options=[
+                ("grpc.max_receive_message_length", max_request_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ]
+        )
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._announced: int | None = None
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, self._handlers()),)
+        )
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+
+    def bind(self, host: str, port: int) -> int:
+        """Binds the port; 0 picks a free one. Returns the port.
+
+        Raises:
+            RuntimeError: the port cannot be bound.
+        """
+        return int(self._server.add_insecure_port(f"{host}:{port}"))
+
+    async def start(self) -> None:
+        """Begins to answer."""
+        await self.announce_health()
+        await self._server.start()
+
+    async def announce_health(self) -> None:
+        """Tells those who watch grpc.health.v1 whether the server is ready."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if self._facts.is_ready()
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        if status != self._announced:
+            self._announced = status
+            for service in ("", SERVICE):
+                await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls, and gives running ones their time."""
+        await self._server.stop(grace_s)
+
+    def _handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        calls: dict[str, tuple[Handler, type[Message]]] = {
+            "ServerLive": (self._server_live, pb.ServerLiveRequest),
+            "ServerReady": (self._server_ready, pb.ServerReadyRequest),
+            "ModelReady": (self._model_ready, pb.ModelReadyRequest),
+            "ServerMetadata": (self._server_metadata, pb.ServerMetadataRequest),
+            "ModelMetadata": (self._model_metadata, pb.ModelMetadataRequest),
+            "ModelInfer": (self._model_infer, pb.ModelInferRequest),
+        }
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                _guarded(handler),
+                request_deserializer=_parser(message),
+                response_serializer=lambda reply: reply.SerializeToString(),
+            )
+            for name, (handler, message) in calls.items()
+        }
+
+    async def _server_live(self, _: pb.ServerLiveRequest, __: Context) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: pb.ServerReadyRequest, __: Context) -> Message:
+        return pb.ServerReadyResponse(ready=self._facts.is_ready())
+
+    async def _model_ready(self, request: pb.ModelReadyRequest, _: Context) -> Message:
+        ready = self._facts.is_model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def _server_metadata(self, _: pb.ServerMetadataRequest, __: Context) -> Message:
+        return pb.ServerMetadataResponse(
+            name=NAME, version=self._facts.version, extensions=EXTENSIONS
+        )
+
+    async def _model_metadata(self, request: pb.ModelMetadataRequest, _: Context) -> Message:
+        facts = self._facts.model(request.name, request.version)
+        inputs, outputs = (
+            [
+                pb.ModelMetadataResponse.TensorMetadata(
+                    name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
+                )
+                for tensor in tensors
+            ]
+            for tensors in (facts.inputs, facts.outputs)
+        )
+        return pb.ModelMetadataResponse(
+            name=facts.name,
+            versions=facts.versions,
+            platform=facts.platform,
+            inputs=inputs,
+            outputs=outputs,
+            properties=facts.properties,
+        )
+
+    async def _model_infer(self, request: pb.ModelInferRequest, context: Context) -> Message:
+        record = self._ledger.open("grpc")
+        request_id = record.name(request.id, request.model_name, request.model_version)
+        context.set_trailing_metadata(((REQUEST_ID, request_id),))
+        try:
+            response = await self._answer(request, context, record)
+        except ServingError as error:
+            record.close(error.grpc_code, error)
+            raise
+        except BaseException as error:
+            cancelled = not isinstance(error, Exception)
+            record.close("CANCELLED" if cancelled else "INTERNAL", error)
+            raise
+        record.close("OK")
+        return response
+
+    async def _answer(
+        self, request: pb.ModelInferRequest, context: Context, record: Record
+    ) -> pb.ModelInferResponse:
+        answer = await self._admission.infer(
+            InferCall(
+                request_id=record.request_id,
+                model=request.model_name,
+                version=request.model_version,
+                inputs=grpc_codec.decode_inputs(request),
+                outputs=[output.name for output in request.outputs],
+                timeout_s=context.time_remaining(),
+            )
+        )
+        record.batch_rows = answer.reply.batch_rows
+        return grpc_codec.encode(answer, request)
+
+
+def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
+    """Parses requests; None for bytes that are not this message, such as text that is not UTF-8.
+
+    grpcio would answer INTERNAL to a parser that raises, as if the fault were ours.
+    """
+
+    def parse(data: bytes) -> Message | None:
+        try:
+            return message.FromString(data)
+        except DecodeError:
+            return None
+
+    return parse
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Turns our errors into gRPC statuses."""
+
+    async def call(request: Message | None, context: Context) -> Message:
+        try:
+            if request is None:
+                raise InvalidRequestError(
+                    "the request is not a valid message of this call: broken, or text not in UTF-8"
+                )
+            return await handler(request, context)
+        except ServingError as error:
+            await context.abort(grpc.StatusCode[error.grpc_code], str(error))
+            raise  # never reached: abort raises
+
+    return call

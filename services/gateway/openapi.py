@@ -1,0 +1,191 @@
+"""The OpenAPI document of the REST edge. Written for people and tools; nothing here runs a request.
+
+Source: Open Inference Protocol v2; the published OpenAPI file's defects (literal `$` in paths,
+missing version-less paths, `data` required beside binary data) are not repeated.
+"""
+
+from typing import Any
+
+from model_store.tensors import DATATYPES
+
+_JSON = "application/json"
+_BINARY = "application/octet-stream"
+
+
+def openapi_document(version: str) -> dict[str, Any]:
+    """The whole document.
+
+    Args:
+        version: the server's own version.
+    """
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "flambeau",
+            "version": version,
+            "description": "Open Inference Protocol v2 with the binary tensor data extension.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": {**_server_paths(), **_model_paths("", []), **_versioned_paths()},
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _server_paths() -> dict[str, Any]:
+    ready = _responses("ServerReady", {"503": "Not ready: starting, draining, or a model failed"})
+    return {
+        "/v2": {"get": _operation("serverMetadata", "Server metadata", "ServerMetadata")},
+        "/v2/health/live": {"get": _operation("serverLive", "Is the process up?", "ServerLive")},
+        "/v2/health/ready": {
+            "get": {"operationId": "serverReady", "summary": "Send traffic?", "responses": ready}
+        },
+    }
+
+
+def _versioned_paths() -> dict[str, Any]:
+    version = _path_parameter("version", "A version's number, such as 3.")
+    return _model_paths("/versions/{version}", [version])
+
+
+def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
+    suffix = "Version" if middle else ""
+    parameters = [_path_parameter("model", "The model's name."), *extra]
+    errors = {"404": "Unknown model or version", "503": "Not ready; the body says why"}
+    base = f"/v2/models/{{model}}{middle}"
+    infer_errors = {
+        "400": "The request contradicts itself or the model's signature",
+        "413": "The body is over the limit",
+        **errors,
+        "500": "The model failed",
+        "501": "An extension this server does not offer",
+        "504": "The deadline passed",
+    }
+    return {
+        base: {
+            "parameters": parameters,
+            "get": {
+                "operationId": f"modelMetadata{suffix}",
+                "summary": "Model metadata",
+                "responses": _responses("ModelMetadata", errors),
+            },
+        },
+        f"{base}/ready": {
+            "parameters": parameters,
+            "get": {
+                "operationId": f"modelReady{suffix}",
+                "summary": "Is it loaded and proven here?",
+                "responses": _responses("ModelReady", errors),
+            },
+        },
+        f"{base}/infer": {
+            "parameters": parameters,
+            "post": {
+                "operationId": f"modelInfer{suffix}",
+                "summary": "Run the model",
+                "parameters": [_length_header()],
+                "requestBody": {"required": True, "content": _content("InferRequest")},
+                "responses": _responses("InferResponse", infer_errors, binary=True),
+            },
+        },
+    }
+
+
+def _operation(operation: str, summary: str, schema: str) -> dict[str, Any]:
+    return {"operationId": operation, "summary": summary, "responses": _responses(schema, {})}
+
+
+def _responses(schema: str, errors: dict[str, str], *, binary: bool = False) -> dict[str, Any]:
+    content = _content(schema) if binary else {_JSON: {"schema": _reference(schema)}}
+    return {
+        "200": {"description": "OK", "content": content},
+        **{
+            status: {"description": text, "content": {_JSON: {"schema": _reference("Error")}}}
+            for status, text in errors.items()
+        },
+    }
+
+
+def _content(schema: str) -> dict[str, Any]:
+    return {_JSON: {"schema": _reference(schema)}, _BINARY: {"schema": {"type": "string"}}}
+
+
+def _reference(schema: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def _path_parameter(name: str, description: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string"},
+    }
+
+
+def _length_header() -> dict[str, Any]:
+    return {
+        "name": "Inference-Header-Content-Length",
+        "in": "header",
+        "required": False,
+        "description": "Bytes of JSON before the binary data; 0 for one raw tensor.",
+        "schema": {"type": "integer", "minimum": 0},
+    }
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def _array(schema: str) -> dict[str, Any]:
+    return {"type": "array", "items": _reference(schema)}
+
+
+def _schemas() -> dict[str, Any]:
+    text, flag = {"type": "string"}, {"type": "boolean"}
+    texts = {"type": "array", "items": text}
+    shape = {"type": "array", "items": {"type": "integer"}}
+    datatype = {"type": "string", "enum": list(DATATYPES)}
+    parameters = {
+        "type": "object",
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    }
+    data = {"type": "array", "items": {}, "description": "Nested as the shape, or flat row-major."}
+    tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
+    return {
+        "Error": _object(["error"], error=text),
+        "ServerLive": _object(["live"], live=flag),
+        "ServerReady": _object(["ready"], ready=flag),
+        "ServerMetadata": _object(
+            ["name", "version", "extensions"], name=text, version=text, extensions=texts
+        ),
+        "ModelReady": _object(["name", "ready"], name=text, ready=flag),
+        "ModelMetadata": _object(
+            ["name", "platform", "inputs", "outputs"],
+            name=text,
+            versions=texts,
+            platform=text,
+            inputs=_array("TensorMetadata"),
+            outputs=_array("TensorMetadata"),
+            properties={"type": "object", "additionalProperties": text},
+        ),
+        "TensorMetadata": _object(
+            ["name", "datatype", "shape"], name=text, datatype=datatype, shape=shape
+        ),
+        "InferRequest": _object(
+            ["inputs"],
+            id=text,
+            parameters=parameters,
+            inputs=_array("Tensor"),
+            outputs=_array("RequestedOutput"),
+        ),
+        "RequestedOutput": _object(["name"], name=text, parameters=parameters),
+        "Tensor": _object(["name", "shape", "datatype"], **tensor, data=data),
+        "InferResponse": _object(
+            ["model_name", "outputs"],
+            model_name=text,
+            model_version=text,
+            id=text,
+            outputs=_array("Tensor"),
+        ),
+    }

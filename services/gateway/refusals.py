@@ -1,0 +1,37 @@
+"""Refusals both codecs share: what an input's error is called, and what is not offered."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from services.errors import InvalidRequestError, UnsupportedError
+
+UNSUPPORTED_PARAMETERS = frozenset(
+    {"shared_memory_region", "classification", "sequence_id", "sequence_start", "sequence_end"}
+)
+"""Parameters that would change the meaning of the answer, so ignoring them would be a lie."""
+
+
+@contextlib.contextmanager
+def naming_input(name: str) -> Iterator[None]:
+    """Turns a tensor's error into a refusal that names the input.
+
+    NumPy's own refusals (too many dimensions, a size beyond memory) are ValueErrors too.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequestError(f"input '{name}': {error}") from error
+
+
+def refuse_unsupported(parameters: Iterable[str]) -> None:
+    """Refuses parameters of extensions this server does not offer; others are ignored.
+
+    Raises:
+        UnsupportedError: naming the parameter.
+    """
+    for name in parameters:
+        if name in UNSUPPORTED_PARAMETERS:
+            raise UnsupportedError(
+                f"parameter '{name}' belongs to an extension this server does not offer; "
+                "see 'extensions' in GET /v2"
+            )

@@ -1,0 +1,86 @@
+"""What the server says of itself and of its models, the same over REST and gRPC."""
+
+from dataclasses import dataclass
+
+from services.errors import ModelNotReadyError, NotFoundError
+from services.gateway.admission import Admission
+from services.queueing.directory import Directory
+
+NAME = "flambeau"
+EXTENSIONS = ("binary_tensor_data", "parameters")
+"""Only what is really offered: clients branch on these."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """Name, datatype and shape of one input or output; -1 marks a dimension that varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The protocol's model metadata."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorFacts]
+    outputs: list[TensorFacts]
+    properties: dict[str, str]
+
+
+class ServerFacts:
+    """Reads the directory for the metadata and health calls."""
+
+    def __init__(
+        self, version: str, directory: Directory, admission: Admission, models: tuple[str, ...]
+    ) -> None:
+        self.version = version
+        self._directory = directory
+        self._admission = admission
+        self._models = models
+        self.started = False
+        """Set once the store has been read through for the first time."""
+
+    def is_ready(self) -> bool:
+        """Whether to send traffic here: started, not draining, every named model live."""
+        named_are_live = all(
+            self._directory.live_version(model) is not None for model in self._models
+        )
+        return self.started and not self._admission.draining and named_are_live
+
+    def is_model_ready(self, model: str, version: str) -> bool:
+        """Whether a version is loaded and proven; False for one that does not exist."""
+        try:
+            self._directory.resolve(model, version)
+        except (NotFoundError, ModelNotReadyError):
+            return False
+        return True
+
+    def model(self, model: str, version: str) -> ModelFacts:
+        """Metadata of a ready version.
+
+        Raises:
+            NotFoundError, ModelNotReadyError: as `Directory.resolve`.
+        """
+        served, signature = self._directory.resolve(model, version)
+        inputs, outputs = (
+            [TensorFacts(spec.name, spec.datatype, spec.shape) for spec in specs]
+            for specs in (signature.inputs, signature.outputs)
+        )
+        return ModelFacts(
+            name=model,
+            versions=[str(number) for number in self._directory.versions(model)],
+            platform=served.platform,
+            inputs=inputs,
+            outputs=outputs,
+            properties={
+                "artifact": served.artifact,
+                "live_version": str(self._directory.live_version(model) or ""),
+                "max_batch_size": str(signature.max_batch_size),
+                "version": str(served.lane.version),
+            },
+        )

@@ -1,0 +1,246 @@
+"""Makes what this process serves agree with the store, again and again.
+
+In: the store's versions and pointers. Out: loaded workers, and announcements in the directory.
+
+One pass, in order:
+1. list the store;
+2. for each model apart, read its pointers if they moved;
+3. load what should be served and is not: read, check, replay, warm up;
+4. make the wanted version live, once it is ready;
+5. withdraw what should no longer be served, let its worker finish, and unload it.
+
+Rules kept here: a version becomes live only when it is ready, and the old one goes only after
+that, so moving a pointer fails no request; a version that failed is named with its reason and
+tried again after `retry_failed_s`; a store that cannot be reached changes nothing.
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from model_store.errors import StoreError
+from model_store.pointers import PRODUCTION, Pointers
+from model_store.store import ModelListing, ModelStore
+from services.inference.loader import LoadedVersion, LoadError, load_version
+from services.inference.worker import Worker
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.records import Lane, ServedVersion
+from services.telemetry.metrics import Metrics
+
+logger = logging.getLogger("flambeau.reconciler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPolicy:
+    """What of a store to serve, and how."""
+
+    models: tuple[str, ...] = ()
+    """Only these; empty for every model of the store."""
+    artifact: str = ""
+    """Only this artifact of each version; empty for the fastest that passes."""
+    newest_versions: int = 2
+    """How many of the newest versions to keep loaded beside those a pointer names."""
+    threads: int = 1
+    """CPU threads one run of a backend may use."""
+    poll_interval_s: float = 0.5
+    """Pause between passes: how late a moved pointer is seen."""
+    retry_failed_s: float = 30.0
+    """How long a version that failed to load is left alone."""
+
+
+@dataclass(slots=True)
+class _Model:
+    """What the last pass saw of one model."""
+
+    pointers: Pointers | None = None
+    failed_at: dict[int, float] = field(default_factory=dict)
+
+
+class Reconciler:
+    """Loads, switches and unloads versions. Runs on the event loop; blocking work in threads."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        queue: MemoryQueue,
+        directory: Directory,
+        metrics: Metrics,
+        policy: ServingPolicy,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._directory = directory
+        self._metrics = metrics
+        self._policy = policy
+        self._models: dict[str, _Model] = {}
+        self._workers: dict[Lane, asyncio.Task[None]] = {}
+        self._draining: set[Lane] = set()
+        self._converging: dict[str, asyncio.Task[None]] = {}
+        self.converged_once = False
+        """Whether one pass has finished: before that the server is not ready."""
+
+    async def run(self, stop: asyncio.Event, after_pass: Callable[[], Awaitable[None]]) -> None:
+        """Passes until told to stop, then lets every worker finish.
+
+        Args:
+            stop: set when the process drains.
+            after_pass: called after every pass, when readiness may have changed.
+        """
+        async with asyncio.TaskGroup() as workers:
+            while not stop.is_set():
+                await self._pass(workers)
+                await after_pass()
+                await _wait(stop, self._policy.poll_interval_s)
+            for task in list(self._converging.values()):
+                task.cancel()
+            for lane in list(self._workers):
+                self._unload(lane)
+
+    async def _pass(self, tasks: asyncio.TaskGroup) -> None:
+        """Looks at the store and converges every model that is not still being converged."""
+        try:
+            listings = await asyncio.to_thread(self._store.listing)
+        except StoreError as error:
+            logger.error("store out of reach; serving what is loaded", extra={"reason": str(error)})
+            return
+        for name in self._wanted_models(listings):
+            if name in listings and name not in self._converging:
+                task = tasks.create_task(self._converge(name, listings[name], tasks))
+                self._converging[name] = task
+                task.add_done_callback(functools.partial(self._converging.pop, name))
+        for lane in [lane for lane in self._workers if lane.model not in listings]:
+            self._unload(lane)
+        if self._converging:
+            # A model that loads for minutes must not hold up the others, nor the next look.
+            await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
+        self.converged_once = self.converged_once or not self._converging
+
+    def _wanted_models(self, listings: dict[str, ModelListing]) -> Iterable[str]:
+        if self._policy.models:
+            return self._policy.models
+        return [name for name, listing in listings.items() if listing.versions]
+
+    async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
+        model = self._models.setdefault(name, _Model())
+        await self._read_pointers(model, name, listing)
+        wanted = self._wanted_versions(model, listing)
+        for version in wanted:
+            await self._load(model, Lane(name, version), workers)
+        self._switch(model, name)
+        for served in list(self._directory.all_versions()):
+            lane = served.lane
+            live = self._directory.live_version(name)
+            if lane.model == name and lane.version not in (*wanted, live):
+                self._unload(lane)
+
+    async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
+        """Reads the newest generation, unless it has been read; a broken one changes nothing."""
+        newest = listing.generations[-1] if listing.generations else None
+        if newest is None or (model.pointers and model.pointers.generation == newest):
+            return
+        try:
+            model.pointers = await asyncio.to_thread(self._store.pointers_at, name, newest)
+        except StoreError as error:
+            logger.error("pointer unreadable", extra={"model": name, "reason": str(error)})
+
+    def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
+        """What pointers name first, the newest after, so that production is up soonest."""
+        pointed = sorted(model.pointers.aliases.values()) if model.pointers else []
+        keep = max(self._policy.newest_versions, 0 if pointed else 1)
+        newest = listing.versions[max(len(listing.versions) - keep, 0) :]
+        return [v for v in dict.fromkeys([*pointed, *reversed(newest)]) if v in listing.versions]
+
+    async def _load(self, model: _Model, lane: Lane, workers: asyncio.TaskGroup) -> None:
+        failed_at = model.failed_at.get(lane.version)
+        retry_due = failed_at is None or (
+            time.monotonic() - failed_at >= self._policy.retry_failed_s
+        )
+        if lane in self._workers or lane in self._draining or not retry_due:
+            return
+        if failed_at is None:
+            self._directory.announce(ServedVersion(lane=lane, state="loading"))
+        try:
+            loaded = await asyncio.to_thread(
+                load_version, self._store, lane.model, lane.version,
+                self._policy.threads, self._policy.artifact,
+            )  # fmt: skip
+        except (StoreError, LoadError) as error:
+            model.failed_at[lane.version] = time.monotonic()
+            self._announce_failure(lane, str(error))
+        else:
+            model.failed_at.pop(lane.version, None)
+            self._start(loaded, lane, workers)
+
+    def _announce_failure(self, lane: Lane, reason: str) -> None:
+        self._metrics.model_ready.labels(lane.model, str(lane.version)).set(0)
+        self._directory.announce(ServedVersion(lane=lane, state="failed", reason=reason))
+        logger.error(
+            "version refused",
+            extra={"model": lane.model, "version": lane.version, "reason": reason},
+        )
+
+    def _start(self, loaded: LoadedVersion, lane: Lane, workers: asyncio.TaskGroup) -> None:
+        signature = loaded.manifest.signature
+        self._queue.open(lane)
+        worker = Worker(lane, loaded.backend, signature.max_batch_size, self._queue, self._metrics)
+        self._workers[lane] = workers.create_task(worker.run(), name=f"worker {lane}")
+        labels = (lane.model, str(lane.version))
+        self._metrics.queue_depth.labels(*labels).set_function(lambda: self._queue.depth(lane))
+        self._metrics.model_ready.labels(*labels).set(1)
+        self._metrics.load_seconds.labels(*labels).observe(loaded.load_s)
+        self._directory.announce(
+            ServedVersion(
+                lane=lane,
+                state="ready",
+                signature=signature,
+                platform=loaded.backend.platform,
+                artifact=loaded.artifact.name,
+            )
+        )
+        logger.info(
+            "version ready",
+            extra={"model": lane.model, "version": lane.version,
+                   "artifact": loaded.artifact.name, "load_s": round(loaded.load_s, 3),
+                   "golden_rows": loaded.manifest.golden.rows,
+                   "max_abs_difference": loaded.parity.max_abs_difference,
+                   "agreement": loaded.parity.agreement},
+        )  # fmt: skip
+
+    def _switch(self, model: _Model, name: str) -> None:
+        """Makes production's version live, or the newest when nothing says production."""
+        ready = [lane.version for lane in self._workers if lane.model == name]
+        target = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
+        if target is None and ready:
+            target = max(ready)
+        if target is None or target not in ready or target == self._directory.live_version(name):
+            return
+        self._directory.make_live(Lane(name, target))
+        logger.info("version live", extra={"model": name, "version": target})
+
+    def _unload(self, lane: Lane) -> None:
+        """Lets no more requests in; the worker answers what it holds, then closes the backend."""
+        self._directory.withdraw(lane)
+        worker = self._workers.pop(lane, None)
+        if worker is not None:
+            self._queue.close(lane)
+            self._draining.add(lane)
+            worker.add_done_callback(lambda _: self._forget(lane))
+
+    def _forget(self, lane: Lane) -> None:
+        self._draining.discard(lane)
+        self._queue.forget(lane)
+        self._metrics.forget_lane(lane.model, lane.version)
+        logger.info("version unloaded", extra={"model": lane.model, "version": lane.version})
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    """Waits for an event, but no longer than given."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass

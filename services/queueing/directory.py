@@ -1,0 +1,110 @@
+"""Which versions are served, and which one a request without a version gets.
+
+In: announcements by inference. Out: the `ServedVersion` a gateway may send a request to. One
+event loop owns it, so a request that was resolved and enqueued without an `await` between can
+never meet a lane that has been withdrawn.
+"""
+
+from collections.abc import Iterator
+
+from model_store.signature import Signature
+from model_store.strict import nearest_name
+from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
+from services.queueing.records import Lane, ServedVersion
+
+
+class Directory:
+    """The served versions by model, and the live one of each."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, dict[int, ServedVersion]] = {}
+        self._live: dict[str, int] = {}
+
+    def announce(self, served: ServedVersion) -> None:
+        """Adds a version or replaces what is known about it."""
+        self._served.setdefault(served.lane.model, {})[served.lane.version] = served
+
+    def withdraw(self, lane: Lane) -> None:
+        """Forgets a version; no request reaches it any more."""
+        versions = self._served.get(lane.model, {})
+        versions.pop(lane.version, None)
+        if self._live.get(lane.model) == lane.version:
+            del self._live[lane.model]
+        if not versions:
+            self._served.pop(lane.model, None)
+
+    def make_live(self, lane: Lane) -> None:
+        """Sends requests without a version to this one from now on."""
+        self._live[lane.model] = lane.version
+
+    def live_version(self, model: str) -> int | None:
+        """The version a request without one gets, or None while there is none."""
+        return self._live.get(model)
+
+    def all_versions(self) -> Iterator[ServedVersion]:
+        """Everything announced, models and versions in order."""
+        for _, versions in sorted(self._served.items()):
+            yield from (served for _, served in sorted(versions.items()))
+
+    def versions(self, model: str) -> list[int]:
+        """The ready versions of a model, ascending.
+
+        Raises:
+            UnknownModelError: no such model.
+        """
+        return sorted(v for v, served in self._of(model).items() if served.state == "ready")
+
+    def find(self, model: str, version: str = "") -> ServedVersion:
+        """The version a name means, whatever its state.
+
+        Args:
+            model: the model's name.
+            version: a whole number as text, or empty for the live one.
+
+        Raises:
+            UnknownModelError: no such model.
+            UnknownVersionError: not a served version.
+            ModelNotReadyError: no version was named and none is live.
+        """
+        versions = self._of(model)
+        if not version:
+            live = self._live.get(model)
+            if live is None:
+                raise ModelNotReadyError(f"model '{model}' is not ready: {_reasons(versions)}")
+            return versions[live]
+        served = versions.get(int(version)) if version.isascii() and version.isdigit() else None
+        if served is None:
+            raise UnknownVersionError(
+                f"model '{model}' has no served version '{version}'; "
+                f"served: {', '.join(map(str, sorted(versions)))}"
+            )
+        return served
+
+    def resolve(self, model: str, version: str = "") -> tuple[ServedVersion, Signature]:
+        """The ready version a name means, and its signature.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: as `find`.
+            ModelNotReadyError: it is loading or was refused; the message says why.
+        """
+        served = self.find(model, version)
+        if served.state != "ready" or served.signature is None:
+            raise ModelNotReadyError(
+                f"model {served.lane} is not ready: {served.reason or served.state}"
+            )
+        return served, served.signature
+
+    def _of(self, model: str) -> dict[int, ServedVersion]:
+        versions = self._served.get(model)
+        if versions is None:
+            raise UnknownModelError(
+                f"model '{model}' is not served{nearest_name(model, self._served)}"
+            )
+        return versions
+
+
+def _reasons(versions: dict[int, ServedVersion]) -> str:
+    return "; ".join(
+        f"version {number}: {served.reason or served.state}"
+        for number, served in sorted(versions.items())
+    )

@@ -1,0 +1,216 @@
+"""One process with everything: the edges, admission, the memory queue, the reconciler.
+
+Start: bind the ports, begin to answer (not ready), look at the store, become ready.
+Stop (SIGTERM or SIGINT): ready goes false, nothing new is accepted, accepted requests finish,
+workers close their backends, the process exits 0. A second signal ends it at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+
+import prometheus_client
+import uvicorn
+import uvloop
+
+from model_store.store import ModelStore
+from services.gateway.admission import Admission
+from services.gateway.grpc_edge import GrpcEdge
+from services.gateway.ledger import Ledger
+from services.gateway.rest_edge import RestEdge
+from services.gateway.server_facts import ServerFacts
+from services.inference.reconciler import Reconciler, ServingPolicy
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.records import ServedVersion
+from services.standalone.config import ServerConfig
+from services.telemetry.logs import configure_logs
+from services.telemetry.metrics import Metrics
+
+logger = logging.getLogger("flambeau.server")
+
+
+class PortError(Exception):
+    """A port that cannot be bound; the message names it and its setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a started server is to be found, and what it serves."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    served: list[ServedVersion]
+
+
+def serve(config: ServerConfig, on_ready: Callable[[Listening], None]) -> None:
+    """Runs until SIGTERM or SIGINT.
+
+    Args:
+        config: everything there is to set.
+        on_ready: called once, when the store has been read through for the first time.
+
+    Raises:
+        PortError: a port is taken.
+        StorageError: the store's URL is wrong.
+    """
+    configure_logs(config.log_level)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    store = ModelStore(config.store)
+    uvloop.run(_Server(config, store).run(on_ready))
+
+
+class _Server:
+    def __init__(self, config: ServerConfig, store: ModelStore) -> None:
+        self._config = config
+        version = installed_version("flambeau")
+        metrics = Metrics(version)
+        queue = MemoryQueue(config.max_queue_depth)
+        self._directory = Directory()
+        self._registry = metrics.registry
+        self._admission = Admission(
+            self._directory,
+            queue,
+            metrics,
+            max_in_flight_requests=config.max_in_flight_requests,
+            request_timeout_s=config.request_timeout_s,
+        )
+        self._facts = ServerFacts(version, self._directory, self._admission, config.models)
+        self._ledger = Ledger(metrics, self._directory, config.access_log)
+        policy = ServingPolicy(
+            models=config.models,
+            artifact=config.artifact,
+            newest_versions=config.newest_versions,
+            threads=config.threads,
+            poll_interval_s=config.store_poll_interval_s,
+            retry_failed_s=config.retry_failed_s,
+        )
+        self._reconciler = Reconciler(store, queue, self._directory, metrics, policy)
+        self._ready: Callable[[], None] = lambda: None
+
+    async def run(self, on_ready: Callable[[Listening], None]) -> None:
+        config = self._config
+        edges = (self._admission, self._facts, self._ledger, config.max_request_bytes)
+        self._grpc = GrpcEdge(*edges)
+        rest = _Uvicorn(RestEdge(*edges).application(), config)
+        with contextlib.ExitStack() as stack:
+            http_socket = stack.enter_context(_listen(config.host, config.http_port, "http_port"))
+            grpc_port = self._bind_grpc()
+            metrics_port = stack.enter_context(self._metrics_server())
+            await self._grpc.start()
+            self._ready = lambda: on_ready(
+                Listening(
+                    host=config.host,
+                    http_port=http_socket.getsockname()[1],
+                    grpc_port=grpc_port,
+                    metrics_port=metrics_port,
+                    served=list(self._directory.all_versions()),
+                )
+            )
+            await self._run_until_drained(rest, http_socket)
+        logger.info("stopped")
+
+    async def _run_until_drained(self, rest: "_Uvicorn", http_socket: socket.socket) -> None:
+        asked, drained = asyncio.Event(), asyncio.Event()
+        _stop_on_signals(asked)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reconciler.run(drained, self._after_pass), name="reconciler")
+            tasks.create_task(rest.serve(sockets=[http_socket]), name="rest")
+            await asked.wait()
+            await self._drain(rest)
+            drained.set()
+
+    async def _after_pass(self) -> None:
+        first = self._reconciler.converged_once and not self._facts.started
+        self._facts.started = self._reconciler.converged_once
+        await self._grpc.announce_health()
+        if first:
+            self._ready()
+
+    async def _drain(self, rest: "_Uvicorn") -> None:
+        """Says not ready, lets nothing new in, waits for what is in, then closes the edges."""
+        logger.info("draining")
+        deadline = time.monotonic() + self._config.drain_timeout_s
+        self._admission.draining = True
+        await self._grpc.announce_health()
+        if left := await self._admission.drain(self._config.drain_timeout_s):
+            logger.warning("drain timed out", extra={"unanswered": left})
+        rest.should_exit = True
+        await self._grpc.stop(max(deadline - time.monotonic(), 0))
+
+    def _bind_grpc(self) -> int:
+        try:
+            return self._grpc.bind(self._config.host, self._config.grpc_port)
+        except RuntimeError as error:
+            raise _port_error(self._config.grpc_port, "grpc_port", str(error)) from error
+
+    @contextlib.contextmanager
+    def _metrics_server(self) -> Iterator[int]:
+        config = self._config
+        try:
+            server, thread = prometheus_client.start_http_server(
+                config.metrics_port, config.host, self._registry
+            )
+        except OSError as error:
+            raise _port_error(config.metrics_port, "metrics_port", str(error)) from error
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handling: this process has one place for signals."""
+
+    def __init__(self, application: object, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application,  # type: ignore[arg-type]
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=max(int(config.drain_timeout_s), 1),
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+
+def _listen(host: str, port: int, setting: str) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise _port_error(port, setting, str(error)) from error
+
+
+def _port_error(port: int, setting: str, reason: str) -> PortError:
+    return PortError(f"cannot listen on port {port} ({setting}): {reason}; choose another")
+
+
+def _stop_on_signals(asked: asyncio.Event) -> None:
+    """The first SIGTERM or SIGINT asks for a drain; the second has its default effect."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        asked.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
