@@ -1,1 +1,38 @@
-"""TODO"""
+"""flambeau: from a PyTorch training recipe to live traffic.
+
+`from flambeau import Client, AsyncClient` calls models on a server. Importing this package alone
+costs next to nothing: each name is loaded when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+__all__ = ["AsyncClient", "Client", "__version__"]
+
+if TYPE_CHECKING:
+    from flambeau.client import AsyncClient, Client
+
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in ("AsyncClient", "Client"):
+            from flambeau import client
+
+            return getattr(client, name)
+        if name == "__version__":
+            return _version()
+        raise AttributeError(f"module 'flambeau' has no attribute '{name}'")
+
+
+def _version() -> str:
+    """The version in pyproject.toml: as installed, or read from the checkout."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("flambeau")
+    except metadata.PackageNotFoundError:
+        import tomllib
+        from pathlib import Path
+
+        pyproject = Path(__file__).parents[1] / "pyproject.toml"
+        return str(tomllib.loads(pyproject.read_text())["project"]["version"])

@@ -1,0 +1,81 @@
+"""`flambeau infer`: one request to a served model, from the command line."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flambeau.commands.failures import failing_with
+
+if TYPE_CHECKING:
+    from flambeau.model import Model
+    from flambeau.wire import Array
+
+
+def infer(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")],
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="NAME=VALUE",
+            help="An input: FILE.npy, FILE.json or JSON itself. Once for each input.",
+        ),
+    ],
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The server's gRPC address.")
+    ] = "127.0.0.1:8001",
+    version: Annotated[
+        str, typer.Option(help="Version of the model; unless given, the one in production.")
+    ] = "",
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="NAME", help="An output wanted; unless given, all."),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.001, max=86_400, help="Seconds to wait for the answer.")
+    ] = 30.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
+) -> None:
+    """Run a served model on your arrays and show what it answers."""
+    from flambeau.client import Client
+    from flambeau.errors import ClientError
+    from flambeau.tensor_text import as_json, describe
+
+    with failing_with({ClientError: 1}):
+        values = _read_inputs(inputs)
+        with Client(server, timeout_s=timeout_s) as client:
+            served = client.model(model, version)
+            arrays = served.infer(_fit_inputs(served, values), outputs=outputs or ())
+    bf16 = {spec.name for spec in served.signature.outputs if spec.datatype == "BF16"}
+    typer.echo(as_json(arrays, bf16) if json else describe(arrays, bf16))
+
+
+def _read_inputs(arguments: list[str]) -> dict[str, Any]:
+    """Reads every `NAME=VALUE`, before anything is asked of the server."""
+    from flambeau.errors import InvalidRequestError
+    from flambeau.tensor_text import read_input
+
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not name or not equals:
+            raise InvalidRequestError(f"--input {argument}: give NAME=FILE.npy or NAME=JSON")
+        if name in values:
+            raise InvalidRequestError(f"--input {name} is given twice")
+        values[name] = read_input(name, text)
+    return values
+
+
+def _fit_inputs(served: "Model", values: dict[str, Any]) -> dict[str, "Array"]:
+    """Types and shapes the values as the model's signature says."""
+    from flambeau.errors import InvalidRequestError
+    from flambeau.tensor_text import fit_input
+    from model_store.strict import nearest_name
+
+    specs = {spec.name: spec for spec in served.signature.inputs}
+    for name in values:
+        if name not in specs:
+            raise InvalidRequestError(
+                f"model '{served.name}': unknown input '{name}'{nearest_name(name, specs)}"
+            )
+    return {name: fit_input(specs[name], value) for name, value in values.items()}

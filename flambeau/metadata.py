@@ -1,0 +1,82 @@
+"""What a server says about a model, and the signature that follows from it."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from pydantic import ValidationError
+
+from flambeau.errors import ServerError
+from model_store.signature import Signature
+from model_store.strict import explain
+from protos import open_inference_pb2 as pb
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorMetadata:
+    """One input or output: its datatype in the protocol's words, its shape with -1 for "varies"."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelMetadata:
+    """The answer to ModelMetadata (Open Inference Protocol v2), field by field."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+    properties: Mapping[str, str]
+
+    def signature(self) -> Signature:
+        """The rules that a request to this model must keep.
+
+        The property `max_batch_size` limits the rows of a batch; without it there is no limit.
+
+        Raises:
+            ServerError: the model has no batch dimension, or a datatype this client does not know;
+                such a model can still be called by `Client.infer`, which checks nothing.
+        """
+        limit = self.properties.get("max_batch_size")
+        try:
+            signature = Signature.model_validate(
+                {
+                    "inputs": [asdict(tensor) for tensor in self.inputs],
+                    "outputs": [asdict(tensor) for tensor in self.outputs],
+                    "max_batch_size": 1 if limit is None else limit,
+                }
+            )
+        except ValidationError as error:
+            raise ServerError(
+                f"the metadata of model '{self.name}' gives no signature: "
+                f"{explain(error, Signature)}; call it by Client.infer, which checks nothing"
+            ) from error
+        if limit is None:
+            # A copy is not validated: the bound of 65,536 rows is a rule for manifests.
+            return signature.model_copy(update={"max_batch_size": sys.maxsize})
+        return signature
+
+
+def from_message(reply: pb.ModelMetadataResponse) -> ModelMetadata:
+    """The record of a server's answer."""
+    return ModelMetadata(
+        name=reply.name,
+        versions=tuple(reply.versions),
+        platform=reply.platform,
+        inputs=_tensors(reply.inputs),
+        outputs=_tensors(reply.outputs),
+        properties=dict(reply.properties),
+    )
+
+
+def _tensors(
+    tensors: Iterable[pb.ModelMetadataResponse.TensorMetadata],
+) -> tuple[TensorMetadata, ...]:
+    return tuple(
+        TensorMetadata(name=each.name, datatype=each.datatype, shape=tuple(each.shape))
+        for each in tensors
+    )

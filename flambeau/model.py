@@ -1,0 +1,123 @@
+"""A model on a server whose signature is known, so that wrong inputs fail here, in words.
+
+The signature is the one of the moment the model was looked up. When a pointer moves to a version
+with another signature, the server refuses what no longer fits: look the model up again.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flambeau.errors import InvalidRequestError
+from flambeau.wire import Array, tensor_datatype
+from model_store.signature import Signature, SignatureError
+
+if TYPE_CHECKING:
+    from flambeau.client import AsyncClient, Client
+
+
+class CheckedModel:
+    """What a request to one model must look like; both kinds of model check by it.
+
+    Attributes:
+        name: of the model.
+        version: empty for the one the server's pointer names.
+        signature: names, datatypes and shapes of inputs and outputs.
+    """
+
+    def __init__(self, name: str, version: str, signature: Signature) -> None:
+        self.name = name
+        self.version = version
+        self.signature = signature
+        self._bf16 = frozenset(spec.name for spec in signature.inputs if spec.datatype == "BF16")
+
+    def check(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> None:
+        """Checks a request against the signature, without the server.
+
+        Raises:
+            InvalidRequestError: a name, datatype, shape or batch size that does not fit.
+        """
+        given = {
+            name: (tensor_datatype(name, array, self._bf16), array.shape)
+            for name, array in inputs.items()
+        }
+        try:
+            self.signature.check_inputs(given)
+            self.signature.check_outputs(outputs)
+        except SignatureError as error:
+            version = f" version {self.version}" if self.version else ""
+            raise InvalidRequestError(f"model '{self.name}'{version}: {error}") from error
+
+
+class Model(CheckedModel):
+    """A model that is called like a function; made by `Client.model`."""
+
+    def __init__(self, client: "Client", name: str, version: str, signature: Signature) -> None:
+        super().__init__(name, version, signature)
+        self._client = client
+
+    def __call__(self, /, **inputs: Array) -> Any:
+        """The model's one output as an array or, if it has several, a dict of arrays by name.
+
+        Raises:
+            InvalidRequestError: the inputs do not fit the signature; nothing was sent.
+            ClientError: as from `Client.infer`.
+        """
+        return _single_or_all(self.infer(inputs))
+
+    def infer(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        request_id: str = "",
+    ) -> dict[str, Array]:
+        """`Client.infer` behind the check of the signature."""
+        self.check(inputs, outputs)
+        return self._client.infer(
+            self.name,
+            inputs,
+            version=self.version,
+            outputs=outputs,
+            timeout_s=timeout_s,
+            request_id=request_id,
+            bf16=self._bf16,
+        )
+
+
+class AsyncModel(CheckedModel):
+    """As `Model`, awaited; made by `AsyncClient.model`."""
+
+    def __init__(
+        self, client: "AsyncClient", name: str, version: str, signature: Signature
+    ) -> None:
+        super().__init__(name, version, signature)
+        self._client = client
+
+    async def __call__(self, /, **inputs: Array) -> Any:
+        """As `Model.__call__`."""
+        return _single_or_all(await self.infer(inputs))
+
+    async def infer(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        request_id: str = "",
+    ) -> dict[str, Array]:
+        """As `Model.infer`."""
+        self.check(inputs, outputs)
+        return await self._client.infer(
+            self.name,
+            inputs,
+            version=self.version,
+            outputs=outputs,
+            timeout_s=timeout_s,
+            request_id=request_id,
+            bf16=self._bf16,
+        )
+
+
+def _single_or_all(outputs: dict[str, Array]) -> Any:
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs

@@ -1,0 +1,150 @@
+"""Tensors as people give and read them: .npy files and JSON in, lines or JSON out.
+
+Rules kept here:
+- a .npy file is taken as it is, and never unpickled;
+- JSON has no datatypes, so its values become the datatype of the signature, or are refused when
+  that would change them (1.5 as INT64, true as FP32, 300 as UINT8);
+- a sample without the batch dimension is a batch of one.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flambeau.errors import InvalidRequestError
+from flambeau.wire import Array
+from model_store.signature import TensorSpec
+from model_store.tensors import DATATYPES, datatype_of
+
+SHOWN_ROWS = 10
+"""Rows of one output that `describe` shows at most."""
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "b": (bool,),
+    "i": (int,),
+    "u": (int,),
+    "f": (int, float),
+    "O": (str,),
+}
+"""What JSON may hold for each kind of NumPy type. `true` is an int to Python, but not to us."""
+
+
+def read_input(name: str, text: str) -> Any:
+    """What the text of `--input NAME=TEXT` stands for: an array, or values parsed from JSON.
+
+    Raises:
+        InvalidRequestError: a file that cannot be read, or text that is no JSON.
+    """
+    try:
+        if text.endswith(".npy"):
+            with Path(text).open("rb") as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        return json.loads(Path(text).read_text() if text.endswith(".json") else text)
+    except OSError as error:
+        raise InvalidRequestError(f"input '{name}': {text}: {error.strerror}") from error
+    except (ValueError, EOFError) as error:
+        raise InvalidRequestError(
+            f"input '{name}': {_short(text)} is no .npy file, .json file or JSON ({error})"
+        ) from error
+
+
+def fit_input(spec: TensorSpec, value: Any) -> Array:
+    """The array to send for an input: typed as the signature says, with a batch dimension.
+
+    Raises:
+        InvalidRequestError: JSON values that the datatype cannot hold.
+    """
+    array = value if isinstance(value, np.ndarray) else _from_json(spec, value)
+    return array[np.newaxis] if spec.fits((1, *array.shape)) else array
+
+
+def describe(outputs: Mapping[str, Array], bf16: Collection[str]) -> str:
+    """Outputs in a few lines each: datatype, shape, and values or the top class of each row.
+
+    Args:
+        outputs: arrays by name.
+        bf16: names of those that are bit patterns of bfloat16.
+    """
+    lines: list[str] = []
+    for name, array in outputs.items():
+        datatype = "BF16" if name in bf16 else datatype_of(array)
+        shape = ",".join(map(str, array.shape))
+        lines += [f"{name}  {datatype} [{shape}]", *_value_lines(_readable(datatype, array))]
+    return "\n".join(lines)
+
+
+def as_json(outputs: Mapping[str, Array], bf16: Collection[str]) -> str:
+    """Outputs as a JSON object of nested lists; NaN and infinities, which JSON lacks, are null.
+
+    Args:
+        outputs: arrays by name.
+        bf16: names of those that are bit patterns of bfloat16.
+    """
+    lists: dict[str, Any] = {}
+    for name, array in outputs.items():
+        values = _readable("BF16" if name in bf16 else datatype_of(array), array)
+        if values.dtype.kind == "f":
+            finite = np.isfinite(values)
+            values = values.astype(np.object_)
+            values[~finite] = None
+        lists[name] = values.tolist()
+    return json.dumps(lists)
+
+
+def _from_json(spec: TensorSpec, value: Any) -> Array:
+    if spec.datatype == "BF16":
+        raise InvalidRequestError(
+            f"input '{spec.name}': BF16 has no JSON form; give a .npy file of uint16 bit patterns"
+        )
+    dtype = DATATYPES[spec.datatype]
+    for leaf in _leaves(value):
+        if type(leaf) not in _JSON_TYPES[dtype.kind]:
+            raise InvalidRequestError(
+                f"input '{spec.name}': {_short(json.dumps(leaf))} is no {spec.datatype}"
+            )
+    try:
+        with np.errstate(over="raise"):
+            return np.array(value, dtype)
+    except (ValueError, OverflowError, FloatingPointError) as error:
+        raise InvalidRequestError(
+            f"input '{spec.name}': the JSON is no array of {spec.datatype} ({error})"
+        ) from error
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _readable(datatype: str, array: Array) -> Array:
+    """The numbers behind BF16 patterns and the text behind BYTES; anything else as it is."""
+    if datatype == "BF16":
+        # A bfloat16 is the upper half of a float32.
+        return (array.astype("<u4") << 16).view("<f4")
+    if datatype == "BYTES":
+        text = [element.decode(errors="backslashreplace") for element in array.ravel().tolist()]
+        return np.array(text, np.object_).reshape(array.shape)
+    return array
+
+
+def _value_lines(values: Array) -> list[str]:
+    if values.ndim == 2 and values.shape[1] > 1 and values.dtype.kind in "fiu":
+        top = values.argmax(axis=1)
+        lines = [
+            f"  row {row}: class {top[row]} ({values[row, top[row]]:.6g})"
+            for row in range(min(len(values), SHOWN_ROWS))
+        ]
+        more = len(values) - SHOWN_ROWS
+        return [*lines, f"  and {more} more rows"] if more > 0 else lines
+    text = np.array2string(values, threshold=4 * SHOWN_ROWS, precision=6)
+    return ["  " + line for line in text.splitlines()]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

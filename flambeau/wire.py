@@ -1,0 +1,135 @@
+"""The protocol's messages, made from NumPy arrays and read back into them.
+
+In: what the caller gave. Out: a `Call`, which either client sends, and its answer in Python's
+terms. Source: Open Inference Protocol v2 over gRPC; tensors travel as raw contents.
+
+Rules kept here:
+- everything that can be refused without the server is refused before a message exists;
+- an answer that breaks the protocol is a `ServerError`, never a wrong array;
+- arrays in an answer belong to the caller: writable, and no view of a message.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from flambeau.errors import InvalidRequestError, ServerError
+from flambeau.metadata import ModelMetadata, from_message
+from model_store.tensors import DATATYPES, TensorError, datatype_of, decode_raw, encode_raw
+from protos import open_inference_pb2 as pb
+
+Answer = TypeVar("Answer")
+
+Array = npt.NDArray[Any]
+"""A NumPy array of any type; `Any` lets callers compute with it under a type checker."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Generic[Answer]):
+    """One call to a server: the method, the request, and how the reply is read."""
+
+    method: str
+    request: Any
+    read: Callable[[Any], Answer]
+
+
+def live_call() -> Call[bool]:
+    """Asks whether the process is up."""
+    return Call(method="ServerLive", request=pb.ServerLiveRequest(), read=lambda reply: reply.live)
+
+
+def ready_call(model: str | None, version: str) -> Call[bool]:
+    """Asks whether a model takes requests or, without a model, whether the server does."""
+    if model is None:
+        return Call(method="ServerReady", request=pb.ServerReadyRequest(), read=_ready)
+    request = pb.ModelReadyRequest(name=model, version=version)
+    return Call(method="ModelReady", request=request, read=_ready)
+
+
+def metadata_call(model: str, version: str) -> Call[ModelMetadata]:
+    """Asks what a model takes and gives."""
+    request = pb.ModelMetadataRequest(name=model, version=version)
+    return Call(method="ModelMetadata", request=request, read=from_message)
+
+
+def infer_call(
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    version: str,
+    outputs: Sequence[str],
+    request_id: str,
+    bf16: Collection[str],
+) -> Call[dict[str, Array]]:
+    """Asks a model for its outputs.
+
+    Raises:
+        InvalidRequestError: an array whose type the protocol cannot carry.
+    """
+    request = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+    for name, array in inputs.items():
+        datatype = tensor_datatype(name, array, bf16)
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        try:
+            request.raw_input_contents.append(encode_raw(datatype, array))
+        except TensorError as error:
+            raise InvalidRequestError(f"input '{name}': {error}") from error
+    for name in outputs:
+        request.outputs.add(name=name)
+    return Call(method="ModelInfer", request=request, read=read_outputs)
+
+
+def tensor_datatype(name: str, array: object, bf16: Collection[str]) -> str:
+    """The protocol's name for the type of an input's elements.
+
+    Args:
+        name: of the input.
+        array: its elements.
+        bf16: names of the inputs that are bfloat16, for which NumPy has no type: they are given
+            as their bit patterns, in uint16 arrays.
+
+    Raises:
+        InvalidRequestError: the protocol has no such type, a bfloat16 input is not uint16, or the
+            value is no array at all.
+    """
+    if not isinstance(array, np.ndarray):
+        raise InvalidRequestError(f"input '{name}' is a {type(array).__name__}; give a NumPy array")
+    try:
+        datatype = datatype_of(array)
+    except TensorError as error:
+        raise InvalidRequestError(f"input '{name}': {error}") from error
+    if name not in bf16:
+        return datatype
+    if array.dtype != DATATYPES["BF16"]:
+        raise InvalidRequestError(
+            f"input '{name}' has datatype {datatype}; expected BF16, "
+            "given as its bit pattern in a uint16 array"
+        )
+    return "BF16"
+
+
+def read_outputs(reply: pb.ModelInferResponse) -> dict[str, Array]:
+    """The arrays of an answer, by name, in the server's order.
+
+    Raises:
+        ServerError: raw contents are missing, or contradict their datatype or shape.
+    """
+    if len(reply.raw_output_contents) != len(reply.outputs):
+        raise ServerError(
+            f"the answer has {len(reply.outputs)} outputs and "
+            f"{len(reply.raw_output_contents)} raw contents; this client reads raw contents only"
+        )
+    arrays: dict[str, Array] = {}
+    for output, data in zip(reply.outputs, reply.raw_output_contents, strict=True):
+        try:
+            arrays[output.name] = decode_raw(output.datatype, output.shape, data).copy()
+        except TensorError as error:
+            raise ServerError(f"output '{output.name}' of the answer: {error}") from error
+    return arrays
+
+
+def _ready(reply: pb.ServerReadyResponse | pb.ModelReadyResponse) -> bool:
+    return reply.ready
