@@ -2,19 +2,24 @@
 
 In: the protocol's messages. Out: its answers, or a gRPC status with the error's message. Every
 reply's trailing metadata carries `x-request-id`.
+
+grpcio's threads parse, wait and serialise; everything else runs on the event loop, which owns the
+directory and the queue (docs/adr/0002: half the CPU of grpcio's own asyncio server, and larger
+batches). A call that is cancelled or out of time cancels its task on the loop.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import open_inference_pb2 as pb
-from services.errors import InvalidRequestError, ServingError
+from services.errors import ServingError
 from services.gateway import grpc_codec
 from services.gateway.admission import Admission, InferCall
 from services.gateway.ledger import Ledger, Record
@@ -23,27 +28,35 @@ from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 SERVICE = "inference.GRPCInferenceService"
 REQUEST_ID = "x-request-id"
 
-Context = aio.ServicerContext[Any, Any]
-Handler = Callable[[Any, Context], Awaitable[Message]]
+Handler = Callable[[Any, grpc.ServicerContext], Coroutine[Any, Any, Message]]
 
 
 class GrpcEdge:
     """The gRPC server of a gateway."""
 
     def __init__(
-        self, admission: Admission, facts: ServerFacts, ledger: Ledger, max_request_bytes: int
+        self,
+        admission: Admission,
+        facts: ServerFacts,
+        ledger: Ledger,
+        *,
+        max_request_bytes: int,
+        max_calls: int,
     ) -> None:
         self._admission = admission
         self._facts = facts
         self._ledger = ledger
-        self._server = aio.server(
+        self._loop = asyncio.get_running_loop()
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_calls, "grpc"),
+            maximum_concurrent_rpcs=max_calls,
             options=[
                 ("grpc.max_receive_message_length", max_request_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
-            ]
+            ],
         )
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = health.HealthServicer()
         self._announced: int | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(
@@ -61,12 +74,12 @@ class GrpcEdge:
         """
         return int(self._server.add_insecure_port(f"{host}:{port}"))
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Begins to answer."""
-        await self.announce_health()
-        await self._server.start()
+        self.announce_health()
+        self._server.start()
 
-    async def announce_health(self) -> None:
+    def announce_health(self) -> None:
         """Tells those who watch grpc.health.v1 whether the server is ready."""
         status = (
             health_pb2.HealthCheckResponse.SERVING
@@ -76,11 +89,12 @@ class GrpcEdge:
         if status != self._announced:
             self._announced = status
             for service in ("", SERVICE):
-                await self._health.set(service, status)
+                self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls, and gives running ones their time."""
-        await self._server.stop(grace_s)
+        stopped = self._server.stop(grace_s)
+        await asyncio.to_thread(stopped.wait)
 
     def _handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         calls: dict[str, tuple[Handler, type[Message]]] = {
@@ -93,29 +107,58 @@ class GrpcEdge:
         }
         return {
             name: grpc.unary_unary_rpc_method_handler(
-                _guarded(handler),
+                self._on_loop(handler),
                 request_deserializer=_parser(message),
                 response_serializer=lambda reply: reply.SerializeToString(),
             )
             for name, (handler, message) in calls.items()
         }
 
-    async def _server_live(self, _: pb.ServerLiveRequest, __: Context) -> Message:
+    def _on_loop(self, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Message]:
+        """Runs a handler on the event loop, and turns our errors into gRPC statuses."""
+
+        def call(request: Message | None, context: grpc.ServicerContext) -> Message:
+            if request is None:
+                context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "the request is not a valid message of this call: broken, or text not in UTF-8",
+                )
+            work = asyncio.run_coroutine_threadsafe(handler(request, context), self._loop)
+
+            def give_up() -> None:
+                work.cancel()
+
+            if not context.add_callback(give_up):
+                give_up()  # the call ended before it began
+            try:
+                return work.result()
+            except ServingError as error:
+                context.abort(grpc.StatusCode[error.grpc_code], str(error))
+            except CancelledError:
+                context.abort(grpc.StatusCode.CANCELLED, "the caller cancelled the call")
+
+        return call
+
+    async def _server_live(self, _: pb.ServerLiveRequest, __: grpc.ServicerContext) -> Message:
         return pb.ServerLiveResponse(live=True)
 
-    async def _server_ready(self, _: pb.ServerReadyRequest, __: Context) -> Message:
+    async def _server_ready(self, _: pb.ServerReadyRequest, __: grpc.ServicerContext) -> Message:
         return pb.ServerReadyResponse(ready=self._facts.is_ready())
 
-    async def _model_ready(self, request: pb.ModelReadyRequest, _: Context) -> Message:
+    async def _model_ready(self, request: pb.ModelReadyRequest, _: grpc.ServicerContext) -> Message:
         ready = self._facts.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
-    async def _server_metadata(self, _: pb.ServerMetadataRequest, __: Context) -> Message:
+    async def _server_metadata(
+        self, _: pb.ServerMetadataRequest, __: grpc.ServicerContext
+    ) -> Message:
         return pb.ServerMetadataResponse(
             name=NAME, version=self._facts.version, extensions=EXTENSIONS
         )
 
-    async def _model_metadata(self, request: pb.ModelMetadataRequest, _: Context) -> Message:
+    async def _model_metadata(
+        self, request: pb.ModelMetadataRequest, _: grpc.ServicerContext
+    ) -> Message:
         facts = self._facts.model(request.name, request.version)
         inputs, outputs = (
             [
@@ -135,7 +178,9 @@ class GrpcEdge:
             properties=facts.properties,
         )
 
-    async def _model_infer(self, request: pb.ModelInferRequest, context: Context) -> Message:
+    async def _model_infer(
+        self, request: pb.ModelInferRequest, context: grpc.ServicerContext
+    ) -> Message:
         record = self._ledger.open("grpc")
         request_id = record.name(request.id, request.model_name, request.model_version)
         context.set_trailing_metadata(((REQUEST_ID, request_id),))
@@ -145,14 +190,14 @@ class GrpcEdge:
             record.close(error.grpc_code, error)
             raise
         except BaseException as error:
-            cancelled = not isinstance(error, Exception)
+            cancelled = isinstance(error, asyncio.CancelledError)
             record.close("CANCELLED" if cancelled else "INTERNAL", error)
             raise
         record.close("OK")
         return response
 
     async def _answer(
-        self, request: pb.ModelInferRequest, context: Context, record: Record
+        self, request: pb.ModelInferRequest, context: grpc.ServicerContext, record: Record
     ) -> pb.ModelInferResponse:
         answer = await self._admission.infer(
             InferCall(
@@ -181,20 +226,3 @@ def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
             return None
 
     return parse
-
-
-def _guarded(handler: Handler) -> Handler:
-    """Turns our errors into gRPC statuses."""
-
-    async def call(request: Message | None, context: Context) -> Message:
-        try:
-            if request is None:
-                raise InvalidRequestError(
-                    "the request is not a valid message of this call: broken, or text not in UTF-8"
-                )
-            return await handler(request, context)
-        except ServingError as error:
-            await context.abort(grpc.StatusCode[error.grpc_code], str(error))
-            raise  # never reached: abort raises
-
-    return call

@@ -1,5 +1,6 @@
 """Bodies over HTTP: read and decompressed within one limit, compressed on demand."""
 
+import re
 import zlib
 
 from starlette.requests import Request
@@ -8,6 +9,8 @@ from services.errors import InvalidRequestError, PayloadTooLargeError
 
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 _GZIP = zlib.MAX_WBITS | 16
+_NEVER = re.compile(r"q=0(\.0*)?")
+"""The weight by which a caller says that it cannot read an encoding."""
 MIN_COMPRESSED_BYTES = 1024
 """Smaller answers cost more to compress than to send."""
 
@@ -54,6 +57,10 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     if not stream.eof:
         raise InvalidRequestError(f"the {encoding} data of the body ends too early")
+    if stream.unused_data:
+        raise InvalidRequestError(
+            f"the body goes on after its {encoding} data ends; send one stream"
+        )
     return data
 
 
@@ -63,7 +70,8 @@ def compress(content: bytes, accept_encoding: str) -> tuple[bytes, str | None]:
     Returns:
         The bytes to send, and the Content-Encoding or None.
     """
-    accepted = {part.split(";")[0].strip().lower() for part in accept_encoding.split(",")}
+    choices = (part.partition(";") for part in accept_encoding.lower().split(","))
+    accepted = {name.strip() for name, _, q in choices if not _NEVER.fullmatch(q.strip())}
     for encoding, window in (("gzip", _GZIP), ("deflate", zlib.MAX_WBITS)):
         if encoding in accepted and len(content) >= MIN_COMPRESSED_BYTES:
             stream = zlib.compressobj(level=1, wbits=window)

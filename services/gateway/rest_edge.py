@@ -37,7 +37,12 @@ class RestEdge:
     """Routes of the HTTP port."""
 
     def __init__(
-        self, admission: Admission, facts: ServerFacts, ledger: Ledger, max_request_bytes: int
+        self,
+        admission: Admission,
+        facts: ServerFacts,
+        ledger: Ledger,
+        *,
+        max_request_bytes: int,
     ) -> None:
         self._admission = admission
         self._facts = facts

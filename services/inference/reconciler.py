@@ -107,6 +107,10 @@ class Reconciler:
         except StoreError as error:
             logger.error("store out of reach; serving what is loaded", extra={"reason": str(error)})
             return
+        if self._workers and not listings:
+            # An unmounted folder looks like an empty one, and nobody empties a store on purpose.
+            logger.error("store is empty or gone; serving what is loaded")
+            return
         for name in self._wanted_models(listings):
             if name in listings and name not in self._converging:
                 task = tasks.create_task(self._converge(name, listings[name], tasks))

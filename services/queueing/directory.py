@@ -72,7 +72,7 @@ class Directory:
             if live is None:
                 raise ModelNotReadyError(f"model '{model}' is not ready: {_reasons(versions)}")
             return versions[live]
-        served = versions.get(int(version)) if version.isascii() and version.isdigit() else None
+        served = next((s for number, s in versions.items() if str(number) == version), None)
         if served is None:
             raise UnknownVersionError(
                 f"model '{model}' has no served version '{version}'; "

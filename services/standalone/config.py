@@ -42,6 +42,8 @@ class ServerConfig(StrictModel):
     """Largest body or message, after decompression; raise it for large inputs."""
     max_in_flight_requests: int = Field(4096, ge=1)
     """Requests accepted and unanswered at once; raise it if memory allows more to wait."""
+    max_grpc_calls: int = Field(256, ge=1, le=4096)
+    """gRPC calls running at once, a thread each; raise it for slow models with many callers."""
     max_queue_depth: int = Field(1024, ge=1)
     """Requests waiting for one version; lower it to refuse early rather than answer late."""
     drain_timeout_s: float = Field(30.0, ge=0, le=3600)

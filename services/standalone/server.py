@@ -98,14 +98,15 @@ class _Server:
 
     async def run(self, on_ready: Callable[[Listening], None]) -> None:
         config = self._config
-        edges = (self._admission, self._facts, self._ledger, config.max_request_bytes)
-        self._grpc = GrpcEdge(*edges)
-        rest = _Uvicorn(RestEdge(*edges).application(), config)
+        edges = (self._admission, self._facts, self._ledger)
+        max_bytes = config.max_request_bytes
+        self._grpc = GrpcEdge(*edges, max_request_bytes=max_bytes, max_calls=config.max_grpc_calls)
+        rest = _Uvicorn(RestEdge(*edges, max_request_bytes=max_bytes).application(), config)
         with contextlib.ExitStack() as stack:
             http_socket = stack.enter_context(_listen(config.host, config.http_port, "http_port"))
             grpc_port = self._bind_grpc()
             metrics_port = stack.enter_context(self._metrics_server())
-            await self._grpc.start()
+            self._grpc.start()
             self._ready = lambda: on_ready(
                 Listening(
                     host=config.host,
@@ -131,7 +132,7 @@ class _Server:
     async def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._facts.started
         self._facts.started = self._reconciler.converged_once
-        await self._grpc.announce_health()
+        self._grpc.announce_health()
         if first:
             self._ready()
 
@@ -140,13 +141,16 @@ class _Server:
         logger.info("draining")
         deadline = time.monotonic() + self._config.drain_timeout_s
         self._admission.draining = True
-        await self._grpc.announce_health()
+        self._grpc.announce_health()
         if left := await self._admission.drain(self._config.drain_timeout_s):
             logger.warning("drain timed out", extra={"unanswered": left})
         rest.should_exit = True
         await self._grpc.stop(max(deadline - time.monotonic(), 0))
 
     def _bind_grpc(self) -> int:
+        if self._config.grpc_port:
+            # gRPC's own refusal hides the reason, and writes a second line past our logs.
+            _listen(self._config.host, self._config.grpc_port, "grpc_port").close()
         try:
             return self._grpc.bind(self._config.host, self._config.grpc_port)
         except RuntimeError as error:

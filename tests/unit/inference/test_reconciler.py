@@ -1,0 +1,173 @@
+"""The reconciler against a real store and real, tiny ONNX models: what becomes live, and when."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.store import ModelStore
+from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
+from services.inference.reconciler import Reconciler, ServingPolicy
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import MemoryQueue
+from services.telemetry.metrics import Metrics
+from tests.fixtures.onnx_models import linear, publish
+
+
+class Running:
+    """A reconciler that can be asked to have finished one more pass."""
+
+    def __init__(self, store: Path, policy: ServingPolicy) -> None:
+        self.store = ModelStore(str(store))
+        self.directory = Directory()
+        self.queue = MemoryQueue(100)
+        self.metrics = Metrics("test")
+        self.reconciler = Reconciler(self.store, self.queue, self.directory, self.metrics, policy)
+        self.stop = asyncio.Event()
+        self.passed = asyncio.Event()
+
+    async def after_pass(self) -> None:
+        self.passed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                self.passed.clear()
+                await self.passed.wait()
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def begin(**policy: object) -> Running:
+            running = Running(tmp_path, ServingPolicy(poll_interval_s=0.01, **policy))  # type: ignore[arg-type]
+            task = asyncio.create_task(running.reconciler.run(running.stop, running.after_pass))
+
+            async def end() -> None:
+                running.stop.set()
+                await task
+
+            stack.push_async_callback(end)
+            await running.until(lambda: running.reconciler.converged_once)
+            return running
+
+        yield begin
+
+
+async def test_the_newest_version_is_live_without_a_pointer(tmp_path: Path, start: Start) -> None:
+    publish(str(tmp_path), "m", linear(1))
+    publish(str(tmp_path), "m", linear(2))
+    running = await start()
+    assert running.directory.live_version("m") == 2
+    assert running.directory.versions("m") == [1, 2]
+
+
+async def test_the_production_pointer_decides_and_moves(tmp_path: Path, start: Start) -> None:
+    for scale in (1, 2, 3):
+        publish(str(tmp_path), "m", linear(scale))
+    running = await start(newest_versions=1)
+    assert running.directory.versions("m") == [3]
+    running.store.promote("m", 1)
+    await running.until(lambda: running.directory.live_version("m") == 1)
+    running.store.promote("m", 2)
+    await running.until(lambda: running.directory.versions("m") == [2, 3])
+    assert running.directory.live_version("m") == 2
+    with pytest.raises(UnknownVersionError, match="served: 2, 3"):
+        running.directory.find("m", "1")
+
+
+async def test_an_artifact_out_of_tolerance_gives_way_to_the_next(
+    tmp_path: Path, start: Start
+) -> None:
+    wrong, right = linear(5), linear(1)
+    publish(str(tmp_path), "m", wrong, right)  # golden outputs are those of the last one
+    running = await start()
+    assert running.directory.find("m").artifact == "onnx-1"
+
+
+async def test_a_version_none_of_whose_artifacts_pass_says_why(
+    tmp_path: Path, start: Start
+) -> None:
+    golden = {"x": np.ones((4, 4), np.float32)}
+    publish(str(tmp_path), "m", linear(1), golden=golden, golden_outputs={"y": golden["x"] * 9})
+    running = await start()
+    with pytest.raises(ModelNotReadyError, match=r"largest difference 8 is above 0\.0001"):
+        running.directory.resolve("m")
+    ready = {"model": "m", "version": "1"}
+    assert running.metrics.registry.get_sample_value("flambeau_model_ready", ready) == 0
+
+
+async def test_a_broken_new_version_leaves_the_old_one_live(tmp_path: Path, start: Start) -> None:
+    publish(str(tmp_path), "m", linear(1))
+    running = await start()
+    golden = {"x": np.ones((4, 4), np.float32)}
+    publish(str(tmp_path), "m", linear(1), golden=golden, golden_outputs={"y": golden["x"] * 9})
+    await running.until(lambda: "2" in str(_states(running)))
+    running.store.promote("m", 2)
+    await running.until(lambda: _states(running).get(2) == "failed")
+    assert running.directory.live_version("m") == 1
+
+
+async def test_a_failed_version_is_tried_again_after_a_while(tmp_path: Path, start: Start) -> None:
+    manifest = publish(str(tmp_path), "m", linear(1))
+    artifact = tmp_path / "m" / "1" / manifest.artifacts[0].file.file
+    good = artifact.read_bytes()
+    artifact.write_bytes(good[:-1] + b"?")
+    running = await start(retry_failed_s=0.0)
+    assert _states(running) == {1: "failed"}
+    artifact.write_bytes(good)
+    await running.until(lambda: running.directory.live_version("m") == 1)
+
+
+async def test_a_removed_model_is_unloaded(tmp_path: Path, start: Start) -> None:
+    publish(str(tmp_path), "gone", linear(1))
+    publish(str(tmp_path), "stays", linear(1))
+    running = await start()
+    shutil.rmtree(tmp_path / "gone")
+    await running.until(
+        lambda: {s.lane.model for s in running.directory.all_versions()} == {"stays"}
+    )
+    with pytest.raises(UnknownModelError):
+        running.directory.find("gone")
+
+
+async def test_a_store_that_vanishes_changes_nothing(tmp_path: Path, start: Start) -> None:
+    publish(str(tmp_path), "m", linear(1))
+    running = await start()
+    (tmp_path / "m").rename(tmp_path.with_name("elsewhere"))
+    for _ in range(3):
+        running.passed.clear()
+        await running.passed.wait()
+    assert running.directory.live_version("m") == 1
+
+
+async def test_only_the_named_models_are_served(tmp_path: Path, start: Start) -> None:
+    publish(str(tmp_path), "wanted", linear(1))
+    publish(str(tmp_path), "other", linear(1))
+    running = await start(models=("wanted",))
+    assert {s.lane.model for s in running.directory.all_versions()} == {"wanted"}
+
+
+async def test_the_named_artifact_is_the_only_candidate(tmp_path: Path, start: Start) -> None:
+    publish(str(tmp_path), "m", linear(1), linear(1))
+    running = await start(artifact="onnx-1")
+    assert running.directory.find("m").artifact == "onnx-1"
+
+
+async def test_an_artifact_that_is_not_there_is_named(tmp_path: Path, start: Start) -> None:
+    publish(str(tmp_path), "m", linear(1))
+    running = await start(artifact="tensorrt")
+    with pytest.raises(ModelNotReadyError, match="no artifact 'tensorrt'; it has: onnx"):
+        running.directory.resolve("m")
+
+
+def _states(running: Running) -> dict[int, str]:
+    return {s.lane.version: s.state for s in running.directory.all_versions()}
