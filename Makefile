@@ -1,0 +1,79 @@
+# Every verb of the project; `make help` lists them. Nothing here needs installing by hand but
+# Python 3.11 with venv: the first verb that needs it makes .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+ARGS ?=
+BIN := $(VENV)/bin
+SERVING := $(VENV)/.serving-installed
+DEVELOPING := $(VENV)/.developing-installed
+
+.PHONY: help
+help: ## List every verb.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("flambeau needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+
+# torch goes first and by its own pin, so that a CPU build at hand is taken.
+$(SERVING): pyproject.toml | $(BIN)/python
+	@echo "installing flambeau into $(VENV) (minutes the first time)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve,train]'
+	@touch $@
+	@echo "✓ environment ready"
+
+$(DEVELOPING): pyproject.toml | $(SERVING)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve,train,dev]'
+	@touch $@
+
+.PHONY: install
+install: $(SERVING) ## Make the environment for training and serving.
+
+# Job control gives the server the terminal, so that Ctrl-C drains it and make sees its exit code.
+.PHONY: up
+up: $(SERVING) ## Train a first model if the store is empty, then serve it. ARGS="--set http_port=9000"
+	@set -m; $(BIN)/flambeau up $(ARGS)
+
+.PHONY: demo
+demo: $(SERVING) ## The whole path once, checked: train, serve, classify over REST and gRPC, compare.
+	@$(BIN)/flambeau demo $(ARGS)
+
+.PHONY: test
+test: $(DEVELOPING) ## Every test but the slow suites.
+	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo $(ARGS)
+	@$(BIN)/pytest tests/e2e $(ARGS)
+
+.PHONY: lint
+lint: $(DEVELOPING) ## Format, lint, types, imports, and stubs that agree with their .proto.
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache | tail -n 1
+	@$(MAKE) protos
+	@git diff --exit-code --stat -- protos
+
+.PHONY: format
+format: $(DEVELOPING) ## Format and fix what can be fixed.
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+.PHONY: protos
+protos: $(DEVELOPING) ## Generate the stubs from protos/*.proto.
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. protos/*.proto
+
+.PHONY: bench
+bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.
+	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: clean
+clean: ## Remove the environment and caches; models in var/ stay.
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

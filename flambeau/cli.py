@@ -1,0 +1,48 @@
+"""The command line: one function a verb; what a verb needs is imported when it runs."""
+
+from typing import Annotated
+
+import typer
+
+from flambeau import __version__
+from flambeau.commands.demo import demo
+from flambeau.commands.infer import infer
+from flambeau.commands.models import models_app
+from flambeau.commands.serve import serve
+from flambeau.commands.train import train
+from flambeau.commands.transfer import pull, push
+from flambeau.commands.up import up
+
+app = typer.Typer(
+    name="flambeau",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train, export, prove, publish and serve PyTorch models.",
+)
+for verb in (train, push, pull, serve, infer, up, demo):
+    app.command()(verb)
+app.add_typer(models_app, name="models")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flambeau {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()

@@ -1,0 +1,72 @@
+"""What a started server prints: where it listens, what it serves, and lines to paste."""
+
+import json
+import math
+
+from model_store.signature import Signature
+from model_store.tensors import DATATYPES
+from services.queueing.records import ServedVersion
+from services.standalone.server import Listening
+
+MAX_EXAMPLE_ELEMENTS = 256
+"""Inputs larger than this make no line anybody wants to paste."""
+
+
+def print_listening(listening: Listening) -> None:
+    """Prints to standard output, and flushes, so that whoever started us can wait for it."""
+    print("\n".join(_lines(listening)), flush=True)
+
+
+def _lines(listening: Listening) -> list[str]:
+    host = "127.0.0.1" if listening.host == "0.0.0.0" else listening.host  # noqa: S104
+    http = f"http://{host}:{listening.http_port}"
+    grpc = f"{host}:{listening.grpc_port}"
+    lines = ["", *(_served_line(served) for served in listening.served)]
+    if not listening.served:
+        lines.append("the store holds no model yet; publish one and it will be served")
+    lines += [
+        f"  REST     {http}/v2",
+        f"  docs     {http}/docs",
+        f"  gRPC     {grpc}",
+        f"  metrics  http://{host}:{listening.metrics_port}/metrics",
+    ]
+    ready = [served for served in listening.served if served.signature]
+    if ready and (example := _example(ready[-1].signature)):
+        lines += ["try it:", *_pasteable(ready[-1].lane.model, http, grpc, example), ""]
+    return lines
+
+
+def _served_line(served: ServedVersion) -> str:
+    if served.state == "ready":
+        return f"serving {served.lane.model} {served.lane.version} ({served.artifact})"
+    return f"NOT serving {served.lane.model} {served.lane.version}: {served.reason}"
+
+
+def _example(signature: Signature | None) -> list[dict[str, object]]:
+    """One row of zeros for every input; nothing when they are too many or not numbers."""
+    inputs: list[dict[str, object]] = []
+    for spec in signature.inputs if signature else ():
+        shape = [1 if dimension == -1 else dimension for dimension in spec.shape]
+        count = math.prod(shape)
+        if count > MAX_EXAMPLE_ELEMENTS or spec.datatype in ("BYTES", "BOOL", "FP16", "BF16"):
+            return []
+        inputs.append(
+            {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": [0] * count}
+        )
+    return inputs
+
+
+def _pasteable(model: str, http: str, grpc: str, inputs: list[dict[str, object]]) -> list[str]:
+    body = json.dumps({"inputs": inputs}, separators=(",", ":"))
+    arguments = ", ".join(
+        f'"{tensor["name"]}": np.zeros({tensor["shape"]}, "{DATATYPES[str(tensor["datatype"])]}")'
+        for tensor in inputs
+    )
+    return [
+        f"curl -s {http}/v2/models/{model}/infer -d '{body}'",
+        "python - <<'END'",
+        "import numpy as np, flambeau",
+        f'with flambeau.Client("{grpc}") as client:',
+        f'    print(client.model("{model}")(**{{{arguments}}}))',
+        "END",
+    ]

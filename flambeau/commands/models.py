@@ -1,0 +1,225 @@
+"""`flambeau models`: what is in a model store, whether it is whole, and which version is live."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.model_text import (
+    METRIC,
+    PRODUCTION,
+    ModelSummary,
+    history_lines,
+    list_lines,
+    show_lines,
+)
+from flambeau.commands.tables import columns
+from model_store.errors import StoreError
+
+if TYPE_CHECKING:
+    from model_store.manifest import FileEntry, Manifest
+    from model_store.store import ModelListing, ModelStore
+
+models_app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and promote models.")
+
+DEFAULT_STORE = "./var/model_store"
+StoreUrl = Annotated[
+    str, typer.Option("--store", metavar="URL", help="A folder or s3://bucket/prefix.")
+]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
+VersionOrDefault = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="[VERSION]", min=1, help="Unless given, the one in production, else the newest."
+    ),
+]
+Alias = Annotated[str, typer.Option(metavar="NAME", help="The pointer to move.")]
+Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept in the history.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@models_app.command("list")
+@failing_with({StoreError: 1})
+def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
+    """List the models: what is in production, and the fastest artifact of it.
+
+    A model that cannot be read is listed all the same, explained, and makes the exit code 1.
+    """
+    from model_store.store import ModelStore
+
+    opened = ModelStore(store)
+    summaries = [
+        _summary(opened, model, listing)
+        for model, listing in opened.listing().items()
+        if listing.versions
+    ]
+    if as_json:
+        _print_json([asdict(summary) for summary in summaries])
+    elif summaries:
+        _print_lines(list_lines(summaries))
+    else:
+        typer.echo(f"the store {opened.url} holds no model yet")
+    unreadable = [summary.error for summary in summaries if summary.error]
+    for error in unreadable:
+        typer.echo(f"error: {error}", err=True)
+    if unreadable:
+        raise typer.Exit(1)
+
+
+@models_app.command()
+@failing_with({StoreError: 1})
+def show(
+    model: ModelName,
+    version: VersionOrDefault = None,
+    store: StoreUrl = DEFAULT_STORE,
+    as_json: AsJson = False,
+) -> None:
+    """Show a version: signature, artifacts and their figures, lineage, files."""
+    opened, manifest = _open(store, model, version)
+    pointers = opened.pointers(model)
+    versions = pointers.aliases if pointers else {}
+    aliases = sorted(alias for alias, v in versions.items() if v == manifest.version)
+    if as_json:
+        _print_json({**manifest.model_dump(mode="json"), "aliases": aliases})
+    else:
+        _print_lines(show_lines(manifest, aliases))
+
+
+@models_app.command()
+@failing_with({StoreError: 1})
+def verify(
+    model: ModelName, version: VersionOrDefault = None, store: StoreUrl = DEFAULT_STORE
+) -> None:
+    """Check the size and sha256 of every file of a version."""
+    opened, manifest = _open(store, model, version)
+    artifacts = {artifact.file.file: f"artifact {artifact.name}" for artifact in manifest.artifacts}
+    failures = {e.file: _failure(opened, manifest, e) for e in manifest.all_files()}
+    title = f"{model} {manifest.version}"
+    _print_lines(
+        columns(
+            [
+                [title, artifacts.get(file, "file"), file, failure or "ok"]
+                for file, failure in failures.items()
+            ]
+        )
+    )
+    if bad := [file for file, failure in failures.items() if failure]:
+        typer.echo(
+            f"error: {len(bad)} of {len(failures)} files of {title} are not what was published "
+            f"and will be refused; {_advice(opened, manifest)}",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+@models_app.command()
+@failing_with({StoreError: 1})
+def promote(
+    model: ModelName,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The new target.")],
+    alias: Alias = PRODUCTION,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+) -> None:
+    """Point production, or another alias, at a version."""
+    from model_store.store import ModelStore
+
+    pointers = ModelStore(store).promote(model, version, alias, why)
+    typer.echo(f"{model} {alias} → {version} (generation {pointers.generation})")
+
+
+@models_app.command()
+@failing_with({StoreError: 1})
+def rollback(
+    model: ModelName,
+    alias: Alias = PRODUCTION,
+    why: Why = "rollback",
+    store: StoreUrl = DEFAULT_STORE,
+) -> None:
+    """Point production, or another alias, back at the version it named before."""
+    from model_store.store import ModelStore
+
+    pointers = ModelStore(store).rollback(model, alias, why)
+    typer.echo(f"{model} {alias} → {pointers.aliases[alias]} (generation {pointers.generation})")
+
+
+@models_app.command()
+@failing_with({StoreError: 1})
+def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
+    """Show every move of a model's pointers: when, who, what, why."""
+    from model_store.store import ModelStore
+
+    generations = ModelStore(store).history(model)
+    if as_json:
+        _print_json([pointers.model_dump(mode="json") for pointers in generations])
+    elif generations:
+        _print_lines(history_lines(generations))
+    else:
+        typer.echo(f"no pointer of {model} was ever moved; use: flambeau models promote {model} 1")
+
+
+def _open(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:
+    """The store and the version asked for: the production one, else the newest, if none was."""
+    from model_store.store import ModelStore
+
+    store = ModelStore(url)
+    if version is None:
+        versions = store.versions(model)
+        pointers = store.pointers(model)
+        version = pointers.aliases.get(PRODUCTION) if pointers else None
+        version = version or versions[-1]
+    return store, store.manifest(model, version)
+
+
+def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelSummary:
+    """The facts of one model; one that cannot be read must not hide the others."""
+    try:
+        pointers = (
+            store.pointers_at(model, listing.generations[-1]) if listing.generations else None
+        )
+        aliases = dict(pointers.aliases) if pointers else {}
+        manifest = store.manifest(model, aliases.get(PRODUCTION, listing.versions[-1]))
+    except StoreError as error:
+        return ModelSummary(model=model, versions=listing.versions, error=str(error))
+    best = manifest.artifacts_by_speed()[0]
+    batch_size, latency_ms = min(best.latency_ms.items(), default=(None, None))
+    return ModelSummary(
+        model=model,
+        versions=listing.versions,
+        aliases=aliases,
+        version_shown=manifest.version,
+        best_artifact=best.name,
+        batch_size=batch_size,
+        latency_ms=latency_ms,
+        accuracy=best.verification.metrics.get(METRIC),
+    )
+
+
+def _failure(store: "ModelStore", manifest: "Manifest", entry: "FileEntry") -> str | None:
+    """What is wrong with one file, or None."""
+    try:
+        store.read_file(manifest, entry)
+    except StoreError as error:
+        return str(error)
+    return None
+
+
+def _advice(store: "ModelStore", manifest: "Manifest") -> str:
+    """Which version people get meanwhile, and what to do about it."""
+    pointers = store.pointers(manifest.model)
+    live = pointers.aliases.get(PRODUCTION) if pointers else None
+    if live is None:
+        return "no version is in production"
+    if live != manifest.version:
+        return f"production stays at {live}"
+    return f"it is in production: flambeau models rollback {manifest.model}"
+
+
+def _print_lines(lines: list[str]) -> None:
+    typer.echo("\n".join(lines))
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2))

@@ -1,0 +1,64 @@
+"""`flambeau serve`: one process with everything, and lines to paste once it is ready."""
+
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from flambeau.commands.failures import failing_with
+
+
+def serve(
+    store: Annotated[
+        str | None, typer.Option(help="Store URL: a folder or s3://bucket/prefix.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Serve only this model; may be repeated.")
+    ] = None,
+    artifact: Annotated[
+        str | None, typer.Option(help="Serve this artifact instead of the fastest proven one.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="REST port; 0 picks a free one.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 picks a free one.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus port; 0 picks a free one.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
+    ] = None,
+) -> None:
+    """Serve the models of a store over REST and gRPC."""
+    named = {
+        "store": store,
+        "models": model,
+        "artifact": artifact,
+        "host": host,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "metrics_port": metrics_port,
+    }
+    given = {name: value for name, value in named.items() if value is not None}
+    run({**given, **parse_settings(set_ or [])})
+
+
+def run(settings: dict[str, Any]) -> None:
+    """Serves until SIGTERM or Ctrl-C; settings are those of `ServerConfig`."""
+    from flambeau.commands.listening import print_listening
+    from model_store.errors import StoreError
+    from services.standalone.config import ConfigError, server_config
+    from services.standalone.server import PortError
+    from services.standalone.server import serve as run_server
+
+    with failing_with({ConfigError: 2, StoreError: 1, PortError: 1}):
+        run_server(server_config(settings), print_listening)
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """`NAME=VALUE` pairs, each value read as YAML: `threads=2`, `models=[a, b]`."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise typer.BadParameter(f"'{pair}' is not NAME=VALUE", param_hint="--set")
+    split = (pair.split("=", 1) for pair in pairs)
+    return {name.strip(): yaml.safe_load(value) for name, value in split}

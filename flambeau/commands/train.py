@@ -1,0 +1,61 @@
+"""`flambeau train`: a recipe becomes a published version."""
+
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C stopped, as shells count it."""
+
+
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file, or a function: path/file.py:name or package.module:name."
+        ),
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override one value, such as optim.adamw.lr=1e-3 or export.0.precision=int8; "
+            "may be repeated.",
+        ),
+    ] = None,
+    store: Annotated[
+        str, typer.Option(help="Store URL: a folder or s3://bucket/prefix.")
+    ] = "./var/model_store",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint of the same recipe.")
+    ] = False,
+    runs_dir: Annotated[
+        str, typer.Option(help="Folder for checkpoints and metrics, one folder a run.")
+    ] = "./var/runs",
+) -> None:
+    """Train a recipe, export and prove its artifacts, and publish what kept its tolerance.
+
+    Exits with 0 when a version is published, 2 when the recipe is wrong, 1 when anything else is.
+    """
+    from pathlib import Path
+
+    from model_store.errors import StoreError
+    from training.errors import RecipeError, TrainingError
+    from training.recipe_file import load_recipe
+
+    # The disk is the user's, so its failures are theirs to read.
+    with failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}):
+        loaded = load_recipe(recipe, set_ or [])
+        try:
+            from training.pipeline import run
+
+            run(loaded, store, Path(runs_dir), resume=resume)
+        except ModuleNotFoundError as error:
+            typer.echo(f"error: {error}; install it with pip install 'flambeau[train]'", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command with --resume goes on from here", err=True)
+            raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,85 @@
+"""`flambeau push` and `flambeau pull`: a version from one store to another, all or nothing."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.models import DEFAULT_STORE, StoreUrl
+from flambeau.commands.tables import size_text
+from model_store.errors import StoreError
+
+if TYPE_CHECKING:
+    from model_store.store import Progress
+
+ModelVersion = Annotated[
+    str, typer.Argument(metavar="MODEL/VERSION", help="What to copy, such as digits/3.")
+]
+
+
+def push(
+    version: ModelVersion,
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="The store to copy to.")],
+    store: StoreUrl = DEFAULT_STORE,
+) -> None:
+    """Copy a version to another store, under the same number; run it again to resume."""
+    _copy(version, source_url=store, target_url=to)
+
+
+def pull(
+    version: ModelVersion,
+    from_: Annotated[str, typer.Option("--from", metavar="URL", help="The store to copy from.")],
+    store: StoreUrl = DEFAULT_STORE,
+) -> None:
+    """Copy a version from another store, under the same number; run it again to resume."""
+    _copy(version, source_url=from_, target_url=store)
+
+
+@failing_with({StoreError: 1})
+def _copy(model_version: str, source_url: str, target_url: str) -> None:
+    from model_store.store import ModelStore
+    from model_store.transfer import copy_version
+
+    model, version = _split(model_version)
+    source = ModelStore(source_url)
+    total_bytes = sum(e.size_bytes for e in source.manifest(model, version).all_files())
+    target = ModelStore(target_url)
+    with _progress(f"{model} {version}", total_bytes) as progress:
+        report = copy_version(source, target, model, version, progress)
+    typer.echo(
+        f"{model} {version} is in {target.url}: {report.files_copied} files copied "
+        f"({size_text(report.bytes_copied)}), {report.files_skipped} there already"
+    )
+
+
+def _split(model_version: str) -> tuple[str, int]:
+    model, slash, version = model_version.rpartition("/")
+    if not slash or not version.isdecimal():
+        raise typer.BadParameter(
+            f"'{model_version}' is not MODEL/VERSION, such as digits/3",
+            param_hint="MODEL/VERSION",
+        )
+    return model, int(version)
+
+
+@contextlib.contextmanager
+def _progress(title: str, total_bytes: int) -> Iterator["Progress"]:
+    """A bar on a terminal, a line for every finished file elsewhere; both on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda file, size_bytes: typer.echo(
+            f"{title}: {file} ({size_text(size_bytes)}) done", err=True
+        )
+        return
+    text = TextColumn("{task.description}")
+    with Bar(text, BarColumn(), DownloadColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(title, total=total_bytes)
+        yield lambda file, size_bytes: bar.update(
+            task, advance=size_bytes, description=f"{title}: {file}"
+        )

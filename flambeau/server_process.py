@@ -1,0 +1,72 @@
+"""A server as a child process: started on free ports, ready when it says so, drained at the end."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+STOP_TIMEOUT_S = 60
+
+
+class ServerProcessError(Exception):
+    """The server did not start, or did not end with exit code 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProcess:
+    """A running server and its addresses, each host:port."""
+
+    pid: int
+    http: str
+    grpc: str
+    metrics: str
+
+
+@contextmanager
+def server_process(
+    arguments: Sequence[str], before_exec: Callable[[], None] | None = None
+) -> Iterator[ServerProcess]:
+    """Runs `flambeau serve` with the given arguments until the block ends.
+
+    Args:
+        arguments: of `flambeau serve`, without ports.
+        before_exec: called in the child before it starts, to pin it to a core for example.
+
+    Raises:
+        ServerProcessError: it exited before it was ready, or with another code than 0 after
+            SIGTERM.
+    """
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "flambeau", "serve", *arguments, *ports],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=before_exec,
+    )
+    try:
+        yield _when_ready(process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(STOP_TIMEOUT_S)
+    if code != 0:
+        raise ServerProcessError(f"the server exited with {code} instead of 0 after SIGTERM")
+
+
+def _when_ready(process: "subprocess.Popen[str]") -> ServerProcess:
+    """Reads what the server prints once it is ready."""
+    assert process.stdout is not None
+    found: dict[str, str] = {}
+    for line in process.stdout:
+        match line.split():
+            case [("REST" | "gRPC" | "metrics") as name, address]:
+                found[name] = address.removeprefix("http://").partition("/")[0]
+        if len(found) == 3:
+            # What it prints from here on is read away, so that its pipe never fills.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            return ServerProcess(
+                pid=process.pid, http=found["REST"], grpc=found["gRPC"], metrics=found["metrics"]
+            )
+    raise ServerProcessError(f"the server exited with {process.wait()} before it was ready")

@@ -1,0 +1,108 @@
+"""The house style, where a program can judge it. The prose is in CONTRIBUTING.md."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
+SHADOWING_NAMES = {"grpc", "queue", "logging", "onnx", "redis", "torch", "json", "signal", "types"}
+SOURCES = ("bench", "flambeau", "model_store", "services", "tests", "training")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files git tracks, or would track: what a fresh clone holds after the next commit."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [path for name in names.splitlines() if (path := ROOT / name).exists()]
+
+
+PYTHON_FILES = [path for path in tracked("*.py") if "_pb2" not in path.name]
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
+def test_a_file_stays_readable_in_one_sitting(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+    for node in functions(path):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        assert lines <= MAX_FUNCTION_LINES, f"{node.name} at line {node.lineno}: {lines} lines"
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
+def test_a_file_is_named_after_one_noun(path: Path) -> None:
+    assert path.stem not in BANNED_NAMES | SHADOWING_NAMES
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
+def test_a_module_opens_with_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    if text.strip():
+        docstring = ast.get_docstring(ast.parse(text))
+        assert docstring, "no module docstring"
+        assert "TODO" not in docstring
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in PYTHON_FILES if not relative(p).startswith(("tests", "bench"))],
+    ids=relative,
+)
+def test_public_things_say_what_they_are(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for owner in [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))]:
+        if isinstance(owner, ast.ClassDef) and owner.name.startswith("_"):
+            continue
+        for node in owner.body:
+            named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if named and not node.name.startswith("_"):  # type: ignore[attr-defined]
+                assert ast.get_docstring(node), f"{node.name} at line {node.lineno}"  # type: ignore[attr-defined,arg-type]
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
+def test_imports_are_absolute(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import at line {node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PYTHON_FILES if not relative(p).startswith("tests")], ids=relative
+)
+def test_nothing_deserialises_by_pickle(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"^\s*(import|from) (pickle|dill|joblib|cloudpickle)", text, re.MULTILINE)
+    assert "weights_only=False" not in text
+    assert "allow_pickle=True" not in text
+
+
+def test_only_configuration_reads_the_environment() -> None:
+    readers = [
+        relative(path)
+        for path in PYTHON_FILES
+        if not relative(path).startswith(("tests", "bench"))
+        and re.search(r"os\.(environ|getenv)", path.read_text())
+    ]
+    assert readers == []
+
+
+def test_every_skip_gives_its_reason() -> None:
+    for path in tracked("tests/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("pytest.mark.skip"):
+                assert any(k.arg == "reason" for k in node.keywords), f"{path}:{node.lineno}"
