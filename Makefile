@@ -37,10 +37,11 @@ $(DEVELOPING): pyproject.toml | $(SERVING)
 .PHONY: install
 install: $(SERVING) ## Make the environment for training and serving.
 
-# Job control gives the server the terminal, so that Ctrl-C drains it and make sees its exit code.
+# Job control makes the server a job of its own, so that Ctrl-C reaches it and not make, and make
+# sees its exit code. (`|| exit` keeps bash from becoming the server, which would undo that.)
 .PHONY: up
 up: $(SERVING) ## Train a first model if the store is empty, then serve it. ARGS="--set http_port=9000"
-	@set -m; $(BIN)/flambeau up $(ARGS)
+	@set -m; $(BIN)/flambeau up $(ARGS) || exit $$?
 
 .PHONY: demo
 demo: $(SERVING) ## The whole path once, checked: train, serve, classify over REST and gRPC, compare.

@@ -1,0 +1,145 @@
+"""The README as a stranger follows it: `make demo`, `make up`, every code block, Ctrl-C.
+
+It runs in a folder that looks like a fresh clone: everything linked, but `var/` its own, so the
+first verb finds an empty store and trains. Only the ports are changed, to free ones.
+"""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+START_S = 240
+FREE_PORTS = "--set http_port=0 --set grpc_port=0 --set metrics_port=0"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clone")
+    for path in ROOT.iterdir():
+        if path.name not in ("var", ".git"):
+            (folder / path.name).symlink_to(path)
+    (folder / ".venv").unlink(missing_ok=True)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A program in a terminal of its own, as a person runs it."""
+
+    process: "subprocess.Popen[bytes]"
+    fd: int
+
+    def read_until(self, pattern: str) -> str:
+        text, deadline = "", time.monotonic() + START_S
+        while not re.search(pattern, text):
+            ready, _, _ = select.select([self.fd], [], [], max(deadline - time.monotonic(), 0))
+            assert ready, f"nothing like {pattern!r} came; so far:\n{text}"
+            try:
+                text += os.read(self.fd, 65_536).decode(errors="replace")
+            except OSError:  # the terminal closes when the program ends
+                raise AssertionError(f"ended before {pattern!r} came:\n{text}") from None
+        return text
+
+    def interrupt(self) -> int:
+        os.write(self.fd, b"\x03")
+        with_rest = subprocess.Popen(["cat"], stdin=self.fd, stdout=subprocess.DEVNULL)
+        code = self.process.wait(60)
+        with_rest.kill()
+        with_rest.wait()
+        return code
+
+
+@pytest.fixture(scope="module")
+def demo(clone: Path) -> str:
+    """The output of `make demo` on an empty store."""
+    done = subprocess.run(["make", "demo"], cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def up(clone: Path, demo: str) -> Iterator[tuple[Terminal, str]]:
+    """`make up` in a terminal, and what it printed until it was ready."""
+    primary, secondary = pty.openpty()
+    process = subprocess.Popen(
+        ["make", "up", f"ARGS={FREE_PORTS}"],
+        cwd=clone,
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        start_new_session=True,
+        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # becomes its terminal
+    )
+    os.close(secondary)
+    terminal = Terminal(process, primary)
+    try:
+        yield terminal, terminal.read_until(r"\nEND\r?\n")
+    finally:
+        if process.poll() is None:
+            terminal.interrupt()
+        os.close(primary)
+
+
+def test_make_demo_says_that_everything_agrees(demo: str) -> None:
+    last = demo.strip().splitlines()[-1]
+    found = re.fullmatch(
+        r"demo ok: model=digits version=1 rest_accuracy=(0\.\d+|1\.0+) grpc_accuracy=(\S+) "
+        r"mean_batch=(\S+)",
+        last,
+    )
+    assert found, last
+    assert found[1] == found[2]
+    assert float(found[1]) >= 0.97
+    assert float(found[3]) > 1
+    assert len(re.findall(r"^ +\d  +\d  +\d  +\d$", demo, re.MULTILINE)) == 10
+
+
+def test_what_make_up_prints_can_be_pasted(clone: Path, up: tuple[Terminal, str]) -> None:
+    text = up[1].replace("\r\n", "\n")
+    pasted = text.partition("try it:\n")[2].partition("\nEND\n")[0] + "\nEND\n"
+    output = run_block(clone, "sh", pasted)
+    assert '"model_name":"digits"' in output
+    assert re.search(r"\[\[.*\]\]", output, re.DOTALL)
+
+
+def test_every_block_of_the_readme_runs(clone: Path, up: tuple[Terminal, str]) -> None:
+    ports = dict(re.findall(r"(REST|gRPC|metrics) +(?:http://)?127\.0\.0\.1:(\d+)", up[1]))
+    blocks = BLOCK.findall((ROOT / "README.md").read_text())
+    assert len(blocks) >= 4
+    for language, text in blocks:
+        if text.strip() in ("make up", "make demo", "make test"):
+            continue  # these are the fixtures, and what runs this very test
+        for default, name in (("8000", "REST"), ("8001", "gRPC"), ("8002", "metrics")):
+            text = text.replace(f"127.0.0.1:{default}", f"127.0.0.1:{ports[name]}")
+        text = text.replace(
+            "flambeau infer ", f"flambeau infer --server 127.0.0.1:{ports['gRPC']} "
+        )
+        run_block(clone, language, text)
+
+
+def test_ctrl_c_drains_and_exits_0(up: tuple[Terminal, str]) -> None:
+    assert up[0].interrupt() == 0
+
+
+def run_block(clone: Path, language: str, text: str) -> str:
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    if language == "python":
+        command = [sys.executable, "-W", "error", "-c", text]
+    path = f"{sys.prefix}/bin:{os.environ['PATH']}"
+    done = subprocess.run(
+        command, cwd=clone, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
