@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import IO
 
 STOP_TIMEOUT_S = 60
 
@@ -40,32 +41,33 @@ def server_process(
             SIGTERM.
     """
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "flambeau", "serve", *arguments, *ports],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=before_exec,
-    )
-    try:
-        yield _when_ready(process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(STOP_TIMEOUT_S)
+    command = [sys.executable, "-m", "flambeau", "serve", *arguments, *ports]
+    with subprocess.Popen(  # noqa: S603
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=before_exec
+    ) as process:
+        assert process.stdout is not None
+        try:
+            ready = _when_ready(process, process.stdout)
+            # What it prints from here on is read away, so that its pipe never fills.
+            reader = threading.Thread(target=process.stdout.read)
+            reader.start()
+            yield ready
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(STOP_TIMEOUT_S)
+        reader.join()
     if code != 0:
         raise ServerProcessError(f"the server exited with {code} instead of 0 after SIGTERM")
 
 
-def _when_ready(process: "subprocess.Popen[str]") -> ServerProcess:
+def _when_ready(process: "subprocess.Popen[str]", lines: IO[str]) -> ServerProcess:
     """Reads what the server prints once it is ready."""
-    assert process.stdout is not None
     found: dict[str, str] = {}
-    for line in process.stdout:
+    for line in lines:
         match line.split():
             case [("REST" | "gRPC" | "metrics") as name, address]:
                 found[name] = address.removeprefix("http://").partition("/")[0]
         if len(found) == 3:
-            # What it prints from here on is read away, so that its pipe never fills.
-            threading.Thread(target=process.stdout.read, daemon=True).start()
             return ServerProcess(
                 pid=process.pid, http=found["REST"], grpc=found["gRPC"], metrics=found["metrics"]
             )

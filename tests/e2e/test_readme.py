@@ -4,6 +4,7 @@ It runs in a folder that looks like a fresh clone: everything linked, but `var/`
 first verb finds an empty store and trains. Only the ports are changed, to free ones.
 """
 
+import json
 import os
 import pty
 import re
@@ -11,11 +12,14 @@ import select
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from flambeau.server_process import server_process
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -104,6 +108,19 @@ def test_make_demo_says_that_everything_agrees(demo: str) -> None:
     assert float(found[1]) >= 0.97
     assert float(found[3]) > 1
     assert len(re.findall(r"^ +\d  +\d  +\d  +\d$", demo, re.MULTILINE)) == 10
+
+
+@pytest.mark.parametrize("artifact", ["torchscript", "onnx", "onnx-int8"])
+def test_every_artifact_serves_the_example(clone: Path, demo: str, artifact: str) -> None:
+    store = clone / "var" / "model_store"
+    body = (ROOT / "docs" / "examples" / "seven.json").read_bytes()
+    with server_process(["--store", str(store), "--artifact", artifact]) as server:
+        model = f"http://{server.http}/v2/models/digits"
+        with urllib.request.urlopen(model) as reply:
+            assert json.load(reply)["properties"]["artifact"] == artifact
+        with urllib.request.urlopen(f"{model}/infer", body) as reply:
+            logits = json.load(reply)["outputs"][0]["data"]
+    assert logits.index(max(logits)) == 7
 
 
 def test_what_make_up_prints_can_be_pasted(clone: Path, up: tuple[Terminal, str]) -> None:

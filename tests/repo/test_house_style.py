@@ -65,13 +65,14 @@ def test_a_module_opens_with_what_it_is(path: Path) -> None:
 )
 def test_public_things_say_what_they_are(path: Path) -> None:
     tree = ast.parse(path.read_text())
-    for owner in [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))]:
-        if isinstance(owner, ast.ClassDef) and owner.name.startswith("_"):
-            continue
-        for node in owner.body:
-            named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            if named and not node.name.startswith("_"):  # type: ignore[attr-defined]
-                assert ast.get_docstring(node), f"{node.name} at line {node.lineno}"  # type: ignore[attr-defined,arg-type]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    bodies = [tree.body, *(c.body for c in classes if not c.name.startswith("_"))]
+    for body in bodies:
+        for node in body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{node.name} at line {node.lineno}"
 
 
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
