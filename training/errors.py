@@ -1,0 +1,48 @@
+"""Everything a training run can refuse, as one tree.
+
+TrainingError
+├── RecipeError           a recipe that cannot be read, or has an unknown key or a bad value
+│   └── TargetError       a `target` that names no code, or whose `args` do not fit it
+├── DataError             data that breaks the contract of a data set
+├── CheckpointError       a checkpoint that is damaged or belongs to another program
+├── RunBusyError          another process works in the same run folder
+├── DivergedError         the loss is no longer a number
+├── ExportError           one artifact cannot be made; the others go on
+└── NothingProvenError    no artifact kept its tolerance, so nothing is published
+"""
+
+
+class TrainingError(Exception):
+    """Root of the tree. The message says what was wrong, which value, and what to do."""
+
+
+class RecipeError(TrainingError):
+    """A recipe that cannot be read or breaks the schema."""
+
+
+class TargetError(RecipeError):
+    """A `target` that cannot be imported, or arguments it does not take."""
+
+
+class DataError(TrainingError):
+    """Splits whose names, shapes or labels contradict each other."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint whose files are missing, damaged or of another format."""
+
+
+class RunBusyError(TrainingError):
+    """The run folder is locked by another process."""
+
+
+class DivergedError(TrainingError):
+    """The loss became infinite or not a number."""
+
+
+class ExportError(TrainingError):
+    """An artifact that cannot be made from this model."""
+
+
+class NothingProvenError(TrainingError):
+    """Every artifact was refused; the message has the reason of each."""

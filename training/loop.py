@@ -1,0 +1,205 @@
+"""The training loop: plain torch, to be read from top to bottom.
+
+In: a recipe and its splits. Out: a model that holds the weights of its best epoch.
+
+Rules kept here: a run is a function of the recipe and the data. The order of rows comes from the
+seed and the epoch, the learning rate from the step, and the checkpoint restores the rest, so a run
+that was killed and resumed ends with the same weights, bit for bit on one CPU.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from safetensors.torch import load_model
+from torch import Tensor, nn
+from torch.nn import functional
+
+from model_store.signature import Signature
+from training.checkpoint import CheckpointFolder
+from training.datasets import Split, Splits
+from training.errors import DivergedError
+from training.model import build_model, first_output, try_model
+from training.progress import TrainingProgress, open_progress, say
+from training.recipe import OptimPart, Recipe
+from training.reproducibility import reproducible
+from training.run_folder import RunFolder
+from training.schedule import learning_rate_factor
+from training.trackers import open_trackers
+from training.train_state import TrainState, after_epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a run leaves behind."""
+
+    model: nn.Module
+    """In evaluation mode, with the weights of the best epoch."""
+    weights: Path
+    """The same weights as safetensors."""
+    signature: Signature
+    state: TrainState
+
+
+def train(
+    recipe: Recipe, splits: Splits, folder: RunFolder, console: Console, resume: bool = False
+) -> Trained:
+    """Trains until the epochs or the patience run out.
+
+    Args:
+        recipe: the run.
+        splits: the data; the test split is not looked at.
+        folder: keeps checkpoints and metrics.
+        console: shows the progress.
+        resume: goes on from the newest checkpoint, if there is one; otherwise starts anew.
+
+    Raises:
+        TargetError: the model is no `nn.Module`, or cannot be made.
+        CheckpointError: the checkpoint is damaged.
+        DivergedError: the loss is no longer a number.
+    """
+    with reproducible(recipe.seed, recipe.train.threads):
+        model = build_model(recipe)
+        signature = try_model(model, splits, recipe)
+        optimizer = build_optimizer(model, recipe.optim)
+        checkpoints = CheckpointFolder(folder.checkpoints)
+        state = _start(checkpoints, model, optimizer, resume, console)
+        rows = splits.train.rows
+        with (
+            open_trackers(recipe.track, folder, state.epoch) as trackers,
+            open_progress(console, recipe, rows, state.epoch) as progress,
+        ):
+            while not state.finished:
+                metrics = _train_epoch(model, optimizer, splits.train, recipe, state, progress)
+                metrics |= evaluate(model, splits.validation, recipe, "val")
+                state = after_epoch(state, metrics, recipe, steps_per_epoch(rows, recipe))
+                for tracker in trackers:
+                    tracker.log(state.epoch, metrics)
+                # The state comes last: until then a resumed run repeats this epoch.
+                due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
+                if due or state.best_epoch == state.epoch:
+                    checkpoints.save_weights(model, state.epoch)
+                if due:
+                    checkpoints.save_state(state, optimizer)
+                progress.end_epoch(state.epoch, metrics)
+    weights = checkpoints.weights_path(state.best_epoch)
+    load_model(model, str(weights))
+    return Trained(model=model.eval(), weights=weights, signature=signature, state=state)
+
+
+def _train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    split: Split,
+    recipe: Recipe,
+    state: TrainState,
+    progress: TrainingProgress,
+) -> dict[str, float]:
+    """One pass over the training rows, N of them in each step."""
+    total_steps = recipe.train.epochs * steps_per_epoch(split.rows, recipe)
+    model.train()
+    loss_sum, norm_sum, rate, step = 0.0, 0.0, 0.0, state.step
+    for inputs, labels in _shuffled_batches(split, recipe, state.epoch):
+        rate = recipe.optim.adamw.lr * learning_rate_factor(step, total_steps, recipe.schedule)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        logits = first_output(model(*inputs))  # [N, K]
+        loss = _loss(logits, labels, recipe)
+        if not math.isfinite(loss.item()):
+            raise DivergedError(
+                f"the loss is {loss.item()} at step {step} (epoch {state.epoch + 1}, learning "
+                f"rate {rate:.3g}); lower optim.adamw.lr ({recipe.optim.adamw.lr:g}) or optim.clip "
+                f"({recipe.optim.clip}), and look for NaN in the inputs"
+            )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        limit = math.inf if recipe.optim.clip is None else recipe.optim.clip
+        norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        step += 1
+        loss_sum += loss.item() * len(labels)
+        norm_sum += norm.item()
+        progress.advance(len(labels))
+    steps = step - state.step
+    return {
+        "train/loss": loss_sum / split.rows,
+        "train/gradient_norm": norm_sum / steps,
+        "train/learning_rate": rate,
+    }
+
+
+def evaluate(model: nn.Module, split: Split, recipe: Recipe, name: str) -> dict[str, float]:
+    """Loss and accuracy of a model over a split.
+
+    Args:
+        model: put into evaluation mode.
+        split: the rows.
+        recipe: gives the loss and the batch size.
+        name: goes before the metrics' names, as in `val/accuracy`.
+    """
+    model.eval()
+    loss_sum, correct = 0.0, 0
+    with torch.inference_mode():
+        for start in range(0, split.rows, recipe.data.batch_size):
+            rows = np.arange(start, min(start + recipe.data.batch_size, split.rows))
+            inputs, labels = _batch(split, rows)
+            logits = first_output(model(*inputs))
+            loss_sum += _loss(logits, labels, recipe).item() * len(labels)
+            correct += int((logits.argmax(dim=1) == labels).sum().item())
+    return {f"{name}/loss": loss_sum / split.rows, f"{name}/accuracy": correct / split.rows}
+
+
+def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer:
+    """AdamW; biases and norms (all that has one dimension) are spared from weight decay."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": optim.adamw.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=optim.adamw.lr)
+
+
+def steps_per_epoch(rows: int, recipe: Recipe) -> int:
+    """Batches of one epoch; the last one may be short."""
+    return math.ceil(rows / recipe.data.batch_size)
+
+
+def _shuffled_batches(
+    split: Split, recipe: Recipe, epoch: int
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """All rows in an order that depends on the seed and the epoch alone."""
+    order = np.random.default_rng((recipe.seed, epoch)).permutation(split.rows)
+    for start in range(0, split.rows, recipe.data.batch_size):
+        yield _batch(split, order[start : start + recipe.data.batch_size])
+
+
+def _batch(split: Split, rows: npt.NDArray[np.int64]) -> tuple[list[Tensor], Tensor]:
+    inputs = [torch.from_numpy(array[rows]) for array in split.inputs.values()]
+    return inputs, torch.from_numpy(split.labels[rows])
+
+
+def _loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    smoothing = recipe.loss.cross_entropy.label_smoothing
+    return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+
+def _start(
+    checkpoints: CheckpointFolder,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    resume: bool,
+    console: Console,
+) -> TrainState:
+    if resume and checkpoints.exists:
+        state = checkpoints.load(model, optimizer)
+        say(console, f"resuming after epoch {state.epoch} from {checkpoints.path}")
+        return state
+    if resume:
+        say(console, f"nothing to resume in {checkpoints.path}; starting anew")
+    checkpoints.clear()
+    return TrainState()

@@ -1,0 +1,80 @@
+"""One run from a recipe to a published version: train, export, verify, report, publish, promote."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from model_store.manifest import Manifest
+from model_store.pointers import PRODUCTION
+from model_store.store import ModelStore
+from training.datasets import Splits, load_splits
+from training.exporters import export_all
+from training.loop import Trained, evaluate, train
+from training.progress import say
+from training.publish import promote, publish
+from training.recipe import Recipe
+from training.report import Report, print_table
+from training.run_folder import RunFolder
+from training.verify import Reference, reference, verify
+
+
+def run(
+    recipe: Recipe,
+    store_url: str,
+    runs_dir: Path,
+    resume: bool = False,
+    console: Console | None = None,
+) -> Manifest:
+    """Trains the recipe and publishes what is proven.
+
+    Args:
+        recipe: the run.
+        store_url: the model store, a folder or `s3://bucket/prefix`.
+        runs_dir: the folder of all runs; this one finds its own by recipe and data.
+        resume: goes on from the newest checkpoint of the same recipe and data, if there is one.
+        console: shows progress and the table; the standard output by default.
+
+    Returns:
+        The manifest of the published version.
+
+    Raises:
+        TrainingError: see `training.errors`.
+        StoreError: the store cannot be opened or written; nothing is published.
+    """
+    console = console or Console()
+    store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
+    splits = load_splits(recipe)
+    folder = RunFolder(Path(runs_dir), recipe, splits.sha256())
+    with folder.locked():
+        trained = train(recipe, splits, folder, console, resume)
+        files = folder.empty_version()
+        golden, report = _prove(recipe, trained, splits, files, console)
+        print_table(report, console)
+        manifest = publish(recipe, splits, trained, golden, report, files, store)
+        moved = promote(recipe, manifest, store)
+    outcome = f" → {PRODUCTION}" if moved else f"; {PRODUCTION} stays where it is"
+    say(console, f"published {manifest.model} {manifest.version}{outcome}")
+    return manifest
+
+
+def _prove(
+    recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
+) -> tuple[Reference, Report]:
+    """Exports every artifact of the recipe, and replays each against the checkpoint."""
+    exported = export_all(recipe, trained, splits, files, console)
+    golden, checkpoint = reference(trained, splits.test)
+    with console.status("replaying every artifact against the checkpoint"):
+        artifacts = tuple(verify(artifact, golden) for artifact in exported)
+    metrics = {
+        **evaluate(trained.model, splits.validation, recipe, "val"),
+        **evaluate(trained.model, splits.test, recipe, "test"),
+    }
+    return golden, Report(
+        run=recipe.name,
+        model=recipe.publish.model,
+        epochs=trained.state.epoch,
+        best_epoch=trained.state.best_epoch,
+        metrics=metrics,
+        checkpoint=checkpoint,
+        artifacts=artifacts,
+    )

@@ -1,0 +1,179 @@
+"""Publishes what is proven: lays out the files of a version and hands them to the model store.
+
+In: a report with at least one proven artifact, and the files. Out: the manifest of a new version,
+and a pointer that moved if the recipe says so.
+"""
+
+import hashlib
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from safetensors.numpy import save_file
+
+from model_store.errors import ConflictError
+from model_store.manifest import Artifact, Draft, FileEntry, Golden, Lineage, Manifest, Verification
+from model_store.pointers import PRODUCTION
+from model_store.store import ModelStore
+from training.datasets import Splits
+from training.errors import NothingProvenError
+from training.loop import Trained
+from training.recipe import Recipe
+from training.recipe_file import resolved_yaml
+from training.report import ArtifactReport, Report
+from training.triton_config import config_pbtxt
+from training.verify import Reference
+
+REPORT, RECIPE, CHECKPOINT = "report.json", "recipe.resolved.yaml", "checkpoint.safetensors"
+GOLDEN, TRITON_CONFIG = "golden.safetensors", "config.pbtxt"
+LIBRARIES = ("flambeau", "numpy", "onnx", "onnxruntime", "onnxscript", "scikit-learn", "torch")
+"""Whose versions are recorded with the model."""
+GIT_TIMEOUT_SECONDS = 10
+
+
+def publish(
+    recipe: Recipe,
+    splits: Splits,
+    trained: Trained,
+    expected: Reference,
+    report: Report,
+    folder: Path,
+    store: ModelStore,
+) -> Manifest:
+    """Writes the files that are still missing in `folder`, and publishes the proven artifacts.
+
+    Raises:
+        NothingProvenError: every artifact was refused; nothing is published.
+        StoreError: the store failed; nothing is published.
+    """
+    (folder / REPORT).write_bytes(report.to_json())
+    if not report.proven():
+        reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
+        raise NothingProvenError(
+            f"no artifact of '{recipe.publish.model}' kept its tolerance, so nothing is published "
+            f"({reasons}); widen export.<n>.tolerance if that is acceptable, or export another "
+            f"kind; figures in {folder / REPORT}"
+        )
+    (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
+    shutil.copyfile(trained.weights, folder / CHECKPOINT)
+    rows = _write_golden(expected, folder / GOLDEN)
+    artifacts = tuple(_artifact(proven, folder) for proven in report.proven())
+    _write_triton_config(recipe.publish.model, artifacts, expected, folder)
+    draft = Draft(
+        model=recipe.publish.model,
+        signature=expected.signature,
+        artifacts=artifacts,
+        golden=Golden(file=file_entry(folder, GOLDEN), rows=rows),
+        lineage=_lineage(folder / RECIPE, splits, report),
+        files=tuple(
+            file_entry(folder, name) for name in (REPORT, RECIPE, CHECKPOINT, TRITON_CONFIG)
+        ),
+    )
+    return store.publish(draft, folder)
+
+
+def promote(recipe: Recipe, manifest: Manifest, store: ModelStore) -> bool:
+    """Points `production` at the new version, if the recipe says so.
+
+    Returns:
+        Whether the pointer moved.
+
+    Raises:
+        ConflictError: somebody else moved a pointer at the same moment.
+    """
+    model, when = manifest.model, recipe.publish.promote
+    if when == "never" or (when == "first" and _is_live(store, model)):
+        return False
+    try:
+        store.promote(model, manifest.version, why=f"trained from recipe '{recipe.name}'")
+    except ConflictError:
+        if when == "first" and _is_live(store, model):
+            return False  # somebody else's version was first
+        raise
+    return True
+
+
+def file_entry(folder: Path, name: str) -> FileEntry:
+    """The manifest's entry for a file as it lies in the folder."""
+    data = (folder / name).read_bytes()
+    return FileEntry(file=name, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+
+
+def _is_live(store: ModelStore, model: str) -> bool:
+    pointers = store.pointers(model)
+    return pointers is not None and PRODUCTION in pointers.aliases
+
+
+def _write_golden(expected: Reference, path: Path) -> int:
+    tensors = {f"input.{name}": array for name, array in expected.golden_inputs.items()}
+    tensors |= {f"output.{name}": array for name, array in expected.golden_outputs.items()}
+    save_file(tensors, path)
+    return len(next(iter(expected.golden_inputs.values())))
+
+
+def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
+    assert proven.max_abs_difference is not None, "a proven artifact was measured"
+    assert proven.agreement is not None, "a proven artifact was measured"
+    assert proven.accuracy is not None, "a proven artifact was measured"
+    return Artifact(
+        name=proven.name,
+        kind=proven.kind,
+        precision=proven.precision,
+        file=file_entry(folder, proven.file),
+        verification=Verification(
+            max_abs_difference=proven.max_abs_difference,
+            agreement=proven.agreement,
+            metrics={"accuracy": proven.accuracy},
+            tolerance=proven.tolerance,
+        ),
+        latency_ms=proven.latency_ms,
+    )
+
+
+def _write_triton_config(
+    model: str, artifacts: tuple[Artifact, ...], expected: Reference, folder: Path
+) -> None:
+    """Configures the fastest ONNX artifact, which is data, or else the fastest of all."""
+    best = min(artifacts, key=lambda artifact: (artifact.kind != "onnx", artifact.speed_key()))
+    text = config_pbtxt(model, best.kind, best.file.file, expected.signature)
+    (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
+
+
+def _lineage(recipe_path: Path, splits: Splits, report: Report) -> Lineage:
+    return Lineage(
+        recipe_sha256=hashlib.sha256(recipe_path.read_bytes()).hexdigest(),
+        data_sha256=splits.sha256(),
+        git_commit=_git_commit(),
+        library_versions=_library_versions(),
+        metrics=report.metrics,
+    )
+
+
+def _library_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a checkout, or not needed for this model
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    """The commit of the working directory, where the recipe's code lies; None outside of git."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        found = subprocess.run(  # noqa: S603 - a fixed command
+            [git, "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None

@@ -1,0 +1,27 @@
+"""Keeps other people's chatter off the user's screen, for as long as their code runs."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet(category: type[Warning] = Warning, loggers: tuple[str, ...] = ()) -> Iterator[None]:
+    """Drops warnings of one category, and all but critical log records of some loggers.
+
+    Args:
+        category: what is dropped; other warnings go where they always go.
+        loggers: names of the loggers, whose children are quiet with them. Their errors are
+            dropped too: what fails also raises, and that is what the user is told.
+    """
+    levels = {name: logging.getLogger(name).level for name in loggers}
+    try:
+        for name in loggers:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,215 @@
+"""The recipe: everything about one run, as one frozen object. Pure rules, no I/O.
+
+In: a mapping from YAML, or keyword arguments from Python. Out: a `Recipe` with every default
+filled in, so that the stored copy says what really happened.
+
+Rules kept here: one key names the thing (`adamw:`), unknown keys are errors, and nothing can be
+configured in two places.
+"""
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from model_store.errors import BadNameError
+from model_store.manifest import check_name
+from model_store.signature import TensorName
+from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
+
+
+class ModelPart(RecipePart):
+    """Which network is trained."""
+
+    target: str
+    """Your `torch.nn.Module`: `path/file.py:Name` (from the working directory) or
+    `package.module:Name`. Change it to train another network."""
+    args: dict[str, JsonValue] = Field(default={})
+    """Keyword arguments of the target. Change them to size the network."""
+    outputs: tuple[TensorName, ...] = Field(default=("logits",), min_length=1)
+    """Names of what `forward` returns, in order. Change it when the network returns a tuple; the
+    first output is [rows, classes] and the one that is trained."""
+
+    @field_validator("outputs")
+    @classmethod
+    def _unique_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("every output needs a name of its own")
+        return value
+
+
+class DataPart(RecipePart):
+    """Which rows it learns from."""
+
+    target: str
+    """A function `f(seed, **args)` that returns the splits (see `training.datasets`). Change it to
+    train on other data."""
+    args: dict[str, JsonValue] = Field(default={})
+    """Keyword arguments of the target. Give `seed` here to keep the same splits while the seed of
+    the run changes."""
+    batch_size: int = Field(default=64, ge=1, le=65_536)
+    """Rows of one training step. Raise it for speed on large data, and the learning rate with
+    it; lower it when memory runs out."""
+
+
+class CrossEntropy(RecipePart):
+    """Softmax cross-entropy with whole-number labels."""
+
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the target spread over all classes. Raise it (0.05 to 0.1) when the network is
+    over-confident; smaller logits also quantize better."""
+
+
+class LossPart(RecipePart):
+    """What is minimised."""
+
+    cross_entropy: CrossEntropy = CrossEntropy()
+    """One label a row. The only loss so far."""
+
+
+class AdamW(RecipePart):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+
+    lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Pull of the weights towards 0; biases and norms are spared. Raise it when validation falls
+    behind training."""
+
+
+class OptimPart(RecipePart):
+    """How the weights move."""
+
+    adamw: AdamW = AdamW()
+    """The optimizer and its settings. The only one so far."""
+    clip: float | None = Field(default=1.0, gt=0)
+    """Largest norm of the gradient; null for no limit. Lower it when single batches throw the
+    loss off."""
+
+
+class Cosine(RecipePart):
+    """Half a cosine from the peak down (Loshchilov and Hutter, 2017, without restarts)."""
+
+    final_lr_share: float = Field(default=0.01, ge=0, le=1)
+    """Learning rate of the last step, as a share of the peak. Raise it when the last epochs learn
+    nothing."""
+
+
+class SchedulePart(RecipePart):
+    """How the learning rate changes, step by step."""
+
+    warmup_share: float = Field(default=0.05, ge=0, lt=1)
+    """Share of all steps during which the rate climbs from 0 to the peak. Raise it when the first
+    epochs are unstable."""
+    cosine: Cosine = Cosine()
+    """How the rate falls after the warm-up. The only shape so far."""
+
+
+class TrainPart(RecipePart):
+    """How long, and on what."""
+
+    epochs: int = Field(default=20, ge=1, le=100_000)
+    """Passes over the training rows. Raise it while the validation metric still climbs."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """CPU threads; 0 takes what torch finds. Fix a number to get the same bits on machines with
+    different numbers of cores."""
+
+
+class StopPart(RecipePart):
+    """Which epoch is best, and when to give up."""
+
+    metric: Literal["val/accuracy", "val/loss"] = "val/loss"
+    """What decides which epoch is best. Take `val/accuracy` when only the top class matters and
+    there are thousands of validation rows."""
+    patience: int | None = Field(default=None, ge=1)
+    """Epochs without a better value before training stops; null never stops early. Set it when
+    epochs are expensive."""
+
+
+class CheckpointPart(RecipePart):
+    """How often a run can be picked up."""
+
+    every_epochs: int = Field(default=1, ge=1)
+    """Epochs between checkpoints. Raise it when writing takes longer than you mind losing."""
+
+
+class PublishPart(RecipePart):
+    """Where the proven artifacts go."""
+
+    model: str
+    """Name of the model in the store. Change it to publish beside another model, not over it."""
+    promote: Literal["never", "first", "always"] = "first"
+    """When the version becomes `production`: `first` only if nothing is yet. Take `always` where
+    nobody looks before traffic moves, `never` where somebody must."""
+
+    @field_validator("model")
+    @classmethod
+    def _model_name(cls, value: str) -> str:
+        return _checked_name(value, "model name")
+
+
+class Recipe(RecipePart):
+    """One run, from data to a published version."""
+
+    name: str
+    """Name of the run; its folder starts with it. Change it to keep runs apart."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seeds the splits, the weights, the order of rows and dropout. Change it to see how much luck
+    there is in a result."""
+    model: ModelPart
+    """Which network is trained. Change it for each project."""
+    data: DataPart
+    """Which rows it learns from. Change it for each project."""
+    loss: LossPart = LossPart()
+    """What is minimised. Change it when the labels mean something else."""
+    optim: OptimPart = OptimPart()
+    """How the weights move. Change it when the loss is unstable or slow."""
+    schedule: SchedulePart = SchedulePart()
+    """How the learning rate changes. Change it with the number of epochs."""
+    train: TrainPart = TrainPart()
+    """How long, and on what. Change it when the result still improves."""
+    stop: StopPart = StopPart()
+    """Which epoch is best, and when to give up. Change it when epochs are expensive."""
+    checkpoint: CheckpointPart = CheckpointPart()
+    """How often a run can be picked up. Change it when epochs are very short."""
+    track: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard", "jsonl")
+    """Where the numbers of every epoch go. Change it to write less."""
+    max_batch_size: int = Field(default=64, ge=1, le=65_536)
+    """Most rows a server runs at once. Raise it for small networks on large machines."""
+    export: tuple[Export, ...] = Field(default=(OnnxExport(), OnnxInt8Export()), min_length=1)
+    """Artifacts to make and prove. Add a kind when a host needs it; drop what nobody serves."""
+    publish: PublishPart
+    """Where the proven artifacts go. Change it for each project."""
+
+    @field_validator("name")
+    @classmethod
+    def _run_name(cls, value: str) -> str:
+        return _checked_name(value, "name of a run")
+
+    @model_validator(mode="after")
+    def _every_export_once(self) -> "Recipe":
+        names = [entry.name for entry in self.export]
+        if len(set(names)) != len(names):
+            raise ValueError(f"export lists an artifact twice in {names}; keep one of each")
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """The recipe as plain YAML values, every default written out."""
+        return self.model_dump(mode="json")
+
+    def training_digest(self) -> str:
+        """A sha256 of the parts that decide the weights: equal digests can share a checkpoint.
+
+        Exports, tolerances and publishing are left out, so that they can change after training.
+        """
+        later = {"checkpoint", "track", "max_batch_size", "export", "publish"}
+        document = {k: v for k, v in self.document().items() if k not in later}
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _checked_name(value: str, what: str) -> str:
+    try:
+        return check_name(value, what)
+    except BadNameError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,140 @@
+"""The report of a run: every figure, as JSON for machines and as a table for people."""
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from model_store.manifest import ArtifactKind, Precision
+from model_store.parity import Tolerance
+from model_store.strict import StrictModel
+
+LATENCY_COLUMNS = (1, 8, 32)
+"""Batch sizes that the table shows."""
+WIDTH_WITHOUT_TERMINAL = 160
+"""Columns of the table in a file or a pipe, where rich would cut it at 80."""
+
+
+class CheckpointReport(StrictModel):
+    """The trained model itself, run by torch."""
+
+    size_bytes: int
+    accuracy: float
+    """Share of the test split, 0 to 1."""
+    latency_ms: dict[int, float]
+    """Median milliseconds of one run, by batch size, on one thread."""
+
+
+class ArtifactReport(StrictModel):
+    """One artifact, proven or refused. Figures are None where it could not be run."""
+
+    name: str
+    kind: ArtifactKind
+    precision: Precision
+    file: str
+    tolerance: Tolerance
+    refusal: str | None
+    """Why it is not published; None if it is proven."""
+    size_bytes: int | None = None
+    max_abs_difference: float | None = None
+    """From the checkpoint's outputs; None also where a shape differs or a number is missing."""
+    agreement: float | None = None
+    """Share of rows, 0 to 1, with the checkpoint's top class."""
+    accuracy: float | None = None
+    """Share of the test split, 0 to 1."""
+    latency_ms: dict[int, float] = Field(default={})
+    """Median milliseconds of one run, by batch size, on one thread."""
+
+
+class Report(StrictModel):
+    """One run: what was trained, and what became of every artifact."""
+
+    run: str
+    """Name of the recipe."""
+    model: str
+    """Name of the model in the store."""
+    epochs: int
+    best_epoch: int
+    metrics: dict[str, float]
+    """The checkpoint's, such as `test/accuracy`."""
+    checkpoint: CheckpointReport
+    artifacts: tuple[ArtifactReport, ...]
+
+    def proven(self) -> list[ArtifactReport]:
+        """What may be published, in the recipe's order."""
+        return [artifact for artifact in self.artifacts if artifact.refusal is None]
+
+    def fastest(self) -> ArtifactReport | None:
+        """The proven artifact with the fewest milliseconds a row at its best batch size."""
+        return min(self.proven(), key=_ms_per_row, default=None)
+
+    def to_json(self) -> bytes:
+        """The bytes of report.json."""
+        return (self.model_dump_json(indent=2) + "\n").encode()
+
+
+def print_table(report: Report, console: Console) -> None:
+    """Shows the figures of the checkpoint and of every artifact, with the verdict."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("artifact", no_wrap=True)
+    for heading in ("parity", "agreement", "accuracy", "size"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for rows in LATENCY_COLUMNS:
+        table.add_column(f"batch {rows}", justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    checkpoint = report.checkpoint
+    table.add_row(
+        "checkpoint",
+        "-",
+        "-",
+        _percent(checkpoint.accuracy),
+        _kilobytes(checkpoint.size_bytes),
+        *_latencies(checkpoint.latency_ms),
+        "reference",
+    )
+    fastest = report.fastest()
+    for artifact in report.artifacts:
+        table.add_row(
+            artifact.name,
+            _parity(artifact),
+            _percent(artifact.agreement),
+            _percent(artifact.accuracy),
+            _kilobytes(artifact.size_bytes),
+            *_latencies(artifact.latency_ms),
+            _verdict(artifact, fastest),
+        )
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
+    console.print(table)
+
+
+def _verdict(artifact: ArtifactReport, fastest: ArtifactReport | None) -> str:
+    if artifact.refusal is not None:
+        return f"refused: {artifact.refusal}"
+    return "proven, fastest" if artifact is fastest else "proven"
+
+
+def _ms_per_row(artifact: ArtifactReport) -> tuple[float, str]:
+    """The order of `Artifact.speed_key`, by which servers choose."""
+    best = min((ms / rows for rows, ms in artifact.latency_ms.items()), default=float("inf"))
+    return best, artifact.name
+
+
+def _parity(artifact: ArtifactReport) -> str:
+    if artifact.max_abs_difference is None:
+        return "-"
+    return f"{artifact.max_abs_difference:.1e}" if artifact.max_abs_difference else "0"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return "100 %" if share == 1 else f"{100 * share:.1f} %"
+
+
+def _kilobytes(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 1000:,.0f} KB"
+
+
+def _latencies(latency_ms: dict[int, float]) -> list[str]:
+    found = [latency_ms.get(rows) for rows in LATENCY_COLUMNS]
+    return ["-" if ms is None else f"{ms:.3f} ms" if ms < 1 else f"{ms:,.1f} ms" for ms in found]

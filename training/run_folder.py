@@ -1,0 +1,74 @@
+"""The folder of one run: what lies where, and the lock that keeps a second process out.
+
+    <runs>/<name>-<digest>/lock
+                          /checkpoints/    see `checkpoint`
+                          /metrics.jsonl   one line an epoch
+                          /tensorboard/
+                          /version/        what is published, as it will lie in the store
+
+The digest covers the data and the parts of the recipe that decide the weights, so a run finds its
+own folder again, and a recipe that only exports differently finds the trained weights.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from training.errors import RunBusyError
+from training.recipe import Recipe
+
+
+class RunFolder:
+    """Paths of one run.
+
+    Args:
+        runs_dir: the folder of all runs; made if absent.
+        recipe: decides the name, with the data.
+        data_sha256: of the splits, which the recipe does not hold: a file may have changed.
+    """
+
+    def __init__(self, runs_dir: Path, recipe: Recipe, data_sha256: str) -> None:
+        digest = hashlib.sha256(f"{recipe.training_digest()} {data_sha256}".encode()).hexdigest()
+        self.path = runs_dir / f"{recipe.name}-{digest[:12]}"
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.version = self.path / "version"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder; the system lets go when the process dies, however it dies.
+
+        Raises:
+            RunBusyError: another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunBusyError(
+                    f"another process trains in {self.path}; wait for it, or give this run "
+                    "another --runs-dir"
+                ) from None
+            yield
+
+    def empty_version(self) -> Path:
+        """The folder for exported files, without those of an earlier export."""
+        shutil.rmtree(self.version, ignore_errors=True)
+        self.version.mkdir(parents=True)
+        return self.version
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file so that readers, and a crash at any moment, see the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

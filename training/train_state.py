@@ -1,0 +1,42 @@
+"""How far a run has come, and the rule that ends it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from training.recipe import Recipe, StopPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainState:
+    """How far a run has come. Replaced after every epoch, never changed."""
+
+    epoch: int = 0
+    """Epochs finished."""
+    step: int = 0
+    """Optimizer steps finished."""
+    best_epoch: int = 0
+    """The epoch with the best validation value, counted from 1; 0 before the first."""
+    best_value: float = 0.0
+    """The value of `stop.metric` at that epoch."""
+    finished: bool = False
+    """Whether training is over: all epochs done, or stopped early."""
+
+
+def after_epoch(
+    state: TrainState, metrics: Mapping[str, float], recipe: Recipe, steps: int
+) -> TrainState:
+    """The state after one more epoch: which epoch is best now, and whether that was the last.
+
+    Pure. The first of equal values stays the best.
+    """
+    epoch, value = state.epoch + 1, metrics[recipe.stop.metric]
+    state = replace(state, epoch=epoch, step=state.step + steps)
+    if state.best_epoch == 0 or _is_better(value, state.best_value, recipe.stop):
+        state = replace(state, best_epoch=epoch, best_value=value)
+    patience = recipe.stop.patience
+    gave_up = patience is not None and epoch - state.best_epoch >= patience
+    return replace(state, finished=gave_up or epoch >= recipe.train.epochs)
+
+
+def _is_better(value: float, best: float, stop: StopPart) -> bool:
+    return value < best if stop.metric == "val/loss" else value > best

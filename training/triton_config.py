@@ -1,0 +1,52 @@
+"""The config.pbtxt of a version, so that Triton Inference Server can serve it too.
+
+Source: Triton's model configuration, and the naming rule of its PyTorch backend: tensors of a
+TorchScript module are told apart by position, written `NAME__0`, `NAME__1`, ...
+"""
+
+from collections.abc import Sequence
+
+from model_store.manifest import ArtifactKind
+from model_store.signature import Signature, TensorSpec
+
+
+def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature) -> str:
+    """The configuration of one artifact, as protobuf text.
+
+    Args:
+        model: name of the model.
+        kind: of the artifact Triton is to run.
+        file: its file name.
+        signature: names, datatypes and shapes; the batch is left out, as Triton wants it.
+    """
+    runtime = (
+        'platform: "onnxruntime_onnx"'
+        if kind == "onnx"
+        else 'backend: "pytorch"\nplatform: "pytorch_libtorch"'
+    )
+    by_position = kind == "torchscript"
+    return (
+        f'name: "{model}"\n{runtime}\n'
+        f'default_model_filename: "{file}"\n'
+        f"max_batch_size: {signature.max_batch_size}\n"
+        f"{_tensors('input', signature.inputs, by_position)}"
+        f"{_tensors('output', signature.outputs, by_position)}"
+    )
+
+
+def _tensors(what: str, specs: Sequence[TensorSpec], by_position: bool) -> str:
+    entries = [
+        f'  {{ name: "{spec.name}{f"__{index}" if by_position else ""}" '
+        f"data_type: {_data_type(spec.datatype)} dims: [ {_dims(spec)} ] }}"
+        for index, spec in enumerate(specs)
+    ]
+    return f"{what} [\n" + ",\n".join(entries) + "\n]\n"
+
+
+def _data_type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def _dims(spec: TensorSpec) -> str:
+    # A tensor of one number a row is [rows]; Triton wants at least one dimension beside the batch.
+    return ", ".join(str(d) for d in spec.shape[1:]) or "1"

@@ -1,0 +1,187 @@
+"""Proves artifacts: replays them against the checkpoint and measures what they are worth.
+
+In: the trained model, the exported files and the test split. Out: a report, with a refusal and its
+reason for every artifact that lies outside its tolerance.
+
+Rules kept here: the exact file that is published is run; the golden inputs are replayed at several
+batch sizes and the whole test split once more, and the worst counts; figures are single-threaded.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from model_store.parity import Parity, Tolerance, compare
+from model_store.signature import Signature
+from model_store.tensors import Array
+from training.datasets import Split
+from training.exporters import Exported
+from training.loop import Trained
+from training.report import ArtifactReport, CheckpointReport
+from training.runners import Runner, file_runner, module_runner
+
+GOLDEN_ROWS = 64
+"""Held-out rows that every server replays when it loads the version."""
+REPLAY_BATCH_SIZES = (1, 7, 32)
+"""A single row, a batch that fits no power of two, and a full one; the largest comes on top."""
+LATENCY_BATCH_SIZES = (1, 8, 32)
+WARM_UP_RUNS = 10
+"""TorchScript optimises during its first runs."""
+MIN_TIMED_RUNS, MAX_TIMED_RUNS, MAX_TIMED_SECONDS = 10, 300, 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What the checkpoint itself answers, to which every artifact is held."""
+
+    signature: Signature
+    golden_inputs: dict[str, Array]
+    golden_outputs: dict[str, Array]
+    test: Split
+    test_outputs: dict[str, Array]
+
+
+def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointReport]:
+    """Runs the checkpoint on held-out rows, and measures it.
+
+    Args:
+        trained: the model.
+        test: rows it has neither learned from nor been chosen by; the first become golden.
+    """
+    run = module_runner(trained.model, trained.signature)
+    golden = {name: array[:GOLDEN_ROWS] for name, array in test.inputs.items()}
+    with _one_thread():
+        outputs = run_in_batches(run, test.inputs, trained.signature.max_batch_size)
+        found = Reference(
+            signature=trained.signature,
+            golden_inputs=golden,
+            golden_outputs=run(golden),
+            test=test,
+            test_outputs=outputs,
+        )
+        report = CheckpointReport(
+            size_bytes=trained.weights.stat().st_size,
+            accuracy=_accuracy(found, outputs),
+            latency_ms=_latency_ms(run, found),
+        )
+    return found, report
+
+
+def verify(exported: Exported, expected: Reference) -> ArtifactReport:
+    """Proves one artifact, or says why it is refused.
+
+    Args:
+        exported: the file, or why there is none.
+        expected: the checkpoint's answers.
+    """
+    entry = exported.entry
+    tolerance = Tolerance(**entry.tolerance.model_dump())
+    unmeasured = ArtifactReport(
+        name=entry.name,
+        kind=entry.kind,
+        precision=entry.precision,
+        file=entry.file,
+        tolerance=tolerance,
+        refusal=exported.failure,
+    )
+    if exported.failure is not None:
+        return unmeasured
+    with _one_thread():
+        try:
+            run = file_runner(entry.kind, exported.path, expected.signature)
+            parity, outputs = replay(run, expected)
+            latency_ms = _latency_ms(run, expected)
+        except Exception as error:  # a runtime may raise anything on a file it cannot run
+            first_line = str(error).strip().split("\n", 1)[0]
+            return unmeasured.model_copy(update={"refusal": f"does not run: {first_line}"})
+    return unmeasured.model_copy(
+        update={
+            "size_bytes": exported.path.stat().st_size,
+            # JSON has no infinity.
+            "max_abs_difference": _finite_or_none(parity.max_abs_difference),
+            "agreement": parity.agreement,
+            "accuracy": _accuracy(expected, outputs),
+            "latency_ms": latency_ms,
+            "refusal": parity.failure(tolerance),
+        }
+    )
+
+
+def replay(run: Runner, expected: Reference) -> tuple[Parity, dict[str, Array]]:
+    """Compares a runner with the checkpoint: golden rows at every batch size, then the test split.
+
+    Returns:
+        The worst of all comparisons, and the outputs of the whole test split.
+    """
+    largest = expected.signature.max_batch_size
+    golden_rows = len(next(iter(expected.golden_inputs.values())))
+    found = []
+    for size in sorted({*REPLAY_BATCH_SIZES, min(largest, golden_rows)}):
+        if size <= largest:
+            outputs = run_in_batches(run, expected.golden_inputs, size)
+            found.append(compare(expected.golden_outputs, outputs))
+    outputs = run_in_batches(run, expected.test.inputs, largest)
+    found.append(compare(expected.test_outputs, outputs))
+    worst = Parity(max(p.max_abs_difference for p in found), min(p.agreement for p in found))
+    return worst, outputs
+
+
+def run_in_batches(run: Runner, inputs: Mapping[str, Array], size: int) -> dict[str, Array]:
+    """Runs all rows, at most `size` at once, and joins the outputs."""
+    rows = len(next(iter(inputs.values())))
+    parts = [
+        run({name: array[start : start + size] for name, array in inputs.items()})
+        for start in range(0, rows, size)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _accuracy(expected: Reference, outputs: Mapping[str, Array]) -> float:
+    """Share of test rows whose largest first output, [rows, classes], is the label's; else 0."""
+    logits = outputs[expected.signature.outputs[0].name]
+    if logits.shape != expected.test_outputs[expected.signature.outputs[0].name].shape:
+        return 0.0
+    return float((logits.argmax(axis=1) == expected.test.labels).mean())
+
+
+def _latency_ms(run: Runner, expected: Reference) -> dict[int, float]:
+    """Median milliseconds of one run, by batch size."""
+    rows = len(next(iter(expected.golden_inputs.values())))
+    fitting = [n for n in LATENCY_BATCH_SIZES if n <= min(rows, expected.signature.max_batch_size)]
+    return {
+        size: _median_ms(run, {n: a[:size] for n, a in expected.golden_inputs.items()})
+        for size in fitting
+    }
+
+
+def _median_ms(run: Runner, inputs: Mapping[str, Array]) -> float:
+    for _ in range(WARM_UP_RUNS):
+        run(inputs)
+    times: list[float] = []
+    end = time.perf_counter() + MAX_TIMED_SECONDS
+    while len(times) < MAX_TIMED_RUNS:
+        started = time.perf_counter()
+        run(inputs)
+        times.append((time.perf_counter() - started) * 1000)
+        if len(times) >= MIN_TIMED_RUNS and time.perf_counter() > end:
+            break
+    return round(statistics.median(times), 4)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
