@@ -56,11 +56,13 @@ def demo(
     ] = DEFAULT_RECIPE,
 ) -> None:
     """Train if the store is empty, serve, classify the test images, check, and exit."""
+    from flambeau.errors import ClientError
     from model_store.errors import StoreError
 
     fill_if_empty(store, recipe)
     arguments = ["--store", store, "--model", MODEL, "--set", "log_level=warning"]
-    with failing_with({DemoError: 1, StoreError: 1, ServerProcessError: 1}):
+    failures = (DemoError, StoreError, ServerProcessError, ClientError)
+    with failing_with(dict.fromkeys(failures, 1)):
         with server_process(arguments) as server:
             last_line = _run(store, server)
         typer.echo(last_line)
