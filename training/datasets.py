@@ -72,6 +72,11 @@ def load_splits(recipe: Recipe) -> Splits:
                 f"{target}: split '{name}' has {_layout(split)} and 'train' has {_layout(train)}; "
                 "names, types and row shapes must agree"
             )
+    # A model is called with its inputs in order, and every split must have the same.
+    validation, test = (
+        Split({name: split.inputs[name] for name in train.inputs}, split.labels)
+        for split in (validation, test)
+    )
     return Splits(train, validation, test)
 
 

@@ -79,10 +79,10 @@ def _export(entry: Export, trained: Trained, splits: Splits, folder: Path) -> No
         elif not path.exists():  # an int8 entry may have come first and made it
             export_onnx(trained.model, example, trained.signature, path)
     except Exception as error:  # exporters raise anything for a model they cannot take
-        raise ExportError(f"export failed: {_root_cause(error)}") from error
+        raise ExportError(f"export failed: {root_cause(error)}") from error
 
 
-def _root_cause(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """The first line of the innermost error; exporters wrap theirs in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -43,7 +43,9 @@ class Trained:
     weights: Path
     """The same weights as safetensors."""
     signature: Signature
+    """What it takes and gives."""
     state: TrainState
+    """How the run ended."""
 
 
 def train(

@@ -66,6 +66,7 @@ class TensorBoardTracker:
         """See `Tracker.log`."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, epoch)
+        self._writer.flush()  # a killed run goes on after this epoch, and must not lack it
 
     def close(self) -> None:
         """See `Tracker.close`."""

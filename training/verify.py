@@ -20,7 +20,7 @@ from model_store.parity import Parity, Tolerance, compare
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.datasets import Split
-from training.exporters import Exported
+from training.exporters import Exported, root_cause
 from training.loop import Trained
 from training.report import ArtifactReport, CheckpointReport
 from training.runners import Runner, file_runner, module_runner
@@ -97,8 +97,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             parity, outputs = replay(run, expected)
             latency_ms = _latency_ms(run, expected)
         except Exception as error:  # a runtime may raise anything on a file it cannot run
-            first_line = str(error).strip().split("\n", 1)[0]
-            return unmeasured.model_copy(update={"refusal": f"does not run: {first_line}"})
+            return unmeasured.model_copy(update={"refusal": f"does not run: {root_cause(error)}"})
     return unmeasured.model_copy(
         update={
             "size_bytes": exported.path.stat().st_size,

@@ -1,0 +1,145 @@
+"""Exports: what is in the files, and what happens to a model that cannot be exported."""
+
+import io
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from rich.console import Console
+from torch import nn
+
+from tests.unit.training.recipes import recipe, splits
+from training.exporters import Exported, export_all
+from training.loop import Trained
+from training.model import build_model, try_model
+from training.onnx_int8_export import export_onnx_int8
+from training.runners import file_runner
+from training.train_state import TrainState
+
+ALL = [{"kind": "onnx", "precision": "int8"}, {"kind": "torchscript"}, {"kind": "onnx"}]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    torch.manual_seed(0)
+    model = build_model(recipe()).eval()
+    signature = try_model(model, splits(), recipe())
+    return Trained(model=model, weights=Path(), signature=signature, state=TrainState())
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    """All kinds, the quantized one first: it has to make its own source."""
+    folder, screen = tmp_path_factory.mktemp("version"), io.StringIO()
+    found = export_all(recipe(export=ALL), trained, splits(), folder, Console(file=screen))
+    assert screen.getvalue().count("TorchScript") == 1
+    assert len(screen.getvalue().splitlines()) == 1
+    return {artifact.entry.name: artifact for artifact in found}
+
+
+def operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+@pytest.mark.parametrize("name", ["torchscript", "onnx", "onnx-int8"])
+def test_every_kind_takes_batches_of_any_size(
+    name: str, exported: dict[str, Exported], trained: Trained
+) -> None:
+    assert exported[name].failure is None
+    run = file_runner(exported[name].entry.kind, exported[name].path, trained.signature)
+    for rows in (1, 2, 7, 64):
+        assert run({"image": np.zeros((rows, 1, 8, 8), np.float32)})["logits"].shape == (rows, 3)
+
+
+def test_an_onnx_file_has_the_names_of_the_signature_and_all_its_weights(
+    exported: dict[str, Exported],
+) -> None:
+    path = exported["onnx"].path
+    graph = onnx.load(path).graph
+    assert [value.name for value in graph.input] == ["image"]
+    assert [value.name for value in graph.output] == ["logits"]
+    assert "BatchNormalization" not in operators(path)  # folded into the convolutions
+    assert [p.name for p in path.parent.iterdir() if "data" in p.name] == []
+
+
+def test_an_onnx_file_says_nothing_about_this_machine(exported: dict[str, Exported]) -> None:
+    for name in ("onnx", "onnx-int8"):
+        data = exported[name].path.read_bytes()
+        assert b"training/networks.py" not in data
+        assert str(Path.cwd()).encode() not in data
+
+
+def test_quantized_convolutions_have_a_scale_for_every_channel(
+    exported: dict[str, Exported],
+) -> None:
+    graph = onnx.load(exported["onnx-int8"].path).graph
+    weights = {init.name: numpy_helper.to_array(init) for init in graph.initializer}
+    scales = {
+        node.input[0]: weights[node.input[1]]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in weights
+    }
+    quantized = {n: a for n, a in weights.items() if n in scales and a.dtype == np.int8}
+    convolutions = {n: a for n, a in quantized.items() if a.ndim == 4}
+    assert len(convolutions) == 3
+    for name, array in convolutions.items():
+        assert scales[name].shape == (len(array),)
+
+
+def test_only_the_named_operators_are_quantized(
+    exported: dict[str, Exported], tmp_path: Path
+) -> None:
+    images = {"image": splits().train.inputs["image"]}
+    source = exported["onnx"].path
+    counts = {}
+    for op_types in (("Gemm",), ("Conv",), ("Conv", "Gemm", "MatMul")):
+        path = tmp_path / f"{'-'.join(op_types)}.onnx"
+        export_onnx_int8(source, images, op_types, path)
+        counts[op_types] = operators(path).count("QuantizeLinear")
+    assert counts == {("Gemm",): 1, ("Conv",): 3, ("Conv", "Gemm", "MatMul"): 4}
+
+
+def test_calibration_decides_the_ranges(exported: dict[str, Exported], tmp_path: Path) -> None:
+    source = exported["onnx"].path
+    images = splits().train.inputs["image"]
+    found = []
+    for scale in (1, 1, 100):
+        path = tmp_path / "quantized.onnx"
+        rows = {"image": (images * scale).astype(np.float32)}
+        export_onnx_int8(source, rows, ("Conv",), path)
+        found.append(path.read_bytes())
+    assert found[0] == found[1] != found[2]
+
+
+class DependsOnData(nn.Module):
+    """Takes another branch for bright images: nothing that a trace can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        if image.sum() > 1e9:
+            image = -image
+        logits: torch.Tensor = self.head(image.flatten(1))
+        return logits
+
+
+def test_a_model_that_cannot_be_exported_is_refused_with_the_reason(
+    trained: Trained, tmp_path: Path
+) -> None:
+    broken = replace(trained, model=DependsOnData().eval())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the export decides, not the filters around it
+        console = Console(file=io.StringIO())
+        found = export_all(recipe(export=ALL), broken, splits(), tmp_path, console)
+    reasons = {artifact.entry.name: artifact.failure or "" for artifact in found}
+    assert "TracerWarning: Converting a tensor to a Python boolean" in reasons["torchscript"]
+    assert "data-dependent" in reasons["onnx"]
+    assert "\x1b" not in "".join(reasons.values())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,156 @@
+"""Around publishing: the pointer, the lineage and the configuration for Triton."""
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from model_store.errors import ConflictError
+from model_store.manifest import Artifact, Draft, FileEntry, Golden, Lineage, Manifest, Verification
+from model_store.parity import Tolerance
+from model_store.signature import Signature, TensorSpec
+from model_store.store import ModelStore
+from tests.unit.training.recipes import recipe
+from training.publish import _git_commit, promote
+from training.recipe import Recipe
+from training.triton_config import config_pbtxt
+
+SIGNATURE = Signature(
+    inputs=(
+        TensorSpec(name="image", datatype="FP32", shape=(-1, 1, 8, 8)),
+        TensorSpec(name="mask", datatype="BOOL", shape=(-1,)),
+    ),
+    outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 10)),),
+    max_batch_size=64,
+)
+
+
+def entry(folder: Path, name: str) -> FileEntry:
+    (folder / name).write_bytes(name.encode())
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return FileEntry(file=name, sha256=digest, size_bytes=len(name))
+
+
+def published(store: ModelStore, folder: Path) -> Manifest:
+    tolerance = Tolerance(max_abs_difference=0, min_agreement=1)
+    draft = Draft(
+        model="small",
+        signature=SIGNATURE,
+        artifacts=(
+            Artifact(
+                name="onnx",
+                kind="onnx",
+                precision="fp32",
+                file=entry(folder, "model.onnx"),
+                verification=Verification(
+                    max_abs_difference=0, agreement=1, metrics={}, tolerance=tolerance
+                ),
+                latency_ms={1: 1.0},
+            ),
+        ),
+        golden=Golden(file=entry(folder, "golden.safetensors"), rows=1),
+        lineage=Lineage(
+            recipe_sha256="0" * 64,
+            data_sha256="0" * 64,
+            git_commit=None,
+            library_versions={},
+            metrics={},
+        ),
+        files=(),
+    )
+    return store.publish(draft, folder)
+
+
+def with_promote(when: Literal["never", "first", "always"]) -> Recipe:
+    return recipe(publish={"model": "small", "promote": when})
+
+
+def live(store: ModelStore) -> int | None:
+    pointers = store.pointers("small")
+    return pointers.aliases["production"] if pointers else None
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"), [("never", [None, None]), ("first", [1, 1]), ("always", [1, 2])]
+)
+def test_the_recipe_says_when_a_version_goes_live(
+    tmp_path: Path, when: Literal["never", "first", "always"], expected: list[int | None]
+) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    found: list[int | None] = []
+    for version in (1, 2):
+        manifest = published(store, tmp_path)
+        moved = promote(with_promote(when), manifest, store)
+        found.append(live(store))
+        assert moved == (found[-1] == version)
+    assert found == expected
+
+
+def test_whoever_is_second_with_a_first_version_leaves_the_pointer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    first, second = published(store, tmp_path), published(store, tmp_path)
+
+    def somebody_else_is_first(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        store.promote("small", first.version)
+        raise ConflictError("too late")
+
+    monkeypatch.setattr(store, "promote", somebody_else_is_first)
+    assert not promote(with_promote("first"), second, store)
+    assert live(store) == first.version
+
+
+def test_a_conflict_is_passed_on_when_the_version_must_go_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    manifest = published(store, tmp_path)
+
+    def conflict(*_: object, **__: object) -> None:
+        raise ConflictError("look again")
+
+    monkeypatch.setattr(store, "promote", conflict)
+    with pytest.raises(ConflictError, match="look again"):
+        promote(with_promote("always"), manifest, store)
+
+
+def test_outside_of_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert _git_commit() is None
+
+
+def test_triton_gets_shapes_without_the_batch() -> None:
+    assert config_pbtxt("digits", "onnx", "model.onnx", SIGNATURE) == (
+        'name: "digits"\n'
+        'platform: "onnxruntime_onnx"\n'
+        'default_model_filename: "model.onnx"\n'
+        "max_batch_size: 64\n"
+        "input [\n"
+        '  { name: "image" data_type: TYPE_FP32 dims: [ 1, 8, 8 ] },\n'
+        '  { name: "mask" data_type: TYPE_BOOL dims: [ 1 ] }\n'
+        "]\n"
+        "output [\n"
+        '  { name: "logits" data_type: TYPE_FP32 dims: [ 10 ] }\n'
+        "]\n"
+    )
+
+
+def test_triton_tells_the_tensors_of_a_torchscript_module_apart_by_position() -> None:
+    text = config_pbtxt("digits", "torchscript", "model.pt", SIGNATURE)
+    assert 'backend: "pytorch"' in text
+    for name in ("image__0", "mask__1", "logits__0"):
+        assert f'name: "{name}"' in text
+
+
+def test_triton_parses_the_configuration() -> None:
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    found = text_format.Parse(
+        config_pbtxt("digits", "onnx", "model.onnx", SIGNATURE), ModelConfig()
+    )
+    assert list(found.input[0].dims) == [1, 8, 8]

@@ -1,0 +1,77 @@
+"""The report: one verdict a row, the same figures for people and for machines."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from model_store.parity import Tolerance
+from training.report import ArtifactReport, CheckpointReport, Report, print_table
+
+
+def artifact(name: str, **changes: Any) -> ArtifactReport:
+    fields: dict[str, Any] = {
+        "name": name,
+        "kind": "onnx",
+        "precision": "fp32",
+        "file": f"{name}.onnx",
+        "tolerance": Tolerance(max_abs_difference=1, min_agreement=1),
+        "refusal": None,
+        "size_bytes": 44_000,
+        "max_abs_difference": 2.4e-7,
+        "agreement": 1.0,
+        "accuracy": 0.986,
+        "latency_ms": {1: 0.12, 8: 0.5, 32: 2.0},
+        **changes,
+    }
+    return ArtifactReport(**fields)
+
+
+def report(*artifacts: ArtifactReport) -> Report:
+    return Report(
+        run="r",
+        model="m",
+        epochs=2,
+        best_epoch=1,
+        metrics={"test/accuracy": 0.986},
+        checkpoint=CheckpointReport(
+            size_bytes=40_000, accuracy=0.986, latency_ms={1: 0.31, 8: 1.0, 32: 4.1}
+        ),
+        artifacts=artifacts,
+    )
+
+
+QUICK = artifact("onnx-int8", agreement=0.997, latency_ms={1: 0.5, 8: 0.6, 32: 0.7})
+REFUSED = artifact("broken", refusal="too far", max_abs_difference=None, latency_ms={1: 1e-3})
+UNMADE = artifact(
+    "unmade", refusal="no file", size_bytes=None, agreement=None, accuracy=None, latency_ms={}
+)
+ALL = report(artifact("exact", max_abs_difference=0.0), artifact("onnx"), QUICK, REFUSED, UNMADE)
+
+
+def test_every_row_has_its_verdict_and_its_figures() -> None:
+    screen = io.StringIO()
+    print_table(ALL, Console(file=screen))
+    heading, *lines = screen.getvalue().splitlines()
+    assert heading.split()[:5] == ["artifact", "parity", "agreement", "accuracy", "size"]
+    rows = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in lines}
+    assert list(rows) == ["checkpoint", "exact", "onnx", "onnx-int8", "broken", "unmade"]
+    assert rows["checkpoint"].split() == [
+        *("-", "-", "98.6", "%", "40", "KB", "0.310", "ms", "1.0", "ms", "4.1", "ms", "reference")
+    ]
+    assert rows["exact"].startswith("0  ")
+    assert rows["onnx"].startswith("2.4e-07      100 %    98.6 %  44 KB  0.120 ms")
+    assert rows["onnx"].endswith("proven")
+    assert "99.7 %" in rows["onnx-int8"]
+    assert rows["onnx-int8"].endswith("proven, fastest")
+    assert rows["broken"].endswith("refused: too far")
+    assert rows["unmade"].endswith("refused: no file")
+
+
+def test_the_fastest_is_the_one_a_server_would_choose() -> None:
+    assert ALL.fastest() == QUICK  # by milliseconds a row, and never a refused one
+    assert report(REFUSED).fastest() is None
+
+
+def test_the_file_holds_everything() -> None:
+    assert Report.model_validate_json(ALL.to_json()) == ALL

@@ -1,0 +1,54 @@
+"""`flambeau train`: how it fails before any work is done."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from flambeau.commands.train import train
+
+DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
+
+
+def run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(train)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_bad_recipe_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    result = run(DIGITS, "--set", "optmi.clip=1", "--store", str(tmp_path / "store"))
+    assert result.exit_code == 2
+    assert result.stderr == (f"error: {DIGITS}: unknown key 'optmi' (did you mean 'optim'?)\n")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_cannot_be_opened_fails_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run(DIGITS, "--store", str(tmp_path / "file"), "--runs-dir", str(tmp_path / "runs"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: cannot open the store '{tmp_path / 'file'}'")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run(DIGITS, "--store", str(tmp_path / "s"), "--runs-dir", str(tmp_path / "file"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: [Errno 20] Not a directory: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "training.pipeline", None)
+    result = run(DIGITS)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("install it with pip install 'flambeau[train]'\n")
+
+
+def test_the_help_names_every_option() -> None:
+    text = run("--help").stdout
+    assert all(option in text for option in ("--set", "--store", "--resume", "--runs-dir"))

@@ -1,0 +1,180 @@
+"""Verification: an artifact that differs anywhere, at any batch size, is refused."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.parity import Parity, Tolerance
+from model_store.signature import Signature, TensorSpec
+from model_store.tensors import Array
+from training import verify as verify_module
+from training.datasets import Split
+from training.export_entries import OnnxExport, OnnxInt8Export
+from training.exporters import Exported
+from training.runners import Runner
+from training.verify import Reference, replay, run_in_batches, verify
+
+ROWS, CLASSES = 100, 4
+TIGHT = Tolerance(max_abs_difference=1e-4, min_agreement=1.0)
+
+
+def right(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {"logits": np.multiply(inputs["x"], 2, dtype=np.float32)}
+
+
+@pytest.fixture
+def expected() -> Reference:
+    random = np.random.default_rng(0)
+    inputs: dict[str, Array] = {"x": random.normal(size=(ROWS, CLASSES)).astype(np.float32)}
+    spec = TensorSpec(name="x", datatype="FP32", shape=(-1, CLASSES))
+    outputs = right(inputs)
+    return Reference(
+        signature=Signature(
+            inputs=(spec,), outputs=(spec.model_copy(update={"name": "logits"}),), max_batch_size=50
+        ),
+        golden_inputs={"x": inputs["x"][:64]},
+        golden_outputs={"logits": outputs["logits"][:64]},
+        test=Split(inputs, outputs["logits"].argmax(axis=1)),
+        test_outputs=outputs,
+    )
+
+
+def wrong_at(rows: int) -> Runner:
+    """Right, but for the last row of batches of one size."""
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        logits = right(inputs)["logits"].copy()
+        if len(logits) == rows:
+            logits[-1] += 1
+        return {"logits": logits}
+
+    return run
+
+
+def not_a_number(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {"logits": np.full_like(right(inputs)["logits"], np.nan)}
+
+
+def one_class_less(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {"logits": right(inputs)["logits"][:, 1:]}
+
+
+def opening(run: Runner) -> Callable[..., Runner]:
+    return lambda kind, path, signature: run
+
+
+def exported(tmp_path: Path, max_abs_difference: float = 1e-4) -> Exported:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"no model")
+    tolerance = {"max_abs_difference": max_abs_difference, "min_agreement": 0.9}
+    return Exported(OnnxExport.model_validate({"tolerance": tolerance}), path, None)
+
+
+def test_equal_outputs_have_no_distance(expected: Reference) -> None:
+    parity, outputs = replay(right, expected)
+    assert parity == Parity(0.0, 1.0)
+    assert outputs["logits"].shape == (ROWS, CLASSES)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 32, 50])
+def test_a_mistake_at_any_batch_size_is_found(expected: Reference, rows: int) -> None:
+    parity, _ = replay(wrong_at(rows), expected)
+    assert parity.max_abs_difference == pytest.approx(1, rel=1e-6)
+    assert parity.failure(TIGHT)
+
+
+def test_a_mistake_beyond_the_golden_rows_is_found(expected: Reference) -> None:
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        late = (inputs["x"] == expected.test.inputs["x"][-1]).all(axis=1)
+        return {"logits": np.where(late[:, None], -1, 1) * right(inputs)["logits"]}
+
+    parity, _ = replay(run, expected)
+    assert parity.agreement == 0.99
+
+
+def test_no_batch_is_larger_than_the_signature_allows(expected: Reference) -> None:
+    sizes: list[int] = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        sizes.append(len(inputs["x"]))
+        return right(inputs)
+
+    small = expected.signature.model_copy(update={"max_batch_size": 7})
+    replay(run, replace(expected, signature=small))
+    assert max(sizes) == 7
+    assert 1 in sizes
+
+
+def test_batches_are_joined_in_order() -> None:
+    inputs = {"x": np.arange(10, dtype=np.float32)}
+    assert run_in_batches(right, inputs, 3)["logits"].tolist() == [2.0 * n for n in range(10)]
+
+
+def test_a_right_artifact_is_proven_with_its_figures(
+    expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "file_runner", opening(right))
+    found = verify(exported(tmp_path), expected)
+    assert found.refusal is None
+    assert (found.max_abs_difference, found.agreement, found.accuracy) == (0.0, 1.0, 1.0)
+    assert (found.name, found.file, found.size_bytes) == ("onnx", "model.onnx", 8)
+    assert sorted(found.latency_ms) == [1, 8, 32]
+    assert all(0 < ms < 1000 for ms in found.latency_ms.values())
+    assert found.tolerance == Tolerance(max_abs_difference=1e-4, min_agreement=0.9)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason", "difference"),
+    [
+        (wrong_at(7), "largest difference 1 is above 0.0001", pytest.approx(1, rel=1e-6)),
+        (not_a_number, "largest difference inf is above", None),
+        (one_class_less, "largest difference inf is above", None),
+    ],
+)
+def test_a_wrong_artifact_is_refused_with_its_figures(
+    expected: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Runner,
+    reason: str,
+    difference: object,
+) -> None:
+    monkeypatch.setattr(verify_module, "file_runner", opening(run))
+    found = verify(exported(tmp_path), expected)
+    assert found.refusal is not None
+    assert found.refusal.startswith(reason)
+    assert found.max_abs_difference == difference
+
+
+def test_the_tolerance_of_the_recipe_decides(
+    expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "file_runner", opening(wrong_at(7)))
+    assert verify(exported(tmp_path, max_abs_difference=1.1), expected).refusal is None
+
+
+def test_accuracy_is_measured_on_the_artifact_and_not_on_the_checkpoint(
+    expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def always_the_first(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"logits": np.eye(CLASSES, dtype=np.float32)[np.zeros(len(inputs["x"]), np.int64)]}
+
+    monkeypatch.setattr(verify_module, "file_runner", opening(always_the_first))
+    found = verify(exported(tmp_path), expected)
+    assert found.accuracy == float((expected.test.labels == 0).mean())
+
+
+def test_a_file_that_does_not_open_is_refused(expected: Reference, tmp_path: Path) -> None:
+    found = verify(exported(tmp_path), expected)
+    assert found.refusal is not None
+    assert found.refusal.startswith("does not run: ")
+    assert found.accuracy is None
+
+
+def test_a_file_that_was_never_made_is_refused(expected: Reference, tmp_path: Path) -> None:
+    missing = Exported(OnnxInt8Export(), tmp_path / "model.int8.onnx", "export failed: why")
+    found = verify(missing, expected)
+    assert (found.refusal, found.size_bytes) == ("export failed: why", None)
