@@ -22,6 +22,10 @@ SCHEMA_VERSION: Literal[1] = 1
 CODE_KINDS = frozenset({"torchscript"})
 """Kinds that can run code while they load: only ever loaded from the local store."""
 
+MANIFEST = "manifest.json"
+CLAIM = "claim.json"
+"""The two files of a version that the store itself writes: no other file may have their name."""
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ArtifactKind = Literal["torchscript", "onnx"]
 Precision = Literal["fp32", "int8"]
@@ -53,6 +57,8 @@ class FileEntry(StrictModel):
     @field_validator("file")
     @classmethod
     def _plain_name(cls, value: str) -> str:
+        if value in (MANIFEST, CLAIM):
+            raise ValueError("the store writes this file itself; choose another name")
         try:
             return check_name(value, "file name")
         except BadNameError as error:
@@ -132,9 +138,9 @@ class Draft(StrictModel):
     def _unique_names(self) -> "Draft":
         names = [artifact.name for artifact in self.artifacts]
         files = [entry.file for entry in self.all_files()]
-        for values, what in ((names, "artifact"), (files, "file")):
+        for values, what in ((names, "an artifact"), (files, "a file")):
             if len(set(values)) != len(values):
-                raise ValueError(f"an {what} name occurs twice in {values}")
+                raise ValueError(f"{what} name occurs twice in {values}")
         return self
 
     def all_files(self) -> list[FileEntry]:

@@ -54,6 +54,14 @@ class Signature(StrictModel):
     outputs: tuple[TensorSpec, ...] = Field(min_length=1)
     max_batch_size: int = Field(ge=1, le=65_536)
 
+    @field_validator("inputs", "outputs")
+    @classmethod
+    def _unique_names(cls, value: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        names = [spec.name for spec in value]
+        if len(set(names)) != len(names):
+            raise ValueError(f"a tensor name occurs twice in {names}")
+        return value
+
     def check_inputs(self, given: Mapping[str, tuple[str, Sequence[int]]]) -> int:
         """Checks a request's tensors, each given as (datatype, full shape).
 

@@ -80,6 +80,14 @@ class Storage:
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data)
 
+    def delete(self, path: str) -> None:
+        """Removes a file; one that is not there is fine.
+
+        Only for files of a version that was never published: versions are immutable.
+        """
+        with contextlib.suppress(MissingFileError), self._failures(f"delete '{path}'"):
+            obstore.delete(self._store, path)
+
     @contextlib.contextmanager
     def _failures(self, action: str) -> Iterator[None]:
         try:

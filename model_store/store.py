@@ -10,6 +10,7 @@ claim.json, so two publishers get two numbers; bytes are checked against their d
 and again whenever they are read.
 """
 
+import contextlib
 import getpass
 import hashlib
 import json
@@ -24,15 +25,24 @@ from pathlib import Path
 from model_store.errors import (
     ConflictError,
     DigestMismatchError,
+    ManifestError,
     ModelNotFoundError,
+    StorageError,
+    StoreError,
     VersionNotFoundError,
 )
-from model_store.manifest import Draft, FileEntry, Manifest, check_name, parse_manifest
+from model_store.manifest import (
+    CLAIM,
+    MANIFEST,
+    Draft,
+    FileEntry,
+    Manifest,
+    check_name,
+    parse_manifest,
+)
 from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_target
 from model_store.storage import MissingFileError, Storage
 
-MANIFEST = "manifest.json"
-CLAIM = "claim.json"
 MAX_CLAIM_ATTEMPTS = 100
 """Publishers that may win the race against us before we give up."""
 
@@ -112,9 +122,9 @@ class ModelStore:
 
         Raises:
             VersionNotFoundError: no such version.
-            ManifestError: the manifest is broken, or from a newer flambeau.
+            ManifestError: the manifest is broken, from a newer flambeau, or of another version.
         """
-        path = f"{check_name(model)}/{version}/{MANIFEST}"
+        path = manifest_path(check_name(model), version)
         try:
             data = self.storage.get(path)
         except MissingFileError as error:
@@ -123,7 +133,13 @@ class ModelStore:
                 f"model '{model}' has no version {version}; published: "
                 f"{', '.join(map(str, versions))}"
             ) from error
-        return parse_manifest(data, path)
+        manifest = parse_manifest(data, path)
+        if (manifest.model, manifest.version) != (model, version):
+            raise ManifestError(
+                f"{path} is the manifest of '{manifest.model}' version {manifest.version}, so the "
+                "folder was moved or copied by hand; use push and pull to copy versions"
+            )
+        return manifest
 
     def read_file(self, manifest: Manifest, entry: FileEntry) -> bytes:
         """One file of a version, its digest checked before anybody sees the bytes.
@@ -143,16 +159,20 @@ class ModelStore:
 
         Raises:
             DigestMismatchError: a file in the folder is not the one the draft names.
-            StorageError: the store failed (disk full, no permission); nothing is published.
+            StorageError: the folder lacks a file, or the store failed (disk full, no permission);
+                nothing is published.
         """
         version = self._claim_next(check_name(draft.model))
         manifest = draft.seal(version, datetime.now(UTC))
-        for entry in draft.all_files():
-            data = checked((folder / entry.file).read_bytes(), entry, entry.file)
-            self.write_file(manifest, entry, data)
-            if progress:
-                progress(entry.file, len(data))
-        self.storage.create(f"{draft.model}/{version}/{MANIFEST}", manifest.to_json())
+        try:
+            for entry in draft.all_files():
+                self.write_file(manifest, entry, _read_drafted(folder, entry))
+                if progress:
+                    progress(entry.file, entry.size_bytes)
+        except StoreError:
+            self._discard_files(manifest)
+            raise
+        self.storage.create(manifest_path(draft.model, version), manifest.to_json())
         return manifest
 
     def claim(self, model: str, version: int, owner: str) -> None:
@@ -162,13 +182,15 @@ class ModelStore:
             ConflictError: another owner has it.
         """
         path = f"{model}/{version}/{CLAIM}"
+        claim = json.dumps({"owner": owner}).encode()
         try:
-            self.storage.create(path, json.dumps({"owner": owner}).encode())
+            self.storage.create(path, claim)
         except ConflictError:
-            holder = json.loads(self.storage.get(path)).get("owner")
-            if holder != owner:
+            holder = self.storage.get(path)
+            if holder != claim:
                 raise ConflictError(
-                    f"version {version} of '{model}' in {self.url} is taken by {holder}"
+                    f"version {version} of '{model}' in {self.url} is taken by another publisher, "
+                    f"who wrote {holder.decode(errors='replace')}; publish under another number"
                 ) from None
 
     def pointers(self, model: str) -> Pointers | None:
@@ -200,9 +222,25 @@ class ModelStore:
             VersionNotFoundError: the version is not published.
             ConflictError: somebody moved a pointer at the same moment; look again and retry.
         """
+        return self._point(model, version, alias, why, self.pointers(model))
+
+    def rollback(self, model: str, alias: str = PRODUCTION, why: str = "rollback") -> Pointers:
+        """Points an alias at the version it named before.
+
+        Raises:
+            VersionNotFoundError: it never named another.
+            ConflictError: somebody moved a pointer at the same moment; look again and retry.
+        """
+        history = self.history(model)
+        target = previous_target(history, alias)
+        return self._point(model, target, alias, why, history[-1])
+
+    def _point(
+        self, model: str, version: int, alias: str, why: str, current: Pointers | None
+    ) -> Pointers:
+        """Writes the generation after `current`, unless somebody else has since."""
         self.manifest(model, version)  # the target exists and can be read
         check_name(alias, "alias")
-        current = self.pointers(model)
         following = Pointers(
             generation=current.generation + 1 if current else 1,
             aliases={**(current.aliases if current else {}), alias: version},
@@ -210,16 +248,14 @@ class ModelStore:
             when=datetime.now(UTC),
             why=why,
         )
-        self.storage.create(_pointer_path(model, following.generation), following.to_json())
+        try:
+            self.storage.create(_pointer_path(model, following.generation), following.to_json())
+        except ConflictError as error:
+            raise ConflictError(
+                f"somebody else moved a pointer of '{model}' to generation "
+                f"{following.generation} first; look at its history and try again"
+            ) from error
         return following
-
-    def rollback(self, model: str, alias: str = PRODUCTION, why: str = "rollback") -> Pointers:
-        """Points an alias at the version it named before.
-
-        Raises:
-            VersionNotFoundError: it never named another.
-        """
-        return self.promote(model, previous_target(self.history(model), alias), alias, why)
 
     def _claim_next(self, model: str) -> int:
         """Takes the lowest number nobody has taken."""
@@ -246,6 +282,15 @@ class ModelStore:
         self.storage.replace(path, data)
         checked(self.storage.get(path), entry, path)
 
+    def _discard_files(self, manifest: Manifest) -> None:
+        """Gives back the space of a version that failed to publish; its number stays taken.
+
+        Never called once the manifest may be there.
+        """
+        for entry in manifest.all_files():
+            with contextlib.suppress(StorageError):  # the first failure is the one to report
+                self.storage.delete(f"{manifest.model}/{manifest.version}/{entry.file}")
+
 
 def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
     """Returns the bytes if they are those the entry names.
@@ -260,6 +305,21 @@ def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
             f"{entry.size_bytes} bytes, found {found[:12]}… and {len(data)}); refused"
         )
     return data
+
+
+def manifest_path(model: str, version: int) -> str:
+    """Where the manifest of a version lies in its store."""
+    return f"{model}/{version}/{MANIFEST}"
+
+
+def _read_drafted(folder: Path, entry: FileEntry) -> bytes:
+    try:
+        data = (folder / entry.file).read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"cannot read '{entry.file}', which the draft names, in {folder}: {error.strerror}"
+        ) from error
+    return checked(data, entry, entry.file)
 
 
 def _pointer_path(model: str, generation: int) -> str:

@@ -13,6 +13,7 @@ Rules kept here:
 
 import math
 import struct
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +38,10 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
     "BYTES": np.dtype(np.object_),
 }
 """Every datatype name of the protocol, with the NumPy type its elements have here."""
+
+MAX_RANK = 64
+MAX_ELEMENTS = sys.maxsize // 8
+"""What a NumPy array can have at most; its own errors would be mistaken for bugs of ours."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -66,11 +71,17 @@ def element_count(shape: Sequence[int]) -> int:
     """Number of elements of a fully known shape.
 
     Raises:
-        TensorError: a dimension is negative.
+        TensorError: a dimension is negative, or the shape is one that no array can have.
     """
+    if len(shape) > MAX_RANK:
+        raise TensorError(f"a shape has {len(shape)} dimensions; give at most {MAX_RANK}")
     if any(dimension < 0 for dimension in shape):
         raise TensorError(f"shape {list(shape)} has a negative dimension")
-    return math.prod(shape)
+    count = math.prod(shape)
+    # An array without elements must still have strides, which its other dimensions decide.
+    if (count or math.prod(filter(None, shape))) > MAX_ELEMENTS:
+        raise TensorError(f"shape {list(shape)} is larger than any array; send fewer elements")
+    return count
 
 
 def decode_raw(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
@@ -145,12 +156,17 @@ def as_bytes(element: object) -> bytes:
     """One BYTES element as bytes; text is UTF-8.
 
     Raises:
-        TensorError: the element is neither bytes nor text.
+        TensorError: the element is neither bytes nor text, or text with half a surrogate pair.
     """
     if isinstance(element, bytes):
         return element
     if isinstance(element, str):
-        return element.encode()
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise TensorError(
+                f"a BYTES element is not text that UTF-8 can hold: {error}"
+            ) from error
     raise TensorError(f"a BYTES element is a {type(element).__name__}; give bytes or text")
 
 

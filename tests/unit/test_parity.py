@@ -1,0 +1,84 @@
+"""How far outputs lie apart, to the number, and which of them a tolerance lets pass."""
+
+import numpy as np
+import pytest
+
+from model_store.parity import Parity, Tolerance, compare
+from model_store.tensors import Array, object_array
+
+EXPECTED = np.array([[0.0, 1.0], [3.0, 2.0]], np.float32)
+INFINITELY_FAR = Parity(float("inf"), 0.0)
+
+
+def compare_logits(found: Array) -> Parity:
+    return compare({"logits": EXPECTED}, {"logits": found})
+
+
+def test_equal_outputs() -> None:
+    assert compare_logits(EXPECTED.copy()) == Parity(0.0, 1.0)
+
+
+def test_the_largest_difference_counts_whatever_its_sign() -> None:
+    found = EXPECTED + np.array([[0.25, 0.0], [0.0, -0.5]], np.float32)
+    assert compare_logits(found) == Parity(0.5, 1.0)
+
+
+def test_agreement_is_the_share_of_rows_with_the_same_top_class() -> None:
+    swapped = np.array([[0.0, 1.0], [2.0, 3.0]], np.float32)
+    assert compare_logits(swapped) == Parity(1.0, 0.5)
+
+
+def test_the_worst_output_counts() -> None:
+    expected = {"a": EXPECTED, "b": EXPECTED}
+    found = {"a": EXPECTED + np.float32(2), "b": EXPECTED[:, ::-1]}
+    assert compare(expected, found) == Parity(2.0, 0.0)
+
+
+@pytest.mark.parametrize("found", [{}, {"logits": EXPECTED[:1]}, {"logits": EXPECTED.ravel()}])
+def test_a_missing_output_or_another_shape_is_infinitely_far(found: dict[str, Array]) -> None:
+    assert compare({"logits": EXPECTED}, found) == INFINITELY_FAR
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_infinitely_far(bad: float) -> None:
+    found = EXPECTED.copy()
+    found[0, 0] = bad
+    assert compare_logits(found).max_abs_difference == float("inf")
+
+
+def test_unsigned_numbers_do_not_wrap() -> None:
+    expected = {"pixel": np.array([1], np.uint8)}
+    assert compare(expected, {"pixel": np.array([2], np.uint8)}).max_abs_difference == 1.0
+
+
+def test_outputs_without_classes_agree_by_definition() -> None:
+    scores = np.array([1.0, 2.0], np.float32)
+    assert compare({"s": scores}, {"s": scores[::-1]}) == Parity(1.0, 1.0)
+    column = scores[:, None]
+    assert compare({"s": column}, {"s": column[::-1]}) == Parity(1.0, 1.0)
+
+
+def test_text_is_equal_or_infinitely_far() -> None:
+    expected = {"label": object_array([b"seven"])}
+    assert compare(expected, {"label": object_array([b"seven"])}) == Parity(0.0, 1.0)
+    found = compare(expected, {"label": object_array([b"one"])})
+    assert found.max_abs_difference == float("inf")
+
+
+def test_no_rows_are_equal() -> None:
+    empty = np.zeros((0, 2), np.float32)
+    assert compare({"logits": empty}, {"logits": empty}) == Parity(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("parity", "failure"),
+    [
+        (Parity(0.1, 0.99), None),
+        (Parity(0.11, 1.0), "largest difference 0.11 is above 0.1"),
+        (Parity(0.0, 0.98), "agreement 0.9800 is below 0.9900"),
+        (Parity(float("nan"), 1.0), "largest difference nan is above 0.1"),
+        (INFINITELY_FAR, "largest difference inf is above 0.1"),
+    ],
+)
+def test_a_tolerance_is_kept_up_to_its_limits(parity: Parity, failure: str | None) -> None:
+    assert parity.failure(Tolerance(max_abs_difference=0.1, min_agreement=0.99)) == failure

@@ -1,0 +1,80 @@
+"""The file of a pointer generation, and what a rollback goes back to."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from model_store.errors import ManifestError, VersionNotFoundError
+from model_store.pointers import Pointers, parse_pointers, previous_target
+
+
+def generation(number: int, **aliases: int) -> Pointers:
+    when = datetime(2026, 11, 21, 5, tzinfo=UTC)
+    return Pointers(generation=number, aliases=aliases, who="ada@lab", when=when, why="better")
+
+
+def history(*targets: int) -> list[Pointers]:
+    return [generation(i, production=target) for i, target in enumerate(targets, start=1)]
+
+
+GOLDEN = """\
+{
+  "schema_version": 1,
+  "generation": 7,
+  "aliases": {
+    "production": 3
+  },
+  "who": "ada@lab",
+  "when": "2026-11-21T05:00:00Z",
+  "why": "better"
+}
+"""
+
+
+def test_the_file_is_as_it_always_was() -> None:
+    pointers = generation(7, production=3)
+    assert pointers.to_json().decode() == GOLDEN
+    assert parse_pointers(GOLDEN.encode(), "digits/pointers/00000007.json") == pointers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Invalid JSON"),
+        (GOLDEN.replace('"why"', '"wy"'), "unknown key 'wy' (did you mean 'why'?)"),
+        (GOLDEN.replace('"generation": 7', '"generation": 0'), "'generation' is 0"),
+        (GOLDEN.replace('"schema_version": 1', '"schema_version": 2'), "'schema_version' is 2"),
+        (json.dumps([]), "(whole)"),
+    ],
+)
+def test_a_broken_file_is_named(text: str, message: str) -> None:
+    with pytest.raises(ManifestError) as refused:
+        parse_pointers(text.encode(), "p.json")
+    assert str(refused.value).startswith("p.json: ")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "previous"),
+    [((1, 2), 1), ((1, 2, 3), 2), ((1, 2, 2), 1), ((1, 2, 1), 2), ((2, 5, 1, 1), 5)],
+)
+def test_rollback_goes_to_the_last_other_target(targets: tuple[int, ...], previous: int) -> None:
+    assert previous_target(history(*targets), "production") == previous
+
+
+def test_other_aliases_do_not_count() -> None:
+    moves = [
+        generation(1, canary=9),
+        generation(2, canary=9, production=1),
+        generation(3, canary=8, production=2),
+        generation(4, canary=7, production=2),
+    ]
+    assert previous_target(moves, "production") == 1
+    assert previous_target(moves, "canary") == 8
+
+
+@pytest.mark.parametrize("moves", [[], history(1), history(1, 1), [generation(1, canary=2)]])
+def test_nothing_to_roll_back_to(moves: list[Pointers]) -> None:
+    with pytest.raises(VersionNotFoundError, match="alias 'production' has named no other version"):
+        previous_target(moves, "production")
