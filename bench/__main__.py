@@ -22,7 +22,8 @@ from safetensors.numpy import load as load_safetensors
 from bench.load import Latencies, load_grpc, load_rest
 from bench.pinning import CLIENT_CORE, SERVER_CORE, cores_apart, pinned_to
 from bench.process_figures import cpu_seconds, resident_mebibytes
-from flambeau.commands.up import DEFAULT_RECIPE, DEFAULT_STORE, fill_if_empty
+from flambeau.commands.store_option import DEFAULT_STORE
+from flambeau.commands.up import DEFAULT_RECIPE, fill_if_empty
 from flambeau.server_process import ServerProcess, server_process
 from model_store.manifest import Manifest
 from model_store.store import ModelStore

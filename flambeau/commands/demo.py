@@ -21,7 +21,8 @@ import numpy as np
 import typer
 
 from flambeau.commands.failures import failing_with
-from flambeau.commands.up import DEFAULT_RECIPE, DEFAULT_STORE, fill_if_empty
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.up import DEFAULT_RECIPE, fill_if_empty
 from flambeau.server_process import ServerProcess, ServerProcessError, server_process
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Outcome:
 
 
 def demo(
-    store: Annotated[str, typer.Option(help="Store URL.")] = DEFAULT_STORE,
+    store: StoreUrl = DEFAULT_STORE,
     recipe: Annotated[
         str, typer.Option(help="What to train if the store is empty.")
     ] = DEFAULT_RECIPE,

@@ -15,6 +15,7 @@ from flambeau.commands.model_text import (
     list_lines,
     show_lines,
 )
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import columns
 from model_store.errors import StoreError
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 models_app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
-DEFAULT_STORE = "./var/model_store"
-StoreUrl = Annotated[
-    str, typer.Option("--store", metavar="URL", help="A folder or s3://bucket/prefix.")
-]
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 VersionOrDefault = Annotated[
     int | None,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C stopped, as shells count it."""
@@ -26,9 +27,7 @@ def train(
             "may be repeated.",
         ),
     ] = None,
-    store: Annotated[
-        str, typer.Option(help="Store URL: a folder or s3://bucket/prefix.")
-    ] = "./var/model_store",
+    store: StoreUrl = DEFAULT_STORE,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint of the same recipe.")
     ] = False,

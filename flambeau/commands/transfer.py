@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
-from flambeau.commands.models import DEFAULT_STORE, StoreUrl
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import size_text
 from model_store.errors import StoreError
 

@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.serve import parse_settings, run
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.train import train
 
-DEFAULT_STORE = "./var/model_store"
 DEFAULT_RECIPE = "training/recipes/digits_cnn.yaml"
 
 
 def up(
-    store: Annotated[str, typer.Option(help="Store URL.")] = DEFAULT_STORE,
+    store: StoreUrl = DEFAULT_STORE,
     recipe: Annotated[
         str, typer.Option(help="What to train if the store is empty.")
     ] = DEFAULT_RECIPE,

@@ -1,6 +1,8 @@
 """Around publishing: the pointer, the lineage and the configuration for Triton."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -147,10 +149,15 @@ def test_triton_tells_the_tensors_of_a_torchscript_module_apart_by_position() ->
 
 
 def test_triton_parses_the_configuration() -> None:
-    from google.protobuf import text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-    found = text_format.Parse(
-        config_pbtxt("digits", "onnx", "model.onnx", SIGNATURE), ModelConfig()
+    """In a process of its own: two protobuf packages called `inference` cannot live in one."""
+    program = (
+        "import sys\n"
+        "from google.protobuf import text_format\n"
+        "from tritonclient.grpc.model_config_pb2 import ModelConfig\n"
+        "found = text_format.Parse(sys.stdin.read(), ModelConfig())\n"
+        "print(found.max_batch_size, *found.input[0].dims)\n"
     )
-    assert list(found.input[0].dims) == [1, 8, 8]
+    text = config_pbtxt("digits", "onnx", "model.onnx", SIGNATURE)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=text, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["64", "1", "8", "8"]

@@ -1,0 +1,191 @@
+"""The gRPC codec: every request survives it, and every nonsense is a ServingError in words."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
+from protos import open_inference_pb2 as pb
+from services.errors import InvalidRequestError, ServingError, UnsupportedError
+from services.gateway.admission import InferAnswer
+from services.gateway.grpc_codec import CONTENTS_FIELDS, decode_inputs, encode
+from services.gateway.refusals import UNSUPPORTED_PARAMETERS
+from services.queueing.records import InferReply, Lane
+
+Tensor = tuple[str, Array]
+"""A datatype and an array."""
+
+SHAPES = npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, *datatypes: str) -> Tensor:
+    """Any bits: NaN, infinity, BYTES with zeros in them."""
+    datatype = draw(st.sampled_from(datatypes or sorted(DATATYPES)))
+    shape = draw(SHAPES)
+    if datatype == "BYTES":
+        count = int(np.prod(shape))
+        elements = draw(st.lists(st.binary(max_size=5), min_size=count, max_size=count))
+        return datatype, object_array(elements).reshape(shape)
+    return datatype, draw(npst.arrays(DATATYPES[datatype], shape))
+
+
+def raw_request(*inputs: Tensor) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="m")
+    for position, (datatype, array) in enumerate(inputs):
+        request.inputs.add(name=f"x{position}", datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(encode_raw(datatype, array))
+    return request
+
+
+def typed_request(*inputs: Tensor) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="m")
+    for position, (datatype, array) in enumerate(inputs):
+        tensor = request.inputs.add(name=f"x{position}", datatype=datatype, shape=array.shape)
+        getattr(tensor.contents, CONTENTS_FIELDS[datatype]).extend(array.ravel().tolist())
+    return request
+
+
+def over_the_wire(request: pb.ModelInferRequest) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest.FromString(request.SerializeToString())
+
+
+def assert_survived(request: pb.ModelInferRequest, inputs: list[Tensor]) -> None:
+    decoded = decode_inputs(over_the_wire(request))
+    assert [tensor.name for tensor in decoded] == [f"x{i}" for i in range(len(inputs))]
+    for found, (datatype, array) in zip(decoded, inputs, strict=True):
+        assert (found.datatype, found.array.shape) == (datatype, array.shape)
+        assert found.array.dtype == DATATYPES[datatype]
+        if array.dtype.kind == "f" and not request.raw_input_contents:
+            # A signalling NaN may become a quiet one inside a protobuf float.
+            np.testing.assert_array_equal(found.array, array)
+        else:
+            assert encode_raw(datatype, found.array) == encode_raw(datatype, array)
+
+
+@given(st.lists(tensors(), max_size=3))
+def test_raw_request_survives(inputs: list[Tensor]) -> None:
+    assert_survived(raw_request(*inputs), inputs)
+
+
+@given(st.lists(tensors(*CONTENTS_FIELDS), max_size=3))
+def test_typed_request_survives(inputs: list[Tensor]) -> None:
+    assert_survived(typed_request(*inputs), inputs)
+
+
+def answer_of(*outputs: Tensor) -> InferAnswer:
+    arrays = {f"y{i}": array for i, (_, array) in enumerate(outputs)}
+    datatypes = {f"y{i}": datatype for i, (datatype, _) in enumerate(outputs)}
+    reply = InferReply(outputs=arrays, batch_rows=1, queue_s=0, execution_s=0)
+    return InferAnswer(lane=Lane("m", 3), outputs=arrays, datatypes=datatypes, reply=reply)
+
+
+X: Tensor = ("INT8", np.zeros((1, 1), np.int8))
+
+
+@given(st.lists(tensors(), min_size=1, max_size=3), st.booleans())
+def test_answer_takes_the_form_of_the_request(outputs: list[Tensor], raw: bool) -> None:
+    """Typed contents for typed contents, unless an output has no typed form."""
+    request = (raw_request if raw else typed_request)(X)
+    response = encode(answer_of(*outputs), request)
+    typed = not raw and all(datatype in CONTENTS_FIELDS for datatype, _ in outputs)
+    assert len(response.raw_output_contents) == (0 if typed else len(outputs))
+    assert [output.name for output in response.outputs] == [f"y{i}" for i in range(len(outputs))]
+    for position, (datatype, array) in enumerate(outputs):
+        output = response.outputs[position]
+        assert (output.datatype, tuple(output.shape)) == (datatype, array.shape)
+        assert output.HasField("contents") == typed
+        if typed:
+            values = list(getattr(output.contents, CONTENTS_FIELDS[datatype]))
+            np.testing.assert_array_equal(values, array.ravel().tolist())
+        else:
+            found = decode_raw(datatype, array.shape, response.raw_output_contents[position])
+            assert encode_raw(datatype, found) == encode_raw(datatype, array)
+
+
+def test_answer_names_the_model_the_version_and_the_id() -> None:
+    request = typed_request(X)
+    request.id = "7"
+    response = encode(answer_of(X), request)
+    assert (response.model_name, response.model_version, response.id) == ("m", "3", "7")
+
+
+MESSAGES = st.builds(
+    pb.ModelInferRequest,
+    inputs=st.lists(
+        st.builds(
+            pb.ModelInferRequest.InferInputTensor,
+            name=st.sampled_from(["x", ""]),
+            datatype=st.sampled_from([*DATATYPES, "", "FLOAT"]),
+            shape=st.lists(
+                st.integers(-1, 3) | st.integers(-(2**63), 2**63 - 1), max_size=4
+            ) | st.just([1] * 70),
+            contents=st.none() | st.builds(
+                pb.InferTensorContents,
+                int_contents=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
+                uint_contents=st.lists(st.integers(0, 2**32 - 1), max_size=3),
+                fp32_contents=st.lists(st.floats(width=32), max_size=3),
+                bytes_contents=st.lists(st.binary(max_size=3), max_size=3),
+            ),
+        ),
+        max_size=3,
+    ),
+    raw_input_contents=st.lists(st.binary(max_size=16), max_size=3),
+)  # fmt: skip
+
+
+@given(MESSAGES)
+def test_any_message_is_refused_or_understood(request: pb.ModelInferRequest) -> None:
+    try:
+        decoded = decode_inputs(request)
+    except ServingError:
+        return
+    for found, tensor in zip(decoded, request.inputs, strict=True):
+        assert list(found.array.shape) == list(tensor.shape)
+        assert found.array.dtype == DATATYPES[tensor.datatype]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [
+        ("INT8", 128), ("INT8", -129), ("INT16", 2**15), ("UINT8", 256), ("UINT16", 2**16)
+    ],
+)  # fmt: skip
+def test_number_outside_the_range_of_its_datatype(datatype: str, value: int) -> None:
+    request = pb.ModelInferRequest()
+    tensor = request.inputs.add(name="x", datatype=datatype, shape=[1])
+    getattr(tensor.contents, CONTENTS_FIELDS[datatype]).append(value)
+    with pytest.raises(InvalidRequestError, match=f"a number outside {datatype}"):
+        decode_inputs(request)
+
+
+def test_raw_and_typed_together() -> None:
+    request = typed_request(X)
+    request.raw_input_contents.append(b"\0")
+    with pytest.raises(InvalidRequestError, match="send one form"):
+        decode_inputs(request)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_raw_entries_must_be_as_many_as_the_inputs(count: int) -> None:
+    request = raw_request(X, X)
+    del request.raw_input_contents[:]
+    request.raw_input_contents.extend([b"\0"] * count)
+    with pytest.raises(InvalidRequestError, match=f"has {count} entries for 2|holds 0 elements"):
+        decode_inputs(request)
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_PARAMETERS))
+@pytest.mark.parametrize("where", ["request", "input", "output"])
+def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) -> None:
+    request = raw_request(X)
+    request.outputs.add(name="y")
+    owner: Any = {"request": request, "input": request.inputs[0], "output": request.outputs[0]}
+    owner[where].parameters[name].int64_param = 1
+    with pytest.raises(UnsupportedError, match=name):
+        decode_inputs(request)
+    assert UnsupportedError.grpc_code == "UNIMPLEMENTED"

@@ -1,0 +1,254 @@
+"""The REST codec: every request survives it, and every nonsense is a ServingError in words."""
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from model_store.signature import Signature, TensorSpec
+from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
+from services.errors import InvalidRequestError, ServingError, UnsupportedError
+from services.gateway.admission import InferAnswer, InputTensor
+from services.gateway.refusals import UNSUPPORTED_PARAMETERS
+from services.gateway.rest_codec import RestRequest, decode, encode
+from services.queueing.records import InferReply, Lane
+
+SHAPES = npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
+IMAGE = Signature(
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 2, 3)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
+    max_batch_size=4,
+)
+"""One input whose shape is known but for the batch."""
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> InputTensor:
+    """Any datatype, any bits: NaN, infinity, BYTES with zeros in them."""
+    datatype = draw(st.sampled_from(sorted(DATATYPES)))
+    shape = draw(SHAPES)
+    if datatype == "BYTES":
+        count = int(np.prod(shape))
+        elements = draw(st.lists(st.binary(max_size=5), min_size=count, max_size=count))
+        array: Array = object_array(elements).reshape(shape)
+    else:
+        array = draw(npst.arrays(DATATYPES[datatype], shape))
+    return InputTensor(name=draw(st.text(max_size=5)), datatype=datatype, array=array)
+
+
+def head_of(tensor: InputTensor, size: int) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "datatype": tensor.datatype,
+        "shape": tensor.array.shape,
+        "parameters": {"binary_data_size": size},
+    }
+
+
+def request_body(inputs: list[InputTensor], **fields: Any) -> tuple[bytes, str]:
+    """A binary request as a client writes it, and its header length."""
+    tails = [encode_raw(tensor.datatype, tensor.array) for tensor in inputs]
+    heads = [head_of(tensor, len(tail)) for tensor, tail in zip(inputs, tails, strict=True)]
+    head = orjson.dumps({"inputs": heads, **fields})
+    return b"".join((head, *tails)), str(len(head))
+
+
+def assert_same(found: InputTensor, expected: InputTensor) -> None:
+    assert (found.name, found.datatype) == (expected.name, expected.datatype)
+    assert found.array.shape == expected.array.shape
+    assert encode_raw(found.datatype, found.array) == encode_raw(found.datatype, expected.array)
+
+
+@given(st.lists(tensors(), max_size=4), st.text())
+def test_binary_request_survives(inputs: list[InputTensor], id_: str) -> None:
+    body, length = request_body(inputs, id=id_)
+    decoded = decode(body, length, None)
+    assert decoded.id == id_
+    assert len(decoded.inputs) == len(inputs)
+    for found, expected in zip(decoded.inputs, inputs, strict=True):
+        assert_same(found, expected)
+
+
+@given(st.lists(tensors(), min_size=1, max_size=3), st.booleans(), st.data())
+def test_answer_can_be_read_back(
+    given_outputs: list[InputTensor], by_default: bool, data: st.DataObject
+) -> None:
+    outputs = {tensor.name: tensor for tensor in given_outputs}
+    choices = data.draw(st.dictionaries(st.sampled_from(sorted(outputs)), st.booleans()))
+    request = RestRequest(inputs=[], binary_by_default=by_default, binary=choices)
+    if any(has_no_json(t) and not choices.get(t.name, by_default) for t in outputs.values()):
+        with pytest.raises(InvalidRequestError, match=r"binary_data: true"):
+            encode(answer_of(outputs), request)
+        return
+    body = encode(answer_of(outputs), request)
+    length = len(body.content) if body.json_length is None else body.json_length
+    document = orjson.loads(body.content[:length])
+    position = length
+    assert [output["name"] for output in document["outputs"]] == list(outputs)
+    for output in document["outputs"]:
+        tensor = outputs[output["name"]]
+        assert (output["datatype"], tuple(output["shape"])) == (
+            tensor.datatype, tensor.array.shape
+        )  # fmt: skip
+        assert ("data" in output) != choices.get(tensor.name, by_default)
+        if "data" not in output:
+            size = output["parameters"]["binary_data_size"]
+            raw = body.content[position : position + size]
+            found = decode_raw(tensor.datatype, output["shape"], raw)
+            assert encode_raw(tensor.datatype, found) == encode_raw(tensor.datatype, tensor.array)
+            position += size
+    assert position == len(body.content)
+
+
+def has_no_json(tensor: InputTensor) -> bool:
+    match tensor.datatype:
+        case "FP16" | "BF16":
+            return True
+        case "FP32" | "FP64":
+            return not np.isfinite(tensor.array.astype(np.float64)).all()
+        case "BYTES":
+            texts = (element.decode("utf-8", "ignore") for element in tensor.array.ravel().tolist())
+            return [text.encode() for text in texts] != tensor.array.ravel().tolist()
+    return False
+
+
+def answer_of(outputs: dict[str, InputTensor]) -> InferAnswer:
+    arrays = {name: tensor.array for name, tensor in outputs.items()}
+    datatypes = {name: tensor.datatype for name, tensor in outputs.items()}
+    reply = InferReply(outputs=arrays, batch_rows=1, queue_s=0, execution_s=0)
+    return InferAnswer(lane=Lane("m", 3), outputs=arrays, datatypes=datatypes, reply=reply)
+
+
+def test_answer_without_binary_outputs_has_no_header() -> None:
+    tensor = InputTensor(name="y", datatype="INT8", array=np.array([[1, 2]], np.int8))
+    body = encode(answer_of({"y": tensor}), RestRequest(id="7", inputs=[]))
+    assert body.json_length is None
+    assert orjson.loads(body.content) == {
+        "model_name": "m",
+        "model_version": "3",
+        "id": "7",
+        "outputs": [{"name": "y", "datatype": "INT8", "shape": [1, 2], "data": [1, 2]}],
+    }
+
+
+@given(st.binary(max_size=60), st.none() | st.text(max_size=3) | st.integers(-2, 70).map(str))
+def test_any_bytes_are_refused(body: bytes, length: str | None) -> None:
+    """Nothing but a ServingError, whatever comes; a raw body of 24 bytes is the one good case."""
+    try:
+        decoded = decode(body, length, IMAGE)
+    except ServingError:
+        return
+    assert length == "0"
+    assert [tensor.array.shape for tensor in decoded.inputs] == [(1, 2, 3)]
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["binary_data", "binary_data_size", "binary_data_output", "p"]), JSON_VALUES
+)
+INPUTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.just("x") | JSON_VALUES,
+        "datatype": st.sampled_from(sorted(DATATYPES)) | JSON_VALUES,
+        "shape": st.lists(st.integers(0, 3), max_size=3) | JSON_VALUES,
+        "data": st.lists(st.integers(0, 3), max_size=4) | JSON_VALUES,
+        "parameters": PARAMETERS | JSON_VALUES,
+    },
+)
+DOCUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": JSON_VALUES,
+        "inputs": st.lists(INPUTS, max_size=2) | JSON_VALUES,
+        "outputs": st.lists(INPUTS, max_size=2) | JSON_VALUES,
+        "parameters": PARAMETERS | JSON_VALUES,
+    },
+)
+
+
+@given(DOCUMENTS | JSON_VALUES, st.binary(max_size=8), st.booleans())
+def test_any_document_is_refused_or_understood(
+    document: object, tail: bytes, with_header: bool
+) -> None:
+    head = orjson.dumps(document)
+    try:
+        decoded = decode(head + tail, str(len(head)) if with_header else None, IMAGE)
+    except ServingError:
+        return
+    assert isinstance(document, dict)
+    assert [tensor.name for tensor in decoded.inputs] == [t["name"] for t in document["inputs"]]
+    for found, given_input in zip(decoded.inputs, document["inputs"], strict=True):
+        assert list(found.array.shape) == given_input["shape"]
+        assert found.array.dtype == DATATYPES[found.datatype]
+
+
+@given(st.lists(tensors(), min_size=1, max_size=2), st.integers(-3, 3).filter(bool))
+def test_tail_of_another_length_is_refused(inputs: list[InputTensor], change: int) -> None:
+    body, length = request_body(inputs)
+    wrong = body[:change] if change < 0 else body + b"\0" * change
+    if len(wrong) >= int(length):
+        with pytest.raises(InvalidRequestError):
+            decode(wrong, length, None)
+
+
+@pytest.mark.parametrize("value", ["-1", "31", "1e1", "+5", " 5", "0x5", "", "5.0", "9" * 30, "٣"])
+def test_header_length_that_is_no_length(value: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"in range \(0, 30\)"):
+        decode(b" " * 30, value, IMAGE)
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_PARAMETERS))
+@pytest.mark.parametrize("where", ["request", "input", "output"])
+def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) -> None:
+    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+    output: dict[str, Any] = {"name": "y"}
+    document: dict[str, Any] = {"inputs": [tensor], "outputs": [output]}
+    {"request": document, "input": tensor, "output": output}[where]["parameters"] = {name: 1}
+    with pytest.raises(UnsupportedError, match=name):
+        decode(orjson.dumps(document), None, IMAGE)
+    assert UnsupportedError.http_status == 501
+
+
+def test_raw_body_with_one_dimension_that_varies() -> None:
+    spec = TensorSpec(name="x", datatype="INT16", shape=(-1, -1, 2))
+    signature = IMAGE.model_copy(update={"inputs": (spec,)})
+    decoded = decode(np.arange(6, dtype=np.int16).tobytes(), "0", signature)
+    assert decoded.inputs[0].array.tolist() == [[[0, 1], [2, 3], [4, 5]]]
+    assert decoded.binary_by_default
+    with pytest.raises(InvalidRequestError, match="10 bytes"):
+        decode(b"0123456789", "0", signature)
+
+
+@pytest.mark.parametrize(
+    "shape", [(-1, -1, -1), (-1, 0, -1)], ids=["two that vary", "nothing to divide by"]
+)
+def test_raw_body_whose_shape_cannot_be_told(shape: tuple[int, ...]) -> None:
+    spec = TensorSpec(name="x", datatype="INT16", shape=shape)
+    signature = IMAGE.model_copy(update={"inputs": (spec,)})
+    with pytest.raises(InvalidRequestError):
+        decode(b"0123", "0", signature)
+
+
+def test_raw_body_of_bytes_elements_takes_its_own_lengths() -> None:
+    spec = TensorSpec(name="x", datatype="BYTES", shape=(-1,))
+    signature = IMAGE.model_copy(update={"inputs": (spec,)})
+    decoded = decode(b"\x02\0\0\0ab", "0", signature)
+    assert decoded.inputs[0].array.tolist() == [b"ab"]
+
+
+def test_raw_body_without_a_model_to_ask() -> None:
+    with pytest.raises(InvalidRequestError, match="exactly one input"):
+        decode(b"1234", "0", None)
