@@ -56,7 +56,9 @@ class GrpcEdge:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        self._health = health.HealthServicer()
+        # Its non-blocking watches are written to under a lock which a caller that leaves needs
+        # as well: `set` would hang the event loop. A blocking one only takes a thread.
+        self._health = health.HealthServicer(experimental_non_blocking=False)
         self._announced: int | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(
@@ -117,8 +119,8 @@ class GrpcEdge:
     def _on_loop(self, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Message]:
         """Runs a handler on the event loop, and turns our errors into gRPC statuses."""
 
-        def call(request: Message | None, context: grpc.ServicerContext) -> Message:
-            if request is None:
+        def call(request: Message | DecodeError, context: grpc.ServicerContext) -> Message:
+            if isinstance(request, DecodeError):
                 context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     "the request is not a valid message of this call: broken, or text not in UTF-8",
@@ -213,16 +215,16 @@ class GrpcEdge:
         return grpc_codec.encode(answer, request)
 
 
-def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
-    """Parses requests; None for bytes that are not this message, such as text that is not UTF-8.
+def _parser(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:
+    """Parses requests; bytes that are not this message, such as text not in UTF-8, give the error.
 
-    grpcio would answer INTERNAL to a parser that raises, as if the fault were ours.
+    grpcio would answer INTERNAL to a parser that raises or gives None, as if the fault were ours.
     """
 
-    def parse(data: bytes) -> Message | None:
+    def parse(data: bytes) -> Message | DecodeError:
         try:
             return message.FromString(data)
-        except DecodeError:
-            return None
+        except DecodeError as error:
+            return error
 
     return parse

@@ -44,7 +44,9 @@ def from_json(datatype: str, shape: Sequence[int], data: Any) -> Array:
     flat, nesting = _flatten(data)
     if len(flat) != count:
         raise TensorError(f"'data' holds {len(flat)} elements; shape {list(shape)} takes {count}")
-    if len(nesting) > 1 and nesting != list(shape):
+    # Without elements, nesting ends at the first dimension of 0: [2, 0, 3] is [[], []].
+    expected = list(shape) if flat else list(shape)[: len(nesting)]
+    if len(nesting) > 1 and nesting != expected:
         raise TensorError(f"'data' is nested as {nesting}; expected {list(shape)} or flat")
     return _convert(datatype, flat).reshape(shape)
 

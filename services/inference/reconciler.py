@@ -143,13 +143,13 @@ class Reconciler:
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
         """Reads the newest generation, unless it has been read; a broken one changes nothing."""
-        newest = listing.generations[-1] if listing.generations else None
-        if newest is None or (model.pointers and model.pointers.generation == newest):
-            return
-        try:
-            model.pointers = await asyncio.to_thread(self._store.pointers_at, name, newest)
-        except StoreError as error:
-            logger.error("pointer unreadable", extra={"model": name, "reason": str(error)})
+        for generation in reversed(listing.generations):
+            if model.pointers and model.pointers.generation >= generation:
+                return
+            try:
+                model.pointers = await asyncio.to_thread(self._store.pointers_at, name, generation)
+            except StoreError as error:
+                logger.error("pointer unreadable", extra={"model": name, "reason": str(error)})
 
     def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
         """What pointers name first, the newest after, so that production is up soonest."""

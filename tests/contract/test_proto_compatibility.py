@@ -1,0 +1,80 @@
+"""Our .proto on the wire is tritonclient's: every name, number and type that we define.
+
+One process can load only one `package inference`, so another one describes tritonclient's.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FileDescriptor
+
+from protos import open_inference_pb2
+from tests.contract.proto_description import described
+
+ROOT = Path(__file__).parents[2]
+OURS_ALONE = "ModelMetadataResponse.properties"
+ITS_MAP_ENTRY = {f"ModelMetadataResponse.PropertiesEntry.{name}" for name in ("key", "value")}
+"""The Open Inference Protocol has it, Triton does not: a client without it skips the bytes."""
+
+DESCRIBE = """
+import json
+from tests.contract.proto_description import described
+from tritonclient.grpc import service_pb2
+print(json.dumps(described(service_pb2.DESCRIPTOR)))
+"""
+
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, Any]:
+    file: FileDescriptor = open_inference_pb2.DESCRIPTOR
+    return described(file)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> dict[str, Any]:
+    command = [sys.executable, "-c", DESCRIBE]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_package_is_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours["package"] == theirs["package"] == "inference"
+
+
+def test_fields_are_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert len(ours["fields"]) > 60
+    apart = {OURS_ALONE, *ITS_MAP_ENTRY}
+    common = {name: field for name, field in ours["fields"].items() if name not in apart}
+    assert common == {name: theirs["fields"].get(name) for name in common}
+
+
+def test_field_of_ours_alone_takes_no_number_of_theirs(
+    ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    message = OURS_ALONE.rpartition(".")[0]
+    taken = {
+        field["number"]
+        for name, field in theirs["fields"].items()
+        if name.rpartition(".")[0] == message
+    }
+    assert len(taken) == 5
+    assert ours["fields"][OURS_ALONE]["number"] not in taken
+
+
+def test_fields_they_add_to_our_messages_are_known(
+    ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    """A field of theirs that we do not read would be ignored in silence."""
+    messages = {name.rpartition(".")[0] for name in ours["fields"]}
+    added = {name for name in theirs["fields"] if name.rpartition(".")[0] in messages}
+    assert added - set(ours["fields"]) == set()
+
+
+def test_methods_are_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert len(ours["methods"]) == 6
+    assert ours["methods"] == {name: theirs["methods"].get(name) for name in ours["methods"]}

@@ -1,0 +1,62 @@
+"""One store and one server for every test that changes neither."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from tests.e2e.tensor_values import RUNTIME_DATATYPES, echo_model
+from tests.fixtures import onnx_models
+from tests.fixtures.servers import ServerProcess, running_server
+
+MAX_REQUEST_BYTES = 8 * 2**20
+MAX_BATCH_SIZE = 8
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that no test writes to.
+
+    linear  versions 1 and 2, y = version * x, at most 8 rows; no pointer, so 2 is live
+    pair    two inputs, two outputs
+    lookup  as slow as a request asks, and failing for an index beyond 9
+    echo    all datatypes at once; echo-fp32 and so on have one each
+    refused a version whose golden inputs do not give its golden outputs
+    """
+    store = tmp_path_factory.mktemp("store")
+    for scale in (1.0, 2.0):
+        onnx_models.publish(
+            str(store), "linear", onnx_models.linear(scale), max_batch_size=MAX_BATCH_SIZE
+        )
+    onnx_models.publish(str(store), "pair", onnx_models.pair())
+    onnx_models.publish(str(store), "lookup", onnx_models.slow_lookup())
+    onnx_models.publish(str(store), "echo", onnx_models.echo())
+    for datatype in RUNTIME_DATATYPES:
+        onnx_models.publish(str(store), echo_model(datatype), onnx_models.echo(datatype))
+    wrong = {"y": np.full((8, 4), 1000, np.float32)}
+    onnx_models.publish(str(store), "refused", onnx_models.linear(), golden_outputs=wrong)
+    return store
+
+
+@pytest.fixture(scope="session")
+def server(store: Path) -> Iterator[ServerProcess]:
+    """A server of that store, for every test that leaves it as it was."""
+    with running_server(store, max_request_bytes=MAX_REQUEST_BYTES) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
+    """A gRPC channel to it; messages of any size."""
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(server.grpc, unlimited) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="session")
+def stub(channel: grpc.Channel) -> GRPCInferenceServiceStub:
+    """The protocol's stub, as tritonclient generated it from its own .proto."""
+    return GRPCInferenceServiceStub(channel)

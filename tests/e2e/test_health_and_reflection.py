@@ -1,0 +1,110 @@
+"""grpc.health.v1 and reflection, as Kubernetes, load balancers and grpcurl use them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2 as health
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from tests.e2e.grpc_calls import TIMEOUT_S, error_of
+from tests.fixtures import onnx_models
+from tests.fixtures.servers import ServerProcess, running_server
+
+SERVICE = "inference.GRPCInferenceService"
+SERVING = health.HealthCheckResponse.SERVING
+NOT_SERVING = health.HealthCheckResponse.NOT_SERVING
+DRAIN_TIMEOUT_S = 30
+"""What accepted requests are given by default; there are none here."""
+SERVICE_UNKNOWN = health.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@pytest.fixture
+def health_stub(channel: grpc.Channel) -> Any:
+    return HealthStub(channel)
+
+
+@pytest.mark.parametrize("service", ["", SERVICE])
+def test_check(health_stub: Any, service: str) -> None:
+    assert health_stub.Check(health.HealthCheckRequest(service=service)).status == SERVING
+
+
+@pytest.mark.parametrize("service", ["nonsense", "inference", "linear"])
+def test_check_of_an_unknown_service(health_stub: Any, service: str) -> None:
+    code, _ = error_of(lambda: health_stub.Check(health.HealthCheckRequest(service=service)))
+    assert code is StatusCode.NOT_FOUND
+
+
+def test_watch_of_an_unknown_service_stays_open(health_stub: Any) -> None:
+    watch = health_stub.Watch(health.HealthCheckRequest(service="nonsense"), timeout=1)
+    assert next(watch).status == SERVICE_UNKNOWN
+    code, _ = error_of(lambda: next(watch))
+    assert code is StatusCode.DEADLINE_EXCEEDED, "the server ended it"
+
+
+def watch_of(channel: grpc.Channel, service: str = "") -> Any:
+    """A watch, which must not wait for ever if the server has stopped to answer."""
+    return HealthStub(channel).Watch(health.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
+
+
+@pytest.fixture
+def stopping_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """One that a test may stop."""
+    onnx_models.publish(str(tmp_path), "linear", onnx_models.linear())
+    with running_server(tmp_path) as server:
+        yield server
+
+
+def test_watch_sees_the_server_stop(stopping_server: ServerProcess) -> None:
+    """Told before the port closes, so that a balancer looks elsewhere in time."""
+    with grpc.insecure_channel(stopping_server.grpc) as channel:
+        watches = [watch_of(channel, service) for service in ("", SERVICE) for _ in range(8)]
+        assert {next(watch).status for watch in watches} == {SERVING}
+        stopping_server.ask_to_stop()
+        # Each leaves as soon as it is told, while the server still tells the others.
+        for watch in watches:
+            assert next(watch).status == NOT_SERVING
+            watch.cancel()
+    assert stopping_server.wait() == 0
+
+
+def test_watcher_that_leaves_takes_no_other_with_it(stopping_server: ServerProcess) -> None:
+    with grpc.insecure_channel(stopping_server.grpc) as channel:
+        leaving, staying = watch_of(channel), watch_of(channel)
+        assert next(leaving).status == next(staying).status == SERVING
+        leaving.cancel()
+        stopping_server.ask_to_stop()
+        assert next(staying).status == NOT_SERVING
+
+
+def test_watch_that_never_leaves_does_not_hold_the_server(stopping_server: ServerProcess) -> None:
+    with grpc.insecure_channel(stopping_server.grpc) as channel:
+        watch = watch_of(channel)
+        assert next(watch).status == SERVING
+        stopping_server.ask_to_stop()
+        assert stopping_server.wait(timeout_s=DRAIN_TIMEOUT_S / 2) == 0
+
+
+@pytest.fixture
+def reflected(channel: grpc.Channel) -> ProtoReflectionDescriptorDatabase:
+    return ProtoReflectionDescriptorDatabase(channel)
+
+
+def test_reflection_lists_the_services(reflected: ProtoReflectionDescriptorDatabase) -> None:
+    assert {SERVICE, "grpc.health.v1.Health"} <= set(reflected.get_services())
+
+
+def test_reflection_describes_the_calls(reflected: ProtoReflectionDescriptorDatabase) -> None:
+    service = DescriptorPool(reflected).FindServiceByName(SERVICE)
+    assert [method.name for method in service.methods] == [
+        "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"
+    ]  # fmt: skip
+    request = service.methods_by_name["ModelInfer"].input_type
+    assert request.fields_by_name["raw_input_contents"].number == 7

@@ -1,0 +1,104 @@
+"""How a server starts, and how it says that it cannot."""
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.rest_calls import call, infer, linear_input
+from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.servers import FREE_PORTS, START_TIMEOUT_S, running_server, spawn_server
+
+
+def failed_start(store: Path, *arguments: str, **settings: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a server that must not start."""
+    process = spawn_server(store, *arguments, **settings)
+    try:
+        output, errors = process.communicate(timeout=START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        raise AssertionError(f"it started:\n{output}\n{errors}") from None
+    return process.returncode, output, errors
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("setting", ["http_port", "grpc_port", "metrics_port"])
+def test_port_in_use_is_one_clear_line(tmp_path: Path, taken_port: int, setting: str) -> None:
+    option = f"--{setting.replace('_', '-')}={taken_port}"
+    code, output, errors = failed_start(tmp_path, *FREE_PORTS, option)
+    assert (code, output) == (1, "")
+    assert len(errors.splitlines()) == 1, errors
+    assert f"cannot listen on port {taken_port} ({setting})" in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_queue_dept", 3, "unknown key 'max_queue_dept' (did you mean 'max_queue_depth'?)"),
+        ("colour", "red", "unknown key 'colour'"),
+        ("threads", 0, "'threads' is 0"),
+        ("threads", "many", "'threads' is 'many'"),
+        ("http_port", 70_000, "'http_port' is 70000"),
+        ("log_level", "loud", "'log_level' is 'loud'"),
+        ("request_timeout_s", -1, "'request_timeout_s' is -1"),
+    ],
+)
+def test_setting_that_is_unknown_or_bad(
+    tmp_path: Path, name: str, value: object, message: str
+) -> None:
+    code, output, errors = failed_start(tmp_path, *FREE_PORTS, **{name: value})
+    assert (code, output) == (2, "")
+    assert len(errors.splitlines()) == 1, errors
+    assert message in errors
+
+
+def test_setting_without_a_value(tmp_path: Path) -> None:
+    code, _, errors = failed_start(tmp_path, *FREE_PORTS, "--set=threads")
+    assert code == 2
+    assert "NAME=VALUE" in errors
+
+
+def test_store_that_cannot_be_one(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    code, output, errors = failed_start(file, *FREE_PORTS)
+    assert (code, output) == (1, "")
+    assert len(errors.splitlines()) == 1, errors
+    assert f"cannot open the store '{file}'" in errors
+
+
+def test_empty_store_is_no_failure_and_fills_up(tmp_path: Path) -> None:
+    store = tmp_path / "new"
+    with running_server(store) as server:
+        assert any("holds no model yet" in line for line in server.output.all())
+        assert call(server, "GET", "/v2/health/ready").status == 200
+        assert infer(server, "linear", linear_input([1, 2, 3, 4])).status == 404
+        publish(str(store), "linear", linear(2))
+        server.wait_for_log(message="version live", model="linear")
+        assert infer(server, "linear", linear_input([1, 2, 3, 4])).outputs() == {"y": [2, 4, 6, 8]}
+
+
+def test_what_is_printed_names_every_version_and_port(tmp_path: Path) -> None:
+    publish(str(tmp_path), "one", linear())
+    publish(str(tmp_path), "two", linear())
+    publish(str(tmp_path), "two", linear())
+    with running_server(tmp_path) as server:
+        lines = server.output.all()
+        for line in (
+            "serving one 1 (onnx)",
+            "serving two 1 (onnx)",
+            "serving two 2 (onnx)",
+            f"  REST     http://{server.http}/v2",
+            f"  docs     http://{server.http}/docs",
+            f"  gRPC     {server.grpc}",
+            f"  metrics  http://127.0.0.1:{server.metrics_port}/metrics",
+        ):
+            assert line in lines
