@@ -23,7 +23,7 @@ from bench.load import Latencies, load_grpc, load_rest
 from bench.pinning import CLIENT_CORE, SERVER_CORE, cores_apart, pinned_to
 from bench.process_figures import cpu_seconds, resident_mebibytes
 from flambeau.commands.store_option import DEFAULT_STORE
-from flambeau.commands.up import DEFAULT_RECIPE, fill_if_empty
+from flambeau.commands.up import fill_if_empty
 from flambeau.server_process import ServerProcess, server_process
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
@@ -38,7 +38,7 @@ RESULTS = Path(__file__).parent / "results" / "latest.json"
 def main() -> None:
     """Measures, prints, and writes `bench/results/latest.json`."""
     arguments = _arguments()
-    fill_if_empty(arguments.store, DEFAULT_RECIPE)
+    fill_if_empty(arguments.store)
     store = ModelStore(arguments.store)
     manifest = store.manifest(arguments.model, store.versions(arguments.model)[-1])
     artifact = manifest.artifacts_by_speed()[0].name

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from flambeau.commands.up import DEFAULT_RECIPE, fill_if_empty
+from flambeau.commands.up import FirstRecipe, fill_if_empty
 from flambeau.server_process import ServerProcess, ServerProcessError, server_process
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class Outcome:
 
 def demo(
     store: StoreUrl = DEFAULT_STORE,
-    recipe: Annotated[
-        str, typer.Option(help="What to train if the store is empty.")
-    ] = DEFAULT_RECIPE,
+    recipe: FirstRecipe = None,
 ) -> None:
     """Train if the store is empty, serve, classify the test images, check, and exit."""
     from flambeau.errors import ClientError

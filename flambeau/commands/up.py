@@ -1,5 +1,6 @@
 """`flambeau up`: everything from nothing. Trains the recipe if the store is empty, then serves."""
 
+from importlib.resources import files
 from typing import Annotated
 
 import typer
@@ -8,14 +9,15 @@ from flambeau.commands.serve import parse_settings, run
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.train import train
 
-DEFAULT_RECIPE = "training/recipes/digits_cnn.yaml"
+FirstRecipe = Annotated[
+    str | None,
+    typer.Option(help="What to train if the store is empty; handwritten digits unless given."),
+]
 
 
 def up(
     store: StoreUrl = DEFAULT_STORE,
-    recipe: Annotated[
-        str, typer.Option(help="What to train if the store is empty.")
-    ] = DEFAULT_RECIPE,
+    recipe: FirstRecipe = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A server setting; may be repeated."),
@@ -26,8 +28,8 @@ def up(
     run({"store": store, **parse_settings(set_ or [])})
 
 
-def fill_if_empty(store: str, recipe: str) -> None:
-    """Trains and publishes the recipe unless the store holds a model already."""
+def fill_if_empty(store: str, recipe: str | None = None) -> None:
+    """Trains and publishes a recipe, unless the store holds a model already."""
     from flambeau.commands.failures import failing_with
     from model_store.errors import StoreError
     from model_store.store import ModelStore
@@ -35,4 +37,4 @@ def fill_if_empty(store: str, recipe: str) -> None:
     with failing_with({StoreError: 1}):
         empty = not ModelStore(store).models()
     if empty:
-        train(recipe, store=store)
+        train(recipe or str(files("training") / "recipes" / "digits_cnn.yaml"), store=store)

@@ -131,9 +131,10 @@ def test_what_make_up_prints_can_be_pasted(clone: Path, up: tuple[Terminal, str]
     assert re.search(r"\[\[.*\]\]", output, re.DOTALL)
 
 
-def test_every_block_of_the_readme_runs(clone: Path, up: tuple[Terminal, str]) -> None:
+@pytest.mark.parametrize("document", ["README.md", "docs/client.md"])
+def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: str) -> None:
     ports = dict(re.findall(r"(REST|gRPC|metrics) +(?:http://)?127\.0\.0\.1:(\d+)", up[1]))
-    blocks = BLOCK.findall((ROOT / "README.md").read_text())
+    blocks = BLOCK.findall((ROOT / document).read_text())
     assert len(blocks) >= 4
     for language, text in blocks:
         if text.strip() in ("make up", "make demo", "make test"):
