@@ -80,6 +80,7 @@ class Reconciler:
         self._workers: dict[Lane, asyncio.Task[None]] = {}
         self._draining: set[Lane] = set()
         self._converging: dict[str, asyncio.Task[None]] = {}
+        self._complaints: dict[str, str] = {}
         self.converged_once = False
         """Whether one pass has finished: before that the server is not ready."""
 
@@ -105,12 +106,13 @@ class Reconciler:
         try:
             listings = await asyncio.to_thread(self._store.listing)
         except StoreError as error:
-            logger.error("store out of reach; serving what is loaded", extra={"reason": str(error)})
+            self._complain("store", "is out of reach; serving what is loaded", str(error))
             return
         if self._workers and not listings:
             # An unmounted folder looks like an empty one, and nobody empties a store on purpose.
-            logger.error("store is empty or gone; serving what is loaded")
+            self._complain("store", "is empty or gone; serving what is loaded", self._store.url)
             return
+        self._complaints.pop("store", None)
         for name in self._wanted_models(listings):
             if name in listings and name not in self._converging:
                 task = tasks.create_task(self._converge(name, listings[name], tasks))
@@ -149,7 +151,7 @@ class Reconciler:
             try:
                 model.pointers = await asyncio.to_thread(self._store.pointers_at, name, generation)
             except StoreError as error:
-                logger.error("pointer unreadable", extra={"model": name, "reason": str(error)})
+                self._complain(f"pointers of {name}", "are unreadable", str(error))
 
     def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
         """What pointers name first, the newest after, so that production is up soonest."""
@@ -229,16 +231,24 @@ class Reconciler:
         """Lets no more requests in; the worker answers what it holds, then closes the backend."""
         self._directory.withdraw(lane)
         worker = self._workers.pop(lane, None)
-        if worker is not None:
-            self._queue.close(lane)
-            self._draining.add(lane)
-            worker.add_done_callback(lambda _: self._forget(lane))
+        if worker is None:  # it never loaded
+            self._metrics.forget_lane(lane.model, lane.version)
+            return
+        self._queue.close(lane)
+        self._draining.add(lane)
+        worker.add_done_callback(lambda _: self._forget(lane))
 
     def _forget(self, lane: Lane) -> None:
         self._draining.discard(lane)
         self._queue.forget(lane)
         self._metrics.forget_lane(lane.model, lane.version)
         logger.info("version unloaded", extra={"model": lane.model, "version": lane.version})
+
+    def _complain(self, topic: str, fault: str, reason: str) -> None:
+        """Logs a fault of the store when it appears or changes, not at every pass."""
+        if self._complaints.get(topic) != reason:
+            self._complaints[topic] = reason
+            logger.error(f"{topic} {fault}", extra={"reason": reason})
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -22,6 +22,7 @@ import uvloop
 from model_store.store import ModelStore
 from services.gateway.admission import Admission
 from services.gateway.grpc_edge import GrpcEdge
+from services.gateway.http_protocol import BoundedHttpProtocol
 from services.gateway.ledger import Ledger
 from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
@@ -184,7 +185,7 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application,  # type: ignore[arg-type]
-                http="httptools",
+                http=BoundedHttpProtocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,

@@ -223,5 +223,5 @@ def test_pointer_file_that_is_broken_changes_nothing(tmp_path: Path, when: str) 
         broken.write_text("{}")
     with running_server(tmp_path) as server:
         broken.write_text("{}")
-        server.wait_for_log(message="pointer unreadable", model="linear")
+        server.wait_for_log(message="pointers of linear are unreadable")
         assert answer_of(server, "linear") == ROW

@@ -291,7 +291,23 @@ def test_caller_that_hangs_up_in_mid_body(server: ServerProcess) -> None:
 def test_what_is_no_http_at_all(server: ServerProcess) -> None:
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
         connection.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+        head, _, body = connection.recv(1000).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert list(json.loads(body)) == ["error"]
+
+
+@pytest.mark.parametrize("start", [b"GET /v2?", b"GET /v2 HTTP/1.1\r\nx-long: "])
+def test_head_that_never_ends(server: ServerProcess, start: bytes) -> None:
+    """The server hangs up, after a word that the caller may be too busy sending to read."""
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
+        connection.sendall(start)
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            connection.sendall(b"x" * 64 * 2**20)
+    assert call(server, "GET", "/v2").status == 200
+
+
+def test_head_as_long_as_allowed(server: ServerProcess) -> None:
+    assert call(server, "GET", "/v2", headers={"x-long": "x" * 60_000}).status == 200
 
 
 def test_bad_item_harms_no_neighbour_in_its_batch(server: ServerProcess) -> None:
