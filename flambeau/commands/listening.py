@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 from model_store.signature import Signature
 from model_store.tensors import DATATYPES
@@ -23,7 +24,7 @@ def _lines(listening: Listening) -> list[str]:
     grpc = f"{host}:{listening.grpc_port}"
     lines = ["", *(_served_line(served) for served in listening.served)]
     if not listening.served:
-        lines.append("the store holds no model yet; publish one and it will be served")
+        lines.append("nothing to serve yet; a model is served as soon as it is published")
     lines += [
         f"  REST     {http}/v2",
         f"  docs     {http}/docs",
@@ -64,7 +65,7 @@ def _pasteable(model: str, http: str, grpc: str, inputs: list[dict[str, object]]
     )
     return [
         f"curl -s {http}/v2/models/{model}/infer -d '{body}'",
-        "python - <<'END'",
+        f"{sys.executable} - <<'END'",
         "import numpy as np, flambeau",
         f'with flambeau.Client("{grpc}") as client:',
         f'    print(client.model("{model}")(**{{{arguments}}}))',

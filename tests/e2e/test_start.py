@@ -78,7 +78,7 @@ def test_store_that_cannot_be_one(tmp_path: Path) -> None:
 def test_empty_store_is_no_failure_and_fills_up(tmp_path: Path) -> None:
     store = tmp_path / "new"
     with running_server(store) as server:
-        assert any("holds no model yet" in line for line in server.output.all())
+        assert any("nothing to serve yet" in line for line in server.output.all())
         assert call(server, "GET", "/v2/health/ready").status == 200
         assert infer(server, "linear", linear_input([1, 2, 3, 4])).status == 404
         publish(str(store), "linear", linear(2))
