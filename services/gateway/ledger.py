@@ -69,7 +69,8 @@ class Record:
         if isinstance(error, OverloadedError | ShuttingDownError):
             metrics.refusals.labels(type(error).__name__).inc()
         if error is not None or self._ledger.access_log:
-            self._log(code, seconds, error)
+            # The version that answered; of a name nobody knows, what the caller wrote.
+            self._log(code, seconds, error, version if version != UNKNOWN else self.version[:32])
 
     def _labels(self) -> tuple[str, str]:
         """The served model and version, or `unknown`: a caller must not invent label values."""
@@ -79,12 +80,12 @@ class Record:
             return UNKNOWN, UNKNOWN
         return lane.model, str(lane.version)
 
-    def _log(self, code: str, seconds: float, error: BaseException | None) -> None:
+    def _log(self, code: str, seconds: float, error: BaseException | None, version: str) -> None:
         extra: dict[str, object] = {
             "request_id": self.request_id,
             "protocol": self._protocol,
             "model": self.model[:128],
-            "version": self.version[:32],
+            "version": version,
             "code": code,
             "duration_ms": round(seconds * 1000, 3),
         }

@@ -176,7 +176,7 @@ def test_every_answered_request_is_logged(server: ServerProcess, stub: Any) -> N
             "request_id": request_id,
             "protocol": protocol,
             "model": "linear",
-            "version": "",
+            "version": "1",
             "code": code,
             "batch_rows": rows,
         }
