@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -108,6 +109,22 @@ def test_make_demo_says_that_everything_agrees(demo: str) -> None:
     assert float(found[1]) >= 0.97
     assert float(found[3]) > 1
     assert len(re.findall(r"^ +\d  +\d  +\d  +\d$", demo, re.MULTILINE)) == 10
+
+
+def test_the_demo_fails_when_an_accuracy_differs(clone: Path, demo: str, tmp_path: Path) -> None:
+    """The report is made to promise what no server can keep: one image more, or one less."""
+    store = tmp_path / "store"
+    shutil.copytree(clone / "var" / "model_store", store)
+    manifest = store / "digits" / "1" / "manifest.json"
+    document = json.loads(manifest.read_text())
+    for artifact in document["artifacts"]:
+        artifact["verification"]["metrics"]["accuracy"] -= 1 / 360
+    manifest.write_text(json.dumps(document))
+    command = [sys.executable, "-m", "flambeau", "demo", "--store", str(store)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "training reported" in done.stderr
+    assert "demo ok" not in done.stdout
 
 
 @pytest.mark.parametrize("artifact", ["torchscript", "onnx", "onnx-int8"])

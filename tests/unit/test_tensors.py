@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -25,7 +25,6 @@ from model_store.tensors import (
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 FIXED_SIZE = sorted(set(DATATYPES) - {"BYTES"})
-IN_NO_HURRY = settings(deadline=None)  # a busy machine is no failure of the code
 INTEGERS = ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"]
 
 
@@ -36,7 +35,6 @@ def arrays(datatype: str) -> st.SearchStrategy[Array]:
 
 @pytest.mark.parametrize("datatype", FIXED_SIZE)
 def test_every_datatype_round_trips_bit_for_bit(datatype: str) -> None:
-    @IN_NO_HURRY
     @given(arrays(datatype))
     def round_trip(array: Array) -> None:
         raw = encode_raw(datatype, array)
@@ -48,7 +46,6 @@ def test_every_datatype_round_trips_bit_for_bit(datatype: str) -> None:
     round_trip()
 
 
-@IN_NO_HURRY
 @given(st.lists(st.binary(max_size=20), max_size=12))
 def test_bytes_round_trip(elements: list[bytes]) -> None:
     array = object_array(elements)
@@ -128,7 +125,6 @@ def test_malformed_bytes_say_where(data: bytes, count: int, message: str) -> Non
         decode_bytes_elements(data, count)
 
 
-@IN_NO_HURRY
 @given(st.binary(max_size=60), st.integers(0, 5))
 def test_any_raw_bytes_decode_to_exactly_themselves_or_are_refused(data: bytes, count: int) -> None:
     try:
@@ -138,7 +134,6 @@ def test_any_raw_bytes_decode_to_exactly_themselves_or_are_refused(data: bytes, 
     assert encode_raw("BYTES", array) == data
 
 
-@IN_NO_HURRY
 @given(
     st.sampled_from([*DATATYPES, "FP31"]),
     st.lists(st.sampled_from([-1, 0, 1, 3, 2**31, 2**62, 2**64]), max_size=MAX_RANK + 2),

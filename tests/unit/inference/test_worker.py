@@ -147,7 +147,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps)
 def test_every_request_is_answered_exactly_once(
     arrivals: Sequence[tuple[list[float], str, bool]],

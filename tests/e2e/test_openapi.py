@@ -1,0 +1,51 @@
+"""The OpenAPI document and the page that shows it."""
+
+import json
+import re
+
+import pytest
+
+from tests.e2e.rest_calls import call, linear_input
+from tests.fixtures.servers import ServerProcess
+
+INFER = json.dumps({"inputs": [linear_input([1, 2, 3, 4])]}).encode()
+
+
+def test_openapi_names_only_what_there_is(server: ServerProcess) -> None:
+    document = call(server, "GET", "/openapi.json").json()
+    assert document["openapi"].startswith("3.")
+    operations = [
+        (method, path) for path, item in document["paths"].items() for method in ("get", "post")
+        if method in item
+    ]  # fmt: skip
+    assert len(operations) == 9
+    for method, path in operations:
+        url = path.format(model="linear", version="1")
+        reply = call(server, method.upper(), url, INFER if method == "post" else b"")
+        assert reply.status == 200, path
+        assert str(reply.status) in document["paths"][path][method]["responses"]
+
+
+def test_openapi_references_resolve(server: ServerProcess) -> None:
+    text = call(server, "GET", "/openapi.json").body.decode()
+    document = json.loads(text)
+    references = set(re.findall(r'"\$ref": ?"#/components/schemas/(\w+)"', text))
+    assert references
+    assert text.count('"$ref"') == len(re.findall(r'"#/components/schemas/\w+"', text))
+    assert references <= set(document["components"]["schemas"])
+
+
+@pytest.mark.parametrize("version", ["", "/versions/{version}"])
+def test_openapi_documents_the_errors_of_infer(server: ServerProcess, version: str) -> None:
+    document = call(server, "GET", "/openapi.json").json()
+    responses = document["paths"][f"/v2/models/{{model}}{version}/infer"]["post"]["responses"]
+    assert {"200", "400", "404", "413", "500", "501", "503", "504"} <= set(responses)
+
+
+def test_docs_need_no_other_host(server: ServerProcess) -> None:
+    reply = call(server, "GET", "/docs")
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/html")
+    page = reply.body.decode()
+    assert "/openapi.json" in page
+    assert not re.findall(r"https?:|[\"'(]//", page)
