@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import open_inference_pb2 as pb
-from services.errors import ServingError
+from services.errors import ServingError, TooManyInFlightError
 from services.gateway import grpc_codec
 from services.gateway.admission import Admission, InferCall
 from services.gateway.ledger import Ledger, Record
@@ -27,6 +27,9 @@ from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 
 SERVICE = "inference.GRPCInferenceService"
 REQUEST_ID = "x-request-id"
+SPARE_CALLS = 32
+"""Calls beyond `max_calls`, a thread each: a server full of inference still answers for its health,
+and refuses more of it in words. Beyond these grpcio refuses by itself."""
 
 Handler = Callable[[Any, grpc.ServicerContext], Coroutine[Any, Any, Message]]
 
@@ -46,10 +49,12 @@ class GrpcEdge:
         self._admission = admission
         self._facts = facts
         self._ledger = ledger
+        self._max_calls = max_calls
+        self._running = 0
         self._loop = asyncio.get_running_loop()
         self._server = grpc.server(
-            ThreadPoolExecutor(max_calls, "grpc"),
-            maximum_concurrent_rpcs=max_calls,
+            ThreadPoolExecutor(max_calls + SPARE_CALLS, "grpc"),
+            maximum_concurrent_rpcs=max_calls + SPARE_CALLS,
             options=[
                 ("grpc.max_receive_message_length", max_request_bytes),
                 ("grpc.max_send_message_length", -1),
@@ -184,8 +189,10 @@ class GrpcEdge:
         self, request: pb.ModelInferRequest, context: grpc.ServicerContext
     ) -> Message:
         record = self._ledger.open("grpc")
-        request_id = record.name(request.id, request.model_name, request.model_version)
+        given_id = request.id or _metadata(context, REQUEST_ID)
+        request_id = record.name(given_id, request.model_name, request.model_version)
         context.set_trailing_metadata(((REQUEST_ID, request_id),))
+        self._running += 1
         try:
             response = await self._answer(request, context, record)
         except ServingError as error:
@@ -195,12 +202,19 @@ class GrpcEdge:
             cancelled = isinstance(error, asyncio.CancelledError)
             record.close("CANCELLED" if cancelled else "INTERNAL", error)
             raise
+        finally:
+            self._running -= 1
         record.close("OK")
         return response
 
     async def _answer(
         self, request: pb.ModelInferRequest, context: grpc.ServicerContext, record: Record
     ) -> pb.ModelInferResponse:
+        if self._running > self._max_calls:
+            raise TooManyInFlightError(
+                f"{self._max_calls} gRPC calls are running here, the limit (max_grpc_calls); "
+                "retry later or add servers"
+            )
         answer = await self._admission.infer(
             InferCall(
                 request_id=record.request_id,
@@ -213,6 +227,11 @@ class GrpcEdge:
         )
         record.batch_rows = answer.reply.batch_rows
         return grpc_codec.encode(answer, request)
+
+
+def _metadata(context: grpc.ServicerContext, name: str) -> str:
+    """A text the caller sent beside the message, or nothing."""
+    return next((str(v) for key, v in context.invocation_metadata() if key == name), "")
 
 
 def _parser(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:

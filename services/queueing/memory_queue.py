@@ -63,6 +63,7 @@ class MemoryQueue:
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         self._lanes: dict[Lane, _LaneState] = {}
+        self._waiters: set[asyncio.Future[InferReply]] = set()
 
     def open(self, lane: Lane) -> None:
         """Lets requests for a lane in."""
@@ -102,6 +103,7 @@ class MemoryQueue:
             )
         now = time.monotonic()
         waiter: asyncio.Future[InferReply] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
         state.entries.append(Entry(request, waiter, now))
         state.arrived.set()
         try:
@@ -109,6 +111,14 @@ class MemoryQueue:
                 return await waiter
         except TimeoutError:
             raise deadline_exceeded(request) from None
+        finally:
+            self._waiters.discard(waiter)
+
+    def fail_all(self, error: ServingError) -> None:
+        """Answers every caller that still waits with an error; their entries are dead."""
+        for waiter in list(self._waiters):
+            if not waiter.done():
+                waiter.set_exception(error)
 
     async def take(self, lane: Lane, limit: int) -> list[Entry]:
         """Waits for work and takes up to `limit` entries, oldest first.

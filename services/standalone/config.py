@@ -46,7 +46,7 @@ class ServerConfig(StrictModel):
     """gRPC calls running at once, a thread each; raise it for slow models with many callers."""
     max_queue_depth: int = Field(1024, ge=1)
     """Requests waiting for one version; lower it to refuse early rather than answer late."""
-    drain_timeout_s: float = Field(30.0, ge=0, le=3600)
+    drain_timeout_s: float = Field(20.0, ge=0, le=3600)
     """How long accepted requests may still take after SIGTERM; keep it below the grace period
     of whatever supervises the process."""
     store_poll_interval_s: float = Field(0.5, ge=0.05, le=3600)

@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 
 from model_store.store import ModelStore
+from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.grpc_edge import GrpcEdge
 from services.gateway.http_protocol import BoundedHttpProtocol
@@ -78,7 +79,7 @@ class _Server:
         self._config = config
         version = installed_version("flambeau")
         metrics = Metrics(version)
-        queue = MemoryQueue(config.max_queue_depth)
+        queue = self._queue = MemoryQueue(config.max_queue_depth)
         self._directory = Directory()
         self._registry = metrics.registry
         self._admission = Admission(
@@ -147,8 +148,15 @@ class _Server:
         logger.info("draining")
         self._admission.draining = True
         self._grpc.announce_health()
-        if left := await self._admission.drain(self._config.drain_timeout_s):
+        timeout_s = self._config.drain_timeout_s
+        if left := await self._admission.drain(timeout_s):
             logger.warning("drain timed out", extra={"unanswered": left})
+            self._queue.fail_all(
+                ShuttingDownError(
+                    f"this server is shutting down and had no answer within {timeout_s:g} s "
+                    "(drain_timeout_s); send the request to another"
+                )
+            )
         rest.should_exit = True
         await self._grpc.stop(LAST_REPLIES_S)
 

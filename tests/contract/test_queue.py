@@ -144,3 +144,15 @@ async def test_closing_wakes_a_worker_that_waits(queue: MemoryQueue) -> None:
     await asyncio.sleep(0)
     queue.close(LANE)
     assert await taking == []
+
+
+async def test_everybody_who_waits_can_be_told_at_once(queue: MemoryQueue) -> None:
+    taken, waiting, answered = await submitted(queue, request(1), request(2), request(3))
+    entry, _, last = (*await queue.take(LANE, 2), *queue.take_now(LANE, 1))
+    last.reply(reply(3))
+    queue.fail_all(BackendError("the end"))
+    entry.reply(reply(1))  # too late, and harmless
+    for task in (taken, waiting):
+        with pytest.raises(BackendError, match="the end"):
+            await task
+    assert (await answered).outputs["y"] == 3

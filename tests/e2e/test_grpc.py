@@ -136,6 +136,14 @@ def test_messages_beyond_the_default_limit_of_grpc(stub: Any) -> None:
     assert_same_bits(outputs(response)["out_FP32"], large)
 
 
+def test_id_in_the_metadata_counts_where_the_message_has_none(stub: Any) -> None:
+    metadata = (("x-request-id", "from-metadata"),)
+    _, call = stub.ModelInfer.with_call(linear_request(ROW), metadata=metadata)
+    assert trailing(call)["x-request-id"] == "from-metadata"
+    _, call = stub.ModelInfer.with_call(linear_request(ROW, id="mine"), metadata=metadata)
+    assert trailing(call)["x-request-id"] == "mine"
+
+
 def test_id_is_echoed_in_message_and_trailing_metadata(stub: Any) -> None:
     response, call = stub.ModelInfer.with_call(linear_request(ROW, id="mine-7"))
     assert response.id == "mine-7"

@@ -260,6 +260,28 @@ def test_accepted_requests_finish_before_the_end(
     idle.close()
 
 
+def test_requests_that_outlast_the_drain_are_answered(tmp_path: Path) -> None:
+    """Nothing can stop the backend, but nobody has to wait for it."""
+    publish(str(tmp_path), "lookup", slow_lookup())
+    with (
+        running_server(tmp_path, drain_timeout_s=0.1) as server,
+        grpc.insecure_channel(server.grpc) as channel,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        running = threads.submit(infer, server, "lookup", *lookup_inputs(1, work=150_000))
+        server.wait_for_metric(1, "flambeau_in_flight_requests")
+        server.wait_for_metric(0, "flambeau_queue_depth")
+        stub: Any = GRPCInferenceServiceStub(channel)
+        queued = stub.ModelInfer.future(lookup_request(2))
+        server.wait_for_metric(1, "flambeau_queue_depth")
+        server.ask_to_stop()
+        assert running.result().status == 503
+        assert "drain_timeout_s" in running.result().error()
+        assert queued.code() is StatusCode.UNAVAILABLE
+        assert "drain_timeout_s" in queued.details()
+        assert server.wait() == 0
+
+
 def test_second_signal_ends_it_at_once(lookup_server: ServerProcess) -> None:
     server = lookup_server
     body = json.dumps({"inputs": lookup_inputs(1, work=10_000_000)})

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc import StatusCode
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.grpc_calls import TIMEOUT_S, lookup_request, outputs
@@ -103,7 +104,10 @@ def test_too_many_grpc_calls(store: Path) -> None:
         server.wait_for_metric(1, "flambeau_in_flight_requests")
         refused = stub.ModelInfer.future(lookup_request(2))
         assert refused.code() is StatusCode.RESOURCE_EXHAUSTED
+        assert "1 gRPC calls are running here, the limit (max_grpc_calls)" in refused.details()
+        assert stub.ServerLive(pb.ServerLiveRequest()).live, "a busy server is alive"
         assert not held.done(), "nothing was running; give it more work"
+        assert server.metric("flambeau_refusals_total", reason="TooManyInFlightError") == 1
         assert infer(server, "lookup", *lookup_inputs(3)).outputs() == {"value": [3]}
         assert outputs(held.result(TIMEOUT_S))["value"].tolist() == [1]
         assert outputs(stub.ModelInfer(lookup_request(4)))["value"].tolist() == [4]
