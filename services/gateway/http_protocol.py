@@ -1,7 +1,13 @@
-"""uvicorn's HTTP protocol, with a limit on the head of a request and errors in our own form.
+"""uvicorn's HTTP protocol, with a limit on the head, errors in our own form, and hang-ups told.
 
 uvicorn bounds neither the URL nor the headers, so one connection could fill the memory with them.
+A handler learns of a caller that hung up only if it asks; ours is cancelled, so that work nobody
+waits for is dropped before it reaches a model.
 """
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -10,16 +16,54 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers, across reads; a single read is at most 256 KiB."""
 
 
+CALLER = "flambeau.caller"
+"""The key of the ASGI scope under which a handler finds its `Caller`."""
+
+
+class Caller:
+    """The other end of a connection. Its requests are handled one after the other."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._task: asyncio.Task[object] | None = None
+
+    @contextlib.contextmanager
+    def cancelling(self) -> Iterator[None]:
+        """Within the block, a hang-up cancels the task that runs it."""
+        self._task = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._task = None
+
+    def hang_up(self) -> None:
+        """The connection is lost."""
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     _in_head = False
     _head_bytes = 0
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody is there."""
+        self._caller = Caller()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is there any more."""
+        super().connection_lost(exc)
+        self._caller.hang_up()
+
     def on_message_begin(self) -> None:
         """The parser saw the first byte of a request."""
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
+        self.scope[CALLER] = self._caller  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         """The parser saw the empty line behind the headers."""

@@ -23,6 +23,7 @@ from services.errors import (
 from services.gateway import rest_codec
 from services.gateway.admission import Admission, InferCall
 from services.gateway.http_body import compress, read_body
+from services.gateway.http_protocol import CALLER, Caller
 from services.gateway.ledger import Ledger, Record
 from services.gateway.openapi import openapi_document
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
@@ -105,15 +106,20 @@ class RestEdge:
     async def _infer(self, request: Request) -> Response:
         record = self._ledger.open("rest")
         record.name(request.headers.get(REQUEST_ID, ""), *_named(request))
+        caller: Caller = request.scope[CALLER]
         try:
             body = await read_body(request, self._max_request_bytes)
             record.restart_clock()
-            response = await self._answer(request, body, record)
+            with caller.cancelling():
+                response = await self._answer(request, body, record)
         except ServingError as error:
             response = error_response(error)
             record.close(str(error.http_status), error)
         except BaseException as error:
-            record.close(_CLIENT_CLOSED if isinstance(error, ClientDisconnect) else "500", error)
+            hung_up = caller.gone or isinstance(error, ClientDisconnect)
+            record.close(_CLIENT_CLOSED if hung_up else "500", error)
+            if hung_up:
+                raise ClientDisconnect from error
             raise
         else:
             record.close("200")

@@ -1,5 +1,7 @@
 """Every limit on waiting work, when it is hit: refused at once, named, counted, and over soon."""
 
+import http.client
+import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.grpc_calls import TIMEOUT_S, lookup_request, outputs
-from tests.e2e.rest_calls import Reply, infer, lookup_inputs
+from tests.e2e.rest_calls import Reply, infer, infer_path, lookup_inputs
 from tests.fixtures.onnx_models import publish, slow_lookup
 from tests.fixtures.servers import ServerProcess, running_server
 
@@ -130,3 +132,20 @@ def test_request_timeout(store: Path, threads: ThreadPoolExecutor) -> None:
         server.wait_for_metric(1, "flambeau_batch_size_count", model="lookup")
         assert infer(server, "lookup", *lookup_inputs(4)).outputs() == {"value": [4]}
         assert server.metric("flambeau_batch_size_sum", model="lookup") == 2, "late requests ran"
+
+
+def test_rest_caller_that_hangs_up_is_dropped_before_the_backend(
+    store: Path, threads: ThreadPoolExecutor
+) -> None:
+    with running_server(store) as server:
+        held = hold(server, threads)
+        body = json.dumps({"id": "gone", "inputs": lookup_inputs(2)})
+        gone = http.client.HTTPConnection(server.http)
+        gone.request("POST", infer_path("lookup"), body)
+        server.wait_for_metric(1, "flambeau_queue_depth", model="lookup")
+        gone.close()
+        assert server.wait_for_log(request_id="gone")["code"] == "499"
+        assert not held.done(), "nothing was running; give it more work"
+        assert held.result().outputs() == {"value": [1]}
+        assert infer(server, "lookup", *lookup_inputs(3)).outputs() == {"value": [3]}
+        assert server.metric("flambeau_batch_size_sum", model="lookup") == 2, "its request ran"
