@@ -25,6 +25,7 @@ from bench.process_figures import cpu_seconds, resident_mebibytes
 from flambeau.commands.store_option import DEFAULT_STORE
 from flambeau.commands.up import fill_if_empty
 from flambeau.server_process import ServerProcess, server_process
+from model_store.golden import golden_rows
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from model_store.tensors import encode_raw
@@ -90,8 +91,8 @@ def _raw(store: str, manifest: Manifest, artifact: str) -> dict[int, float]:
 
 def _requests(store: ModelStore, manifest: Manifest) -> tuple[bytes, bytes, bytes]:
     """One golden row as a whole HTTP request, as a gRPC message, and as a JSON body."""
-    golden = load_safetensors(store.read_file(manifest, manifest.golden.file))
-    arrays = {s.name: golden[f"input.{s.name}"][:1] for s in manifest.signature.inputs}
+    golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
+    arrays = {name: array[:1] for name, array in golden.inputs.items()}
     specs = {s.name: s for s in manifest.signature.inputs}
     body = json.dumps(
         {

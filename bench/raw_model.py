@@ -11,6 +11,7 @@ import time
 import numpy as np
 from safetensors.numpy import load as load_safetensors
 
+from model_store.golden import golden_rows
 from model_store.store import ModelStore
 from services.inference.backends.backend import open_backend
 
@@ -26,12 +27,11 @@ def main() -> None:
     artifact = next(a for a in manifest.artifacts if a.name == name)
     data = store.read_file(manifest, artifact.file)
     backend = open_backend(artifact, data, manifest.signature, threads=1)
-    golden = load_safetensors(store.read_file(manifest, manifest.golden.file))
-    inputs = {n.removeprefix("input."): a for n, a in golden.items() if n.startswith("input.")}
+    golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
     rates = {}
     for rows in BATCH_SIZES:
         if rows <= manifest.signature.max_batch_size:
-            batch = {n: np.resize(a, (rows, *a.shape[1:])) for n, a in inputs.items()}
+            batch = {n: np.resize(a, (rows, *a.shape[1:])) for n, a in golden.inputs.items()}
             backend.run(batch)
             runs, started = 0, time.perf_counter()
             while time.perf_counter() - started < SECONDS_EACH:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -18,12 +17,7 @@ class TrainingProgress(Protocol):
     def __enter__(self) -> Self:
         """Starts to show."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Leaves the terminal as it was."""
 
     def advance(self, rows: int) -> None:
@@ -58,12 +52,7 @@ class TerminalBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """See `TrainingProgress`."""
         self._bar.stop()
 
@@ -89,12 +78,7 @@ class EpochLines:
         self._since = time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """See `TrainingProgress`."""
 
     def advance(self, rows: int) -> None:

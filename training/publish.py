@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from model_store.errors import ConflictError
+from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Draft, FileEntry, Golden, Lineage, Manifest, Verification
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
@@ -107,10 +108,9 @@ def _is_live(store: ModelStore, model: str) -> bool:
 
 
 def _write_golden(expected: Reference, path: Path) -> int:
-    tensors = {f"input.{name}": array for name, array in expected.golden_inputs.items()}
-    tensors |= {f"output.{name}": array for name, array in expected.golden_outputs.items()}
-    save_file(tensors, path)
-    return len(next(iter(expected.golden_inputs.values())))
+    golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)
+    save_file(golden.to_tensors(), path)
+    return golden.rows
 
 
 def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:

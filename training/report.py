@@ -4,7 +4,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from model_store.manifest import ArtifactKind, Precision
+from model_store.manifest import ArtifactKind, Precision, speed_key
 from model_store.parity import Tolerance
 from model_store.strict import StrictModel
 
@@ -65,7 +65,7 @@ class Report(StrictModel):
 
     def fastest(self) -> ArtifactReport | None:
         """The proven artifact with the fewest milliseconds a row at its best batch size."""
-        return min(self.proven(), key=_ms_per_row, default=None)
+        return min(self.proven(), key=lambda a: speed_key(a.name, a.latency_ms), default=None)
 
     def to_json(self) -> bytes:
         """The bytes of report.json."""
@@ -111,12 +111,6 @@ def _verdict(artifact: ArtifactReport, fastest: ArtifactReport | None) -> str:
     if artifact.refusal is not None:
         return f"refused: {artifact.refusal}"
     return "proven, fastest" if artifact is fastest else "proven"
-
-
-def _ms_per_row(artifact: ArtifactReport) -> tuple[float, str]:
-    """The order of `Artifact.speed_key`, by which servers choose."""
-    best = min((ms / rows for rows, ms in artifact.latency_ms.items()), default=float("inf"))
-    return best, artifact.name
 
 
 def _parity(artifact: ArtifactReport) -> str:

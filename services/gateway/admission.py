@@ -85,13 +85,16 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def drain(self, timeout_s: float) -> int:
-        """Lets nothing more in, and waits for what is in.
+    def refuse_new(self) -> None:
+        """Lets nothing more in."""
+        self.draining = True
+
+    async def wait_idle(self, timeout_s: float) -> int:
+        """Waits for everything that is in.
 
         Returns:
             The requests that were still in flight when the time was up.
         """
-        self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -135,12 +138,14 @@ class Admission:
 
     def _admit(self, call: InferCall, served: ServedVersion, signature: Signature) -> InferRequest:
         """Checks a call against the signature and stamps its deadline."""
-        given = {tensor.name: (tensor.datatype, tensor.array.shape) for tensor in call.inputs}
+        given = {tensor.name: tensor for tensor in call.inputs}
         try:
             if len(given) != len(call.inputs):
                 names = [tensor.name for tensor in call.inputs]
                 raise SignatureError(f"an input occurs twice in {names}")
-            rows = signature.check_inputs(given)
+            rows = signature.check_inputs(
+                {name: (tensor.datatype, tensor.array.shape) for name, tensor in given.items()}
+            )
             signature.check_outputs(call.outputs)
         except SignatureError as error:
             raise InvalidRequestError(f"model {served.lane}: {error}") from error
@@ -148,11 +153,7 @@ class Admission:
         return InferRequest(
             request_id=call.request_id,
             lane=served.lane,
-            inputs={spec.name: _array(call.inputs, spec.name) for spec in signature.inputs},
+            inputs={spec.name: given[spec.name].array for spec in signature.inputs},
             rows=rows,
             deadline=time.monotonic() + min(timeout_s, self._timeout_s),
         )
-
-
-def _array(inputs: Sequence[InputTensor], name: str) -> Array:
-    return next(tensor.array for tensor in inputs if tensor.name == name)

@@ -22,11 +22,10 @@ from protos import open_inference_pb2 as pb
 from services.errors import ServingError, TooManyInFlightError
 from services.gateway import grpc_codec
 from services.gateway.admission import Admission, InferCall
-from services.gateway.ledger import Ledger, Record
+from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 
 SERVICE = "inference.GRPCInferenceService"
-REQUEST_ID = "x-request-id"
 SPARE_CALLS = 32
 """Calls beyond `max_calls`, a thread each: a server full of inference still answers for its health,
 and refuses more of it in words. Beyond these grpcio refuses by itself."""

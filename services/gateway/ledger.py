@@ -11,6 +11,9 @@ from services.telemetry.metrics import UNKNOWN, Metrics
 
 logger = logging.getLogger("flambeau.request")
 
+REQUEST_ID = "x-request-id"
+"""The HTTP header and the gRPC metadata entry that carry a request's id, both ways."""
+
 _SAFE_ID = re.compile(r"[ -~]{1,128}")
 
 

@@ -16,7 +16,6 @@ from starlette.routing import Route
 
 from services.errors import (
     MethodNotAllowedError,
-    NotFoundError,
     ServingError,
     UnknownPathError,
 )
@@ -24,12 +23,11 @@ from services.gateway import rest_codec
 from services.gateway.admission import Admission, InferCall
 from services.gateway.http_body import compress, read_body
 from services.gateway.http_protocol import CALLER, Caller
-from services.gateway.ledger import Ledger, Record
+from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.openapi import openapi_document
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 
 RETRY_AFTER_S = "1"
-REQUEST_ID = "x-request-id"
 _CLIENT_CLOSED = "499"
 """The status nginx made customary for a caller that went away; it is only ever counted."""
 
@@ -197,18 +195,15 @@ async def _our_bug(_: Request, __: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals, in the protocol's form."""
+    """The router's two refusals, 404 and 405, in the protocol's form."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
+    refusal: ServingError = UnknownPathError(
+        f"there is nothing at {path}; see /docs for what there is"
+    )
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        refusal: ServingError = MethodNotAllowedError(
-            f"{request.method} is not allowed on {path}; use {allowed}"
-        )
-    elif error.status_code == 404:
-        refusal = UnknownPathError(f"there is nothing at {path}; see /docs for what there is")
-    else:
-        refusal = NotFoundError(error.detail)
+        refusal = MethodNotAllowedError(f"{request.method} is not allowed on {path}; use {allowed}")
     response = error_response(refusal)
     response.headers.update(error.headers or {})
     return response

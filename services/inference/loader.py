@@ -10,13 +10,13 @@ here, within the tolerance in the manifest.
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from safetensors.numpy import load as load_safetensors
 
 from model_store.errors import StoreError
+from model_store.golden import GoldenRows, golden_rows
 from model_store.manifest import CODE_KINDS, Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
@@ -66,7 +66,7 @@ def load_version(
     """
     started = time.monotonic()
     manifest = store.manifest(model, version)
-    golden = load_safetensors(store.read_file(manifest, manifest.golden.file))
+    golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
     reasons: list[str] = []
     for artifact in _candidates(manifest, artifact_name):
         try:
@@ -90,21 +90,21 @@ def load_version(
     raise LoadError("; ".join(reasons))
 
 
-def replay(backend: Backend, golden: Mapping[str, Array], max_batch_size: int) -> Parity:
+def replay(backend: Backend, golden: GoldenRows, max_batch_size: int) -> Parity:
     """Runs the golden inputs, in full batches and one row alone, and compares the outputs.
 
     Args:
         backend: what to prove.
-        golden: tensors `input.NAME` and `output.NAME`, [rows, ...].
+        golden: what to run, and what it must give.
         max_batch_size: the most rows to run at once.
     """
-    inputs, expected = _named(golden, "input."), _named(golden, "output.")
-    rows = len(next(iter(inputs.values())))
+    rows = golden.rows
     parts = [(0, 1), *((i, min(i + max_batch_size, rows)) for i in range(0, rows, max_batch_size))]
-    found = [_run_rows(backend, inputs, start, stop) for start, stop in parts]
-    joined = {n: np.concatenate([part[n] for part in found]) for n in expected}
+    found = [_run_rows(backend, golden, start, stop) for start, stop in parts]
+    joined = {n: np.concatenate([part[n] for part in found]) for n in golden.outputs}
     right = {
-        n: np.concatenate([a[start:stop] for start, stop in parts]) for n, a in expected.items()
+        n: np.concatenate([a[start:stop] for start, stop in parts])
+        for n, a in golden.outputs.items()
     }
     return compare(right, joined)
 
@@ -137,7 +137,7 @@ def _open_and_prove(
     store: ModelStore,
     manifest: Manifest,
     artifact: Artifact,
-    golden: Mapping[str, Array],
+    golden: GoldenRows,
     threads: int,
 ) -> tuple[Backend, Parity]:
     backend = _open(store, manifest, artifact, threads)
@@ -152,19 +152,11 @@ def _open_and_prove(
     return backend, parity
 
 
-def _warm_up(backend: Backend, golden: Mapping[str, Array], max_batch_size: int) -> None:
-    inputs = _named(golden, "input.")
-    rows = len(next(iter(inputs.values())))
+def _warm_up(backend: Backend, golden: GoldenRows, max_batch_size: int) -> None:
     for count in (*WARM_UP_ROWS, max_batch_size):
-        if count <= min(rows, max_batch_size):
-            _run_rows(backend, inputs, 0, count)
+        if count <= min(golden.rows, max_batch_size):
+            _run_rows(backend, golden, 0, count)
 
 
-def _run_rows(
-    backend: Backend, inputs: Mapping[str, Array], start: int, stop: int
-) -> dict[str, Array]:
-    return backend.run({name: array[start:stop] for name, array in inputs.items()})
-
-
-def _named(golden: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    return {n.removeprefix(prefix): a for n, a in golden.items() if n.startswith(prefix)}
+def _run_rows(backend: Backend, golden: GoldenRows, start: int, stop: int) -> dict[str, Array]:
+    return backend.run({name: array[start:stop] for name, array in golden.inputs.items()})

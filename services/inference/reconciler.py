@@ -15,10 +15,11 @@ tried again after `retry_failed_s`; a store that cannot be reached changes nothi
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from model_store.errors import StoreError
@@ -36,19 +37,19 @@ logger = logging.getLogger("flambeau.reconciler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPolicy:
-    """What of a store to serve, and how."""
+    """What of a store to serve, and how; `ServerConfig` has the defaults."""
 
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...]
     """Only these; empty for every model of the store."""
-    artifact: str = ""
+    artifact: str
     """Only this artifact of each version; empty for the fastest that passes."""
-    newest_versions: int = 2
+    newest_versions: int
     """How many of the newest versions to keep loaded beside those a pointer names."""
-    threads: int = 1
+    threads: int
     """CPU threads one run of a backend may use."""
-    poll_interval_s: float = 0.5
+    poll_interval_s: float
     """Pause between passes: how late a moved pointer is seen."""
-    retry_failed_s: float = 30.0
+    retry_failed_s: float
     """How long a version that failed to load is left alone."""
 
 
@@ -84,7 +85,7 @@ class Reconciler:
         self.converged_once = False
         """Whether one pass has finished: before that the server is not ready."""
 
-    async def run(self, stop: asyncio.Event, after_pass: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, stop: asyncio.Event, after_pass: Callable[[], None]) -> None:
         """Passes until told to stop, then lets every worker finish.
 
         Args:
@@ -94,8 +95,10 @@ class Reconciler:
         async with asyncio.TaskGroup() as workers:
             while not stop.is_set():
                 await self._pass(workers)
-                await after_pass()
-                await _wait(stop, self._policy.poll_interval_s)
+                after_pass()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._policy.poll_interval_s):
+                        await stop.wait()
             for task in list(self._converging.values()):
                 task.cancel()
             for lane in list(self._workers):
@@ -249,12 +252,3 @@ class Reconciler:
         if self._complaints.get(topic) != reason:
             self._complaints[topic] = reason
             logger.error(f"{topic} {fault}", extra={"reason": reason})
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Waits for an event, but no longer than given."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -63,7 +63,7 @@ class MemoryQueue:
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         self._lanes: dict[Lane, _LaneState] = {}
-        self._waiters: set[asyncio.Future[InferReply]] = set()
+        self._waited_for: set[Entry] = set()
 
     def open(self, lane: Lane) -> None:
         """Lets requests for a lane in."""
@@ -103,8 +103,9 @@ class MemoryQueue:
             )
         now = time.monotonic()
         waiter: asyncio.Future[InferReply] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        state.entries.append(Entry(request, waiter, now))
+        entry = Entry(request, waiter, now)
+        self._waited_for.add(entry)
+        state.entries.append(entry)
         state.arrived.set()
         try:
             async with asyncio.timeout(request.deadline - now):
@@ -112,13 +113,12 @@ class MemoryQueue:
         except TimeoutError:
             raise deadline_exceeded(request) from None
         finally:
-            self._waiters.discard(waiter)
+            self._waited_for.discard(entry)
 
     def fail_all(self, error: ServingError) -> None:
         """Answers every caller that still waits with an error; their entries are dead."""
-        for waiter in list(self._waiters):
-            if not waiter.done():
-                waiter.set_exception(error)
+        for entry in self._waited_for:
+            entry.fail(error)
 
     async def take(self, lane: Lane, limit: int) -> list[Entry]:
         """Waits for work and takes up to `limit` entries, oldest first.

@@ -135,7 +135,7 @@ class _Server:
             await self._drain(rest)
             drained.set()
 
-    async def _after_pass(self) -> None:
+    def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._facts.started
         self._facts.started = self._reconciler.converged_once
         self._grpc.announce_health()
@@ -146,10 +146,10 @@ class _Server:
     async def _drain(self, rest: "_Uvicorn") -> None:
         """Says not ready, lets nothing new in, waits for what is in, then closes the edges."""
         logger.info("draining")
-        self._admission.draining = True
+        self._admission.refuse_new()
         self._grpc.announce_health()
         timeout_s = self._config.drain_timeout_s
-        if left := await self._admission.drain(timeout_s):
+        if left := await self._admission.wait_idle(timeout_s):
             logger.warning("drain timed out", extra={"unanswered": left})
             self._queue.fail_all(
                 ShuttingDownError(

@@ -61,10 +61,11 @@ async def test_each_caller_gets_its_own_reply(queue: MemoryQueue) -> None:
 
 async def test_take_waits_for_work(queue: MemoryQueue) -> None:
     taking = asyncio.create_task(queue.take(LANE, 10))
-    (waiting,) = await submitted(queue, request())
+    (waiting,) = await submitted(queue, request(7))
     (entry,) = await taking
-    entry.reply(reply())
-    await waiting
+    assert entry.request.request_id == "7"
+    entry.reply(reply(7))
+    assert (await waiting).outputs["y"] == 7
 
 
 async def test_take_gives_no_more_than_asked_oldest_first(queue: MemoryQueue) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,10 @@ from services.queueing.memory_queue import MemoryQueue
 from services.telemetry.metrics import Metrics
 from tests.fixtures.onnx_models import linear, publish
 
+POLICY = ServingPolicy(
+    models=(), artifact="", newest_versions=2, threads=1, poll_interval_s=0.01, retry_failed_s=30
+)
+
 
 class Running:
     """A reconciler that can be asked to have finished one more pass."""
@@ -30,7 +35,7 @@ class Running:
         self.stop = asyncio.Event()
         self.passed = asyncio.Event()
 
-    async def after_pass(self) -> None:
+    def after_pass(self) -> None:
         self.passed.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -48,7 +53,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def begin(**policy: object) -> Running:
-            running = Running(tmp_path, ServingPolicy(poll_interval_s=0.01, **policy))  # type: ignore[arg-type]
+            running = Running(tmp_path, dataclasses.replace(POLICY, **policy))  # type: ignore[arg-type]
             task = asyncio.create_task(running.reconciler.run(running.stop, running.after_pass))
 
             async def end() -> None:
