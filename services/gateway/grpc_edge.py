@@ -224,7 +224,7 @@ class GrpcEdge:
                 timeout_s=context.time_remaining(),
             )
         )
-        record.batch_rows = answer.reply.batch_rows
+        record.answered(answer)
         return grpc_codec.encode(answer, request)
 
 

@@ -6,7 +6,9 @@ import time
 import uuid
 
 from services.errors import OverloadedError, ServingError, ShuttingDownError
+from services.gateway.admission import InferAnswer
 from services.queueing.directory import Directory
+from services.queueing.records import Lane
 from services.telemetry.metrics import UNKNOWN, Metrics
 
 logger = logging.getLogger("flambeau.request")
@@ -40,7 +42,8 @@ class Record:
         self.request_id = ""
         self.model = ""
         self.version = ""
-        self.batch_rows = 0
+        self._lane: Lane | None = None
+        self._batch_rows = 0
 
     def restart_clock(self) -> None:
         """Leaves out the time a slow sender took: the request is complete only now."""
@@ -57,6 +60,10 @@ class Record:
         self.request_id = given_id if usable else uuid.uuid4().hex
         return self.request_id
 
+    def answered(self, answer: InferAnswer) -> None:
+        """Notes which version answered: by now another one may be live."""
+        self._lane, self._batch_rows = answer.lane, answer.reply.batch_rows
+
     def close(self, code: str, error: BaseException | None = None) -> None:
         """Counts, times and logs the request.
 
@@ -72,13 +79,13 @@ class Record:
         if isinstance(error, OverloadedError | ShuttingDownError):
             metrics.refusals.labels(type(error).__name__).inc()
         if error is not None or self._ledger.access_log:
-            # The version that answered; of a name nobody knows, what the caller wrote.
+            # The version as counted; of a name nobody knows, what the caller wrote.
             self._log(code, seconds, error, version if version != UNKNOWN else self.version[:32])
 
     def _labels(self) -> tuple[str, str]:
         """The served model and version, or `unknown`: a caller must not invent label values."""
         try:
-            lane = self._ledger.directory.find(self.model, self.version).lane
+            lane = self._lane or self._ledger.directory.find(self.model, self.version).lane
         except ServingError:
             return UNKNOWN, UNKNOWN
         return lane.model, str(lane.version)
@@ -93,7 +100,7 @@ class Record:
             "duration_ms": round(seconds * 1000, 3),
         }
         if error is None:
-            extra["batch_rows"] = self.batch_rows
+            extra["batch_rows"] = self._batch_rows
             logger.info("request", extra=extra)
         else:
             extra["error"] = str(error)

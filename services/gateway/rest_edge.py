@@ -140,7 +140,7 @@ class RestEdge:
                 outputs=decoded.outputs,
             )
         )
-        record.batch_rows = answer.reply.batch_rows
+        record.answered(answer)
         encoded = rest_codec.encode(answer, decoded)
         content, encoding = compress(encoded.content, request.headers.get("accept-encoding", ""))
         binary = encoded.json_length is not None

@@ -136,7 +136,7 @@ def test_requests_of_the_old_version_finish_after_the_switch(tmp_path: Path) -> 
         running_server(tmp_path, newest_versions=0) as server,
         ThreadPoolExecutor(1) as threads,
     ):
-        old = threads.submit(infer, server, "lookup", *lookup_inputs(7, work=200_000))
+        old = threads.submit(infer, server, "lookup", *lookup_inputs(7, work=200_000), id="old")
         server.wait_for_metric(1, "flambeau_in_flight_requests")
         store.promote("lookup", 2)
         server.wait_for_log(message="version live", version=2)
@@ -146,6 +146,10 @@ def test_requests_of_the_old_version_finish_after_the_switch(tmp_path: Path) -> 
         assert old.result().json()["model_version"] == "1"
         assert old.result().outputs() == {"value": [7]}
         server.wait_for_log(message="version unloaded", version=1)
+        # Each request counts for the version that answered it, not for the one that is live now.
+        assert server.wait_for_log(request_id="old", message="request")["version"] == "1"
+        for version in ("1", "2"):
+            assert server.metric("flambeau_requests_total", version=version) == 1
 
 
 def test_pointer_to_a_refused_version_changes_nothing(
