@@ -13,9 +13,12 @@ ServingError
 ├── ShuttingDownError           503 UNAVAILABLE         retry on another server
 ├── OverloadedError             503 RESOURCE_EXHAUSTED  retry later
 │   ├── QueueFullError
-│   └── TooManyInFlightError
+│   ├── TooManyInFlightError
+│   └── WouldMissDeadlineError
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
+    └── DeviceError             503 UNAVAILABLE         what runs the model failed, not the model
+        └── WorkerProcessDiedError
 
 A leaf carries its HTTP status, its gRPC code and whether a retry helps, as plain values, so that
 no edge decides any of it.
@@ -111,6 +114,10 @@ class TooManyInFlightError(OverloadedError):
     """The gateway holds `max_in_flight_requests` requests."""
 
 
+class WouldMissDeadlineError(OverloadedError):
+    """By what was measured, the request cannot be done before its deadline."""
+
+
 class DeadlineExceededError(ServingError):
     """The request's time ran out before its reply."""
 
@@ -120,3 +127,18 @@ class DeadlineExceededError(ServingError):
 
 class BackendError(ServingError):
     """The model raised, or returned something other than its signature says."""
+
+
+class DeviceError(BackendError):
+    """What runs the model failed: a device out of memory or in error, a worker process that died.
+
+    No input is to blame, so the requests of the batch are not run again one by one to find it.
+    """
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    retryable = True
+
+
+class WorkerProcessDiedError(DeviceError):
+    """The process that ran the model has ended; the message names its signal or exit code."""

@@ -1,75 +1,356 @@
-"""Forms batches out of waiting entries. Pure: no clock, no I/O, no threads.
+"""Forms batches out of waiting entries. Pure: the time comes from outside; no I/O, no threads.
 
-In: entries as a worker took them, oldest first. Out: batches of compatible entries.
+In: entries as they arrive. Out: batches of compatible entries, and entries that are hopeless.
 
 Rules kept here:
-- the oldest live entry is always in the next batch, so nothing starves;
-- only entries whose inputs agree in everything but the number of rows share a batch;
-- a batch keeps arrival order and never exceeds `max_rows`;
+- the most urgent entry is always in the next batch. Urgency is one number, fixed on arrival:
+  `min(deadline, arrival + HORIZON_S) + (priority - 1) * PRIORITY_STEP_S`; so the earliest
+  deadline goes first, and nothing is overtaken by what arrives more than
+  `HORIZON_S + 9 * PRIORITY_STEP_S` after it: no starvation;
+- only entries of one shape share a batch, or of one padding bucket;
+- a batch is never larger than allowed, nor than the size at which the most rows a second come
+  out (but to learn whether that is still so), nor so large that its earliest deadline would pass;
+- an entry that can no longer make its deadline is handed back, never run;
 - dead entries (answered, cancelled, out of time) never reach a batch.
 """
 
-from collections import deque
+import math
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
 
+from model_store.signature import Padding, Signature
+from services.inference.latency import LatencyCurve, LatencyModel
 from services.queueing.memory_queue import Entry
+from services.queueing.records import InferRequest
 
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+HORIZON_S = 10.0
+"""A deadline further away than this counts as this far away."""
+PRIORITY_STEP_S = 10.0
+"""What one step of priority is worth, in seconds of deadline."""
+PROBE_EVERY = 64
+"""Every so many runs a size beside the best is tried, when enough waits: machines change."""
+
+NEAR_S = 1.0
+NEAR_RUNS = 4.0
+"""A deadline is near if it lies within so much, and so many times what all that waits takes."""
+
+_ORDER = attrgetter("order")
+_Key = tuple[tuple[str, tuple[int, ...]], ...]
+"""Input names and the dimensions behind the rows, with the length raised to its bucket."""
+_FIXED: _Key = ()
+"""The group of a model all of whose inputs have one shape."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Entries that run together."""
+
+    entries: list[Entry]
+    rows: int
+    """Of all entries."""
+    padded_rows: int
+    """What the backend is given."""
+    length: int | None
+    """What varying lengths are padded to; None when nothing is."""
+    curve: LatencyCurve
+    """Where to learn from the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRules:
+    """What batches one lane may form."""
+
+    max_rows: int
+    preferred_rows: tuple[int, ...] = ()
+    """Sizes to pad a batch up to, for engines built for fixed ones; ascending."""
+    wait_s: float = 0.0
+    """How long the first entry may wait for company; 0 waits for nothing."""
+    padding: Padding | None = None
+    shapes_vary: bool = False
+    """Whether any dimension but the batch differs from request to request."""
+    row_elements: int = 1
+    """Input elements of a row, where shapes do not vary."""
+
+    def padded_rows(self, rows: int) -> int:
+        """What a batch of so many rows is filled up to."""
+        return next((size for size in self.preferred_rows if size >= rows), rows)
+
+    def alone(self, entry: Entry, batch: Batch) -> Batch:
+        """A batch of one of a batch's entries."""
+        static = self.padding is not None and self.padding.static
+        length = batch.length if static else entry.request.length
+        rows = entry.request.rows
+        return Batch([entry], rows, self.padded_rows(rows), length, batch.curve)
+
+
+def batch_rules(
+    signature: Signature, *, preferred_rows: tuple[int, ...] = (), wait_s: float = 0.0
+) -> BatchRules:
+    """The rules a signature gives, and what the operator chose beside it."""
+    tails = [spec.shape[1:] for spec in signature.inputs]
+    vary = any(-1 in tail for tail in tails)
+    return BatchRules(
+        max_rows=signature.max_batch_size,
+        preferred_rows=tuple(s for s in sorted(preferred_rows) if s <= signature.max_batch_size),
+        wait_s=wait_s,
+        padding=signature.padding,
+        shapes_vary=vary,
+        row_elements=1 if vary else sum(math.prod(tail) for tail in tails),
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    """Entries that may share a batch, most urgent first."""
+
+    key: _Key
+    curve: LatencyCurve
+    bucket: int | None
+    entries: list[Entry] = field(default_factory=list)
+    rows: int = 0
 
 
 class Batcher:
-    """The entries one worker has taken and not yet run.
+    """The entries of one lane that wait for a batch.
 
     Args:
-        max_rows: the most rows of a batch; every single entry fits (the gateway checked it).
+        rules: what batches may be formed.
+        latency: how long they take; learned by whoever runs them.
     """
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self._waiting: deque[Entry] = deque()
+    def __init__(self, rules: BatchRules, latency: LatencyModel) -> None:
+        self._rules = rules
+        self._latency = latency
+        self._groups: dict[_Key, _Group] = {}
+        self._only = None if rules.shapes_vary else latency.curve(_FIXED, rules.row_elements)
+        """The curve of a model all of whose inputs have one shape."""
+        self._hopeless: list[Entry] = []
+        self.waiting = 0
+        """Entries that wait."""
+        self.rows = 0
+        """Rows that wait."""
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def add(self, entry: Entry) -> None:
+        """Sorts an entry in; its deadline and arrival decide where."""
+        entry.order = urgency(entry.request, entry.enqueued_at)
+        group = self._group(entry.request)
+        entries = group.entries
+        if not entries or entries[-1].order <= entry.order:
+            entries.append(entry)
+        else:
+            insort(entries, entry, key=_ORDER)
+        rows = entry.request.rows
+        group.rows += rows
+        self.rows += rows
+        self.waiting += 1
 
-    @property
-    def room(self) -> int:
-        """How many more entries are worth holding: enough for one full batch of single rows."""
-        return max(self._max_rows - len(self._waiting), 0)
+    def remove(self, entry: Entry) -> bool:
+        """Forgets an entry. Returns whether it was waiting here."""
+        group = self._groups.get(self._key(entry.request))
+        if group is None:
+            return False
+        entries = group.entries
+        for i in range(bisect_left(entries, entry.order, key=_ORDER), len(entries)):
+            if entries[i] is entry:
+                self._took(group, i, i + 1)
+                return True
+            if entries[i].order != entry.order:
+                break
+        return False
 
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Puts entries behind those that wait."""
-        self._waiting.extend(entries)
+    def far_s(self) -> float:
+        """A deadline further off than this is in no danger, so `finish_s` need not be asked."""
+        curve = self._only
+        if curve is None:
+            return math.inf
+        return NEAR_S + NEAR_RUNS * curve.best_s * (1 + self.rows / curve.best_rows)
 
-    def take_expired(self, now: float) -> list[Entry]:
-        """Removes the dead, and returns those the deadline overtook, who still want an answer."""
-        expired = [e for e in self._waiting if not e.dead and e.request.deadline <= now]
-        self._waiting = deque(e for e in self._waiting if not e.dead and e.request.deadline > now)
-        return expired
+    def finish_s(self, request: InferRequest, now: float, runs_at_once: float = 1.0) -> float:
+        """Seconds from when the lane is free until a request that arrives now would be done.
 
-    def next_batch(self) -> list[Entry]:
-        """The oldest entry and all that may run with it, in arrival order; empty if none waits.
-
-        A compatible entry that does not fit ends the batch, so that a large request is never
-        overtaken for ever by small ones.
+        Args:
+            request: not yet added.
+            now: `time.monotonic()` second.
+            runs_at_once: batches of this lane that the device runs side by side; below 1 when
+                other lanes share it.
         """
-        if not self._waiting:
-            return []
-        batch: list[Entry] = []
-        left: deque[Entry] = deque()
-        shapes, rows, full = _shapes(self._waiting[0]), 0, False
-        for entry in self._waiting:
-            fits = not full and _shapes(entry) == shapes
-            if fits and rows + entry.request.rows > self._max_rows:
-                full, fits = True, False
-            if fits:
-                batch.append(entry)
-                rows += entry.request.rows
+        curve = self._curve(self._key(request))
+        total = self._rows_before(urgency(request, now)) + request.rows
+        full, rest = divmod(total, curve.best_rows)
+        if not rest:
+            full, rest = full - 1, curve.best_rows
+        last_s = curve.cautious_s(self._rules.padded_rows(rest))
+        return full * curve.best_s / runs_at_once + last_s
+
+    def doubt(self, request: InferRequest) -> None:
+        """Expects less of requests like this one: it was refused by an idle lane."""
+        self._curve(self._key(request)).doubt(self._rules.padded_rows(request.rows))
+
+    def ready_at(self, now: float) -> float | None:
+        """When to form the next batch: now, later (`wait_s`), or None when nothing waits."""
+        if not self._groups:
+            return None
+        if not self._rules.wait_s:
+            return now
+        return min(self._group_ready_at(group, now) for group in self._groups.values())
+
+    def next_batch(self, now: float) -> Batch | None:
+        """The most urgent entry and all that should run with it; None when nothing is ready.
+
+        An entry that does not fit ends the batch, so that a large request is never overtaken for
+        ever by small ones.
+        """
+        while (group := self._most_urgent(now)) is not None:
+            count, rows = self._fill(group, now)
+            if not count:
+                continue  # its most urgent entries were hopeless, and are gone
+            entries = group.entries[:count]
+            self._took(group, 0, count)
+            return Batch(
+                entries,
+                rows,
+                self._rules.padded_rows(rows),
+                self._padded_length(entries, group.bucket),
+                group.curve,
+            )
+        return None
+
+    def take_hopeless(self) -> list[Entry]:
+        """Entries found, while forming batches, to have no chance of making their deadline."""
+        hopeless, self._hopeless = self._hopeless, []
+        return hopeless
+
+    def _fill(self, group: _Group, now: float) -> tuple[int, int]:
+        """How many of the most urgent entries form the batch, and their rows.
+
+        Dead and hopeless entries met on the way are removed; if that changed the group, (0, 0).
+        """
+        curve, most = group.curve, self._most_rows(group)
+        padded = self._rules.padded_rows
+        # A deadline beyond this can neither be missed nor shrink the batch.
+        far = now + curve.cautious_s(padded(max(most, group.entries[0].request.rows)))
+        earliest, rows, count = math.inf, 0, 0
+        for entry in group.entries:
+            request = entry.request
+            deadline, total = request.deadline, rows + request.rows
+            if entry.dead or (
+                deadline < far and now + curve.expected_s(padded(request.rows)) > deadline
+            ):
+                if not entry.dead:
+                    self._hopeless.append(entry)
+                self._took(group, count, count + 1)
+                return 0, 0
+            if count and total > most:
+                break
+            if deadline < earliest:
+                earliest = deadline
+            if count and earliest < far and now + curve.cautious_s(padded(total)) > earliest:
+                break
+            rows, count = total, count + 1
+            if rows >= most:
+                break
+        return count, rows
+
+    def _most_rows(self, group: _Group) -> int:
+        """The most rows worth a batch now."""
+        curve = group.curve
+        if curve.runs % PROBE_EVERY == PROBE_EVERY - 1:
+            upwards = curve.runs // PROBE_EVERY % 2 == 0
+            probe = curve.size_beside_best(1 if upwards else -1)
+            if group.rows >= max(probe, curve.best_rows):
+                return probe
+        return curve.best_rows
+
+    def _padded_length(self, entries: list[Entry], bucket: int | None) -> int | None:
+        if self._rules.padding is None or bucket is None:
+            return None
+        if self._rules.padding.static:
+            return bucket
+        return max(entry.request.length or 0 for entry in entries)
+
+    def _took(self, group: _Group, start: int, stop: int) -> None:
+        """Removes entries from a group, and an empty group from the lane."""
+        rows = sum(entry.request.rows for entry in group.entries[start:stop])
+        del group.entries[start:stop]
+        group.rows -= rows
+        self.rows -= rows
+        self.waiting -= stop - start
+        if not group.entries:
+            del self._groups[group.key]
+
+    def _most_urgent(self, now: float) -> _Group | None:
+        """The group, among those that wait for no company any more, with the most urgent entry."""
+        groups: Iterable[_Group] = self._groups.values()
+        if self._rules.wait_s:
+            groups = [group for group in groups if self._group_ready_at(group, now) <= now]
+        elif len(self._groups) == 1:
+            return next(iter(groups))
+        return min(groups, key=lambda group: group.entries[0].order, default=None)
+
+    def _group_ready_at(self, group: _Group, now: float) -> float:
+        """When a group has waited enough: it fills a batch, or its first or most urgent is due."""
+        rules, curve = self._rules, group.curve
+        if group.rows >= min(rules.max_rows, curve.best_rows):
+            return now
+        run_s = curve.cautious_s(rules.padded_rows(group.rows))
+        return min(
+            min(entry.enqueued_at + rules.wait_s, entry.request.deadline - run_s)
+            for entry in group.entries
+        )
+
+    def _rows_before(self, order: float) -> int:
+        """Rows that wait and are at least as urgent; about so many, where rows differ."""
+        before = 0
+        for group in self._groups.values():
+            entries = group.entries
+            if entries[-1].order <= order:
+                before += group.rows
             else:
-                left.append(entry)
-        self._waiting = left
-        return batch
+                at = bisect_right(entries, order, key=_ORDER)
+                before += group.rows * at // len(entries)
+        return before
+
+    def _group(self, request: InferRequest) -> _Group:
+        key = self._key(request)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(key, self._curve(key), self._bucket(request))
+        return group
+
+    def _curve(self, key: _Key) -> LatencyCurve:
+        if self._only is not None:
+            return self._only
+        if (group := self._groups.get(key)) is not None:
+            return group.curve
+        return self._latency.curve(key, sum(math.prod(shape) for _, shape in key))
+
+    def _bucket(self, request: InferRequest) -> int | None:
+        padding = self._rules.padding
+        if padding is None or request.length is None:
+            return None
+        return padding.bucket_of(request.length)
+
+    def _key(self, request: InferRequest) -> _Key:
+        """What must agree within a batch: every shape, with the length raised to its bucket."""
+        if not self._rules.shapes_vary:
+            return _FIXED
+        padding, bucket = self._rules.padding, self._bucket(request)
+        shapes = []
+        for name in sorted(request.inputs):
+            shape = request.inputs[name].shape[1:]
+            if padding is not None and bucket is not None:
+                if name in (padding.mask, padding.lengths):
+                    continue  # it follows from the length, and may be left out
+                axis = padding.inputs.get(name)
+                if axis is not None:
+                    shape = (*shape[: axis - 1], bucket, *shape[axis:])
+            shapes.append((name, shape))
+        return tuple(shapes)
 
 
-def _shapes(entry: Entry) -> Shapes:
-    """What must agree within a batch: every input's name and shape, but for the rows."""
-    return tuple((name, array.shape[1:]) for name, array in entry.request.inputs.items())
+def urgency(request: InferRequest, enqueued_at: float) -> float:
+    """Where a request stands in line: smaller runs earlier (the rules are at the top)."""
+    due = min(request.deadline, enqueued_at + HORIZON_S)
+    return due + (request.priority - 1) * PRIORITY_STEP_S

@@ -8,8 +8,10 @@ from the local store only; an artifact serves only after the golden inputs gave 
 here, within the tolerance in the manifest.
 """
 
+import functools
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +24,12 @@ from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.device import CPU, Device
 
 logger = logging.getLogger("flambeau.loader")
 
-WARM_UP_ROWS = (1, 8, 32)
-"""Batch sizes run once before traffic, so that no caller pays for lazy set-up."""
+WARM_UP_BUDGET_S = 0.3
+"""How long a version may be warmed up: every batch size in turn, doubling, until it is spent."""
 
 UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
 """Datatypes that the present backends cannot take as NumPy arrays."""
@@ -37,19 +40,49 @@ class LoadError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How a version is to be run."""
+
+    device: Device = CPU
+    threads: int = 1
+    """CPU threads a run may use."""
+    instances: int = 1
+    """Backends to open, each with a thread of its own."""
+    isolate: bool = False
+    """Whether each backend runs in a process of its own."""
+    preferred_batch_sizes: tuple[int, ...] = ()
+    """Sizes batches are padded up to, for engines built for fixed ones."""
+    artifact: str = ""
+    """The only artifact to consider; empty for all, fastest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedVersion:
     """A version ready to run."""
 
     manifest: Manifest
     artifact: Artifact
-    backend: Backend
+    backends: list[Backend]
+    reopen: Callable[[], Backend]
+    """Opens and proves another backend; raises what `load_version` raises."""
     parity: Parity
     """What the replay on this machine measured."""
+    latency_s: dict[int, float]
+    """Seconds of one run by batch size, measured here as far as the warm-up went."""
+    row_elements: int
+    """Input elements of the rows that was measured with."""
     load_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    backend: Backend
+    parity: Parity
+    latency_s: dict[int, float]
+
+
 def load_version(
-    store: ModelStore, model: str, version: int, threads: int, artifact_name: str = ""
+    store: ModelStore, model: str, version: int, options: LoadOptions
 ) -> LoadedVersion:
     """Loads the fastest artifact that passes, or the named one.
 
@@ -57,8 +90,7 @@ def load_version(
         store: where the version lies.
         model: its model.
         version: its number.
-        threads: CPU threads a run may use.
-        artifact_name: the only artifact to consider; empty for all, fastest first.
+        options: how it is to be run.
 
     Raises:
         LoadError: no artifact passes; nothing is kept open.
@@ -68,25 +100,32 @@ def load_version(
     manifest = store.manifest(model, version)
     golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
     reasons: list[str] = []
-    for artifact in _candidates(manifest, artifact_name):
+    for artifact in _candidates(manifest, options.artifact):
+        open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
+        proven: list[_Proven] = []
         try:
-            backend, parity = _open_and_prove(store, manifest, artifact, golden, threads)
+            proven.extend(open_one() for _ in range(options.instances))
         except Exception as error:  # a runtime may raise anything on a file it cannot run
+            for one in proven:
+                one.backend.close()
             reason = str(error) if isinstance(error, StoreError | LoadError) else repr(error)
-            reasons.append(f"artifact {artifact.name}: {reason}")
+            reasons.append(f"{artifact.name}: {reason}")
             logger.warning(
                 "artifact refused",
                 extra={"model": model, "version": version, "artifact": artifact.name,
                        "reason": reason},
             )  # fmt: skip
-        else:
-            return LoadedVersion(
-                manifest=manifest,
-                artifact=artifact,
-                backend=backend,
-                parity=parity,
-                load_s=time.monotonic() - started,
-            )
+            continue
+        return LoadedVersion(
+            manifest=manifest,
+            artifact=artifact,
+            backends=[one.backend for one in proven],
+            reopen=lambda open_one=open_one: open_one().backend,  # type: ignore[misc]
+            parity=proven[0].parity,
+            latency_s=proven[0].latency_s,
+            row_elements=sum(array[0].size for array in golden.inputs.values()),
+            load_s=time.monotonic() - started,
+        )
     raise LoadError("; ".join(reasons))
 
 
@@ -119,7 +158,9 @@ def _candidates(manifest: Manifest, artifact_name: str) -> list[Artifact]:
     return chosen
 
 
-def _open(store: ModelStore, manifest: Manifest, artifact: Artifact, threads: int) -> Backend:
+def _open(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
+) -> Backend:
     if artifact.kind in CODE_KINDS and not store.is_local:
         raise LoadError(
             f"{artifact.kind} is code and {store.url} is not local; pull the version to this "
@@ -130,7 +171,19 @@ def _open(store: ModelStore, manifest: Manifest, artifact: Artifact, threads: in
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
     data = store.read_file(manifest, artifact.file)
-    return open_backend(artifact, data, manifest.signature, threads)
+    opens = open_backend
+    if options.isolate:
+        from services.inference.isolation.isolated_backend import open_isolated_backend
+
+        opens = open_isolated_backend
+    return opens(
+        artifact,
+        data,
+        manifest.signature,
+        options.threads,
+        options.device,
+        options.preferred_batch_sizes,
+    )
 
 
 def _open_and_prove(
@@ -138,24 +191,48 @@ def _open_and_prove(
     manifest: Manifest,
     artifact: Artifact,
     golden: GoldenRows,
-    threads: int,
-) -> tuple[Backend, Parity]:
-    backend = _open(store, manifest, artifact, threads)
+    options: LoadOptions,
+) -> _Proven:
+    backend = _open(store, manifest, artifact, options)
     try:
         parity = replay(backend, golden, manifest.signature.max_batch_size)
         if failure := parity.failure(artifact.verification.tolerance):
             raise LoadError(f"replaying the golden inputs on this machine: {failure}")
-        _warm_up(backend, golden, manifest.signature.max_batch_size)
+        latency_s = _warm_up(backend, golden, manifest.signature.max_batch_size)
     except BaseException:
         backend.close()
         raise
-    return backend, parity
+    return _Proven(backend, parity, _with_certificate(latency_s, artifact.latency_ms))
 
 
-def _warm_up(backend: Backend, golden: GoldenRows, max_batch_size: int) -> None:
-    for count in (*WARM_UP_ROWS, max_batch_size):
-        if count <= min(golden.rows, max_batch_size):
-            _run_rows(backend, golden, 0, count)
+def _warm_up(backend: Backend, golden: GoldenRows, max_batch_size: int) -> dict[int, float]:
+    """Runs every batch size twice, so that no caller pays for lazy set-up.
+
+    Returns:
+        Seconds of the second run, by batch size, as far as the budget went.
+    """
+    latency_s: dict[int, float] = {}
+    begun, size = time.monotonic(), 1
+    while size <= max_batch_size and time.monotonic() - begun < WARM_UP_BUDGET_S:
+        inputs = {n: np.resize(a, (size, *a.shape[1:])) for n, a in golden.inputs.items()}
+        backend.run(inputs)
+        started = time.monotonic()
+        backend.run(inputs)
+        latency_s[size] = time.monotonic() - started
+        size = min(size * 2, max_batch_size) if size < max_batch_size else size + 1
+    return latency_s
+
+
+def _with_certificate(
+    measured_s: dict[int, float], certificate_ms: Mapping[int, float]
+) -> dict[int, float]:
+    """Adds the certificate's larger batch sizes, scaled by how the two machines compare."""
+    known = [size for size in measured_s if certificate_ms.get(size)]
+    if not known:
+        return measured_s
+    scale = measured_s[max(known)] / certificate_ms[max(known)]
+    beyond = {size: ms * scale for size, ms in certificate_ms.items() if size > max(measured_s)}
+    return measured_s | beyond
 
 
 def _run_rows(backend: Backend, golden: GoldenRows, start: int, stop: int) -> dict[str, Array]:

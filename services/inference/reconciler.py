@@ -25,32 +25,15 @@ from dataclasses import dataclass, field
 from model_store.errors import StoreError
 from model_store.pointers import PRODUCTION, Pointers
 from model_store.store import ModelListing, ModelStore
-from services.inference.loader import LoadedVersion, LoadError, load_version
-from services.inference.worker import Worker
+from services.inference.lanes import Lanes
+from services.inference.loader import LoadError
+from services.inference.policy import ServingPolicy
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.reconciler")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingPolicy:
-    """What of a store to serve, and how; `ServerConfig` has the defaults."""
-
-    models: tuple[str, ...]
-    """Only these; empty for every model of the store."""
-    artifact: str
-    """Only this artifact of each version; empty for the fastest that passes."""
-    newest_versions: int
-    """How many of the newest versions to keep loaded beside those a pointer names."""
-    threads: int
-    """CPU threads one run of a backend may use."""
-    poll_interval_s: float
-    """Pause between passes: how late a moved pointer is seen."""
-    retry_failed_s: float
-    """How long a version that failed to load is left alone."""
 
 
 @dataclass(slots=True)
@@ -73,13 +56,11 @@ class Reconciler:
         policy: ServingPolicy,
     ) -> None:
         self._store = store
-        self._queue = queue
+        self._lanes = Lanes(store, queue, directory, metrics, policy)
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
         self._models: dict[str, _Model] = {}
-        self._workers: dict[Lane, asyncio.Task[None]] = {}
-        self._draining: set[Lane] = set()
         self._converging: dict[str, asyncio.Task[None]] = {}
         self._complaints: dict[str, str] = {}
         self.converged_once = False
@@ -101,8 +82,12 @@ class Reconciler:
                         await stop.wait()
             for task in list(self._converging.values()):
                 task.cancel()
-            for lane in list(self._workers):
-                self._unload(lane)
+            for lane in self._lanes.loaded():
+                self._lanes.unload(lane)
+
+    def abandon_runs(self) -> None:
+        """Waits for no run any more: the time to drain is over and every caller is answered."""
+        self._lanes.abandon_runs()
 
     async def _pass(self, tasks: asyncio.TaskGroup) -> None:
         """Looks at the store and converges every model that is not still being converged."""
@@ -111,7 +96,7 @@ class Reconciler:
         except StoreError as error:
             self._complain("store", "is out of reach; serving what is loaded", str(error))
             return
-        if self._workers and not listings:
+        if self._lanes.loaded() and not listings:
             # An unmounted folder looks like an empty one, and nobody empties a store on purpose.
             self._complain("store", "is empty or gone; serving what is loaded", self._store.url)
             return
@@ -121,8 +106,8 @@ class Reconciler:
                 task = tasks.create_task(self._converge(name, listings[name], tasks))
                 self._converging[name] = task
                 task.add_done_callback(functools.partial(self._converging.pop, name))
-        for lane in [lane for lane in self._workers if lane.model not in listings]:
-            self._unload(lane)
+        for lane in [lane for lane in self._lanes.loaded() if lane.model not in listings]:
+            self._lanes.unload(lane)
         if self._converging:
             # A model that loads for minutes must not hold up the others, nor the next look.
             await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
@@ -144,7 +129,7 @@ class Reconciler:
             lane = served.lane
             live = self._directory.live_version(name)
             if lane.model == name and lane.version not in (*wanted, live):
-                self._unload(lane)
+                self._lanes.unload(lane)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
         """Reads the newest generation, unless it has been read; a broken one changes nothing."""
@@ -168,21 +153,17 @@ class Reconciler:
         retry_due = failed_at is None or (
             time.monotonic() - failed_at >= self._policy.retry_failed_s
         )
-        if lane in self._workers or lane in self._draining or not retry_due:
+        if lane in self._lanes or not retry_due or not self._directory.is_missed(lane):
             return
         if failed_at is None:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
         try:
-            loaded = await asyncio.to_thread(
-                load_version, self._store, lane.model, lane.version,
-                self._policy.threads, self._policy.artifact,
-            )  # fmt: skip
+            await self._lanes.load(lane, workers)
         except (StoreError, LoadError) as error:
             model.failed_at[lane.version] = time.monotonic()
             self._announce_failure(lane, str(error))
         else:
             model.failed_at.pop(lane.version, None)
-            self._start(loaded, lane, workers)
 
     def _announce_failure(self, lane: Lane, reason: str) -> None:
         self._metrics.model_ready.labels(lane.model, str(lane.version)).set(0)
@@ -192,36 +173,9 @@ class Reconciler:
             extra={"model": lane.model, "version": lane.version, "reason": reason},
         )
 
-    def _start(self, loaded: LoadedVersion, lane: Lane, workers: asyncio.TaskGroup) -> None:
-        signature = loaded.manifest.signature
-        self._queue.open(lane)
-        worker = Worker(lane, loaded.backend, signature.max_batch_size, self._queue, self._metrics)
-        self._workers[lane] = workers.create_task(worker.run(), name=f"worker {lane}")
-        labels = (lane.model, str(lane.version))
-        self._metrics.queue_depth.labels(*labels).set_function(lambda: self._queue.depth(lane))
-        self._metrics.model_ready.labels(*labels).set(1)
-        self._metrics.load_seconds.labels(*labels).observe(loaded.load_s)
-        self._directory.announce(
-            ServedVersion(
-                lane=lane,
-                state="ready",
-                signature=signature,
-                platform=loaded.backend.platform,
-                artifact=loaded.artifact.name,
-            )
-        )
-        logger.info(
-            "version ready",
-            extra={"model": lane.model, "version": lane.version,
-                   "artifact": loaded.artifact.name, "load_s": round(loaded.load_s, 3),
-                   "golden_rows": loaded.manifest.golden.rows,
-                   "max_abs_difference": loaded.parity.max_abs_difference,
-                   "agreement": loaded.parity.agreement},
-        )  # fmt: skip
-
     def _switch(self, model: _Model, name: str) -> None:
         """Makes production's version live, or the newest when nothing says production."""
-        ready = [lane.version for lane in self._workers if lane.model == name]
+        ready = [lane.version for lane in self._lanes.loaded(name)]
         target = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
         if target is None and ready:
             target = max(ready)
@@ -229,23 +183,6 @@ class Reconciler:
             return
         self._directory.make_live(Lane(name, target))
         logger.info("version live", extra={"model": name, "version": target})
-
-    def _unload(self, lane: Lane) -> None:
-        """Lets no more requests in; the worker answers what it holds, then closes the backend."""
-        self._directory.withdraw(lane)
-        worker = self._workers.pop(lane, None)
-        if worker is None:  # it never loaded
-            self._metrics.forget_lane(lane.model, lane.version)
-            return
-        self._queue.close(lane)
-        self._draining.add(lane)
-        worker.add_done_callback(lambda _: self._forget(lane))
-
-    def _forget(self, lane: Lane) -> None:
-        self._draining.discard(lane)
-        self._queue.forget(lane)
-        self._metrics.forget_lane(lane.model, lane.version)
-        logger.info("version unloaded", extra={"model": lane.model, "version": lane.version})
 
     def _complain(self, topic: str, fault: str, reason: str) -> None:
         """Logs a fault of the store when it appears or changes, not at every pass."""

@@ -1,157 +1,321 @@
-"""One worker: takes entries of a lane, runs them in batches on a backend, answers each once.
+"""The worker of one lane: takes requests in, forms batches, runs them, answers each once.
 
-Work-conserving: an idle worker takes what is there at once; while it is busy, requests gather.
+Work-conserving: when an instance is idle and the device has a slot, what is there runs at once;
+while all are busy, requests gather. The loop below is the hot path: accept, take a turn, finish.
 
-Rules kept here: the backend runs in the worker's own thread, never on the event loop; an output
-that does not have the batch's rows is an error of the whole batch; a batch that fails is run
-again entry by entry, so that one bad item never harms its neighbours.
+Rules kept here: a request that cannot make its deadline, by what was measured, is refused when it
+arrives; an instance that blocks past `execution_timeout_s` is given up and replaced, its requests
+answered with an error; everything but the backend's run happens on the event loop.
 """
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
-from model_store.tensors import Array
-from services.errors import BackendError
+from model_store.signature import Signature
+from services.errors import BackendError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
-from services.inference.batcher import Batcher
-from services.queueing.memory_queue import Entry, MemoryQueue, deadline_exceeded
+from services.inference.batch_arrays import BatchArrays
+from services.inference.batcher import Batch, Batcher, BatchRules
+from services.inference.device_turns import DeviceTurns
+from services.inference.instance import Instance, Report
+from services.inference.latency import LatencyModel
+from services.queueing.memory_queue import Entry, deadline_exceeded
 from services.queueing.records import InferReply, Lane
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.worker")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Run:
-    """One run of the backend, shared by the entries of its batch."""
-
-    rows: int
-    seconds: float
+REOPEN_AFTER_S = 5.0
+"""Pause before another try to open a backend that could not be opened."""
+DOUBT_EVERY_S = 1.0
+"""An idle lane that refuses doubts what it learned, a tenth at a time, at most so often."""
 
 
-_Result = tuple[Mapping[str, Array], _Run] | BackendError
-"""An entry's outputs and the run they came from; or why there are none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """How one lane is to be run."""
+
+    lane: Lane
+    signature: Signature
+    rules: BatchRules
+    latency: LatencyModel
+    backends: list[Backend]
+    """Open ones; an instance each."""
+    reopen: Callable[[], Backend]
+    """Opens another, as proven as the first."""
+    execution_timeout_s: float
+    """How long one run of the backend may take."""
 
 
 class Worker:
-    """Runs the batches of one lane on one backend, until the lane is closed and empty."""
+    """Runs the batches of one lane until it is closed and empty."""
 
-    def __init__(
-        self,
-        lane: Lane,
-        backend: Backend,
-        max_batch_size: int,
-        queue: MemoryQueue,
-        metrics: Metrics,
-    ) -> None:
-        self._lane = lane
-        self._backend = backend
-        self._batcher = Batcher(max_batch_size)
-        self._queue = queue
-        labels = (lane.model, str(lane.version))
+    def __init__(self, plan: WorkerPlan, turns: DeviceTurns, metrics: Metrics) -> None:
+        self._plan = plan
+        self._lane = plan.lane
+        self._turns = turns
+        self._batcher = Batcher(plan.rules, plan.latency)
+        self._arrays = BatchArrays(plan.lane, plan.signature)
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[Instance] = []
+        self._busy: set[Instance] = set()
+        self._opening: set[Instance] = set()
+        self._asked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._emptied = asyncio.Event()
+        self._doubted_at = 0.0
+        """When what is expected was last doubted; a `time.monotonic()` second."""
+        self.last_used_at = time.monotonic()
+        """When a request last came; a `time.monotonic()` second."""
+        labels = (plan.lane.model, str(plan.lane.version))
+        self._metrics, self._labels = metrics, labels
         self._queue_seconds = metrics.queue_seconds.labels(*labels)
         self._execution_seconds = metrics.execution_seconds.labels(*labels)
         self._batch_rows = metrics.batch_rows.labels(*labels)
+        self._idle.extend(self._instance(backend) for backend in plan.backends)
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait for a batch."""
+        return self._batcher.waiting
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self._batcher.waiting and not self._busy
+
+    def accept(self, entry: Entry) -> None:
+        """Takes an entry in, or refuses it because it would be late."""
+        now = self.last_used_at = entry.enqueued_at
+        slack = entry.request.deadline - now
+        if (slack < self._batcher.far_s() or self._displaced()) and self._is_late(entry, slack):
+            return
+        self._batcher.add(entry)
+        if not self._asked:
+            # In the next turn of the loop, so that all that has arrived by now shares the batch.
+            self._asked = True
+            self._loop.call_soon(self._ask)
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        """Forgets an entry that died while it waited."""
+        if self._batcher.remove(entry):
+            self._count_dropped(reason)
+            self._look_whether_emptied()
+
+    def take_turn(self) -> float | None:
+        """Starts the next batch, if there is one and an instance for it; see `Runner`."""
+        if not self._idle:
+            return None
+        now = time.monotonic()
+        batch = self._batcher.next_batch(now)
+        self._refuse_hopeless()
+        if batch is None:
+            self._ask_at(self._batcher.ready_at(now))
+            self._look_whether_emptied()
+            return None
+        instance = self._idle.pop()
+        self._busy.add(instance)
+        expected_s = batch.curve.expected_s(batch.padded_rows)
+        for entry in batch.entries:
+            self._queue_seconds.observe(now - entry.enqueued_at)
+        instance.run(batch, expected_s)
+        if self._watchdog is None:
+            self._watch(self._plan.execution_timeout_s)
+        return expected_s
 
     async def run(self) -> None:
-        """The hot loop: take, run, reply."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, f"worker-{self._lane.model}-{self._lane.version}") as thread:
-            while batch := await self._next_batch():
-                started = time.monotonic()
-                results = await loop.run_in_executor(thread, self._execute, batch)
-                self._reply(batch, results, started)
-            await loop.run_in_executor(thread, self._backend.close)
+        """Waits until the lane is closed and all is answered, then closes the backends."""
+        await self._emptied.wait()
+        self._turns.leave(self)
+        for timer in (self._timer, self._watchdog):
+            if timer is not None:
+                timer.cancel()
+        for instance in (*self._idle, *self._opening):
+            instance.stop()
+        for instance in self._idle:
+            await asyncio.to_thread(instance.join)
 
-    async def _next_batch(self) -> list[Entry]:
-        """Waits for a batch; empty when the lane is closed and everything has been answered."""
-        while True:
-            room = self._batcher.room
-            if self._batcher:
-                taken = self._queue.take_now(self._lane, room)
-            elif not (taken := await self._queue.take(self._lane, room)):
-                return []
-            self._batcher.add(taken)
-            for entry in self._batcher.take_expired(time.monotonic()):
-                entry.fail(deadline_exceeded(entry.request))
-            if batch := self._batcher.next_batch():
-                return batch
+    def close(self) -> None:
+        """Nothing more will come; `run` ends once all is answered."""
+        self._closing = True
+        self._look_whether_emptied()
 
-    def _execute(self, batch: list[Entry]) -> list[_Result]:
-        """Runs a batch in the worker's thread; one result an entry, in order."""
-        try:
-            return self._run_together(batch)
-        except Exception as error:  # whatever a model raises becomes an answer
-            if len(batch) == 1:
-                return [self._failure(batch[0], error)]
-            logger.warning(
-                "batch failed; running its requests one by one",
-                extra={"model": self._lane.model, "version": self._lane.version,
-                       "requests": len(batch), "error": str(error)},
-            )  # fmt: skip
-            return [self._execute([entry])[0] for entry in batch]
+    def abandon_runs(self) -> None:
+        """Gives up what runs, whose callers have been answered: the process is about to end."""
+        for instance in list(self._busy):
+            self._busy.discard(instance)
+            instance.abandon()
+        self._look_whether_emptied()
 
-    def _run_together(self, batch: list[Entry]) -> list[_Result]:
-        started = time.monotonic()
-        rows = [entry.request.rows for entry in batch]
-        outputs = self._backend.run(_stack([entry.request.inputs for entry in batch]))
-        for name, array in outputs.items():
-            if array.shape[:1] != (sum(rows),):
-                raise BackendError(
-                    f"model {self._lane} returned output '{name}' of shape {list(array.shape)} "
-                    f"for a batch of {sum(rows)} rows; its first dimension must be the batch"
-                )
-        return _split(outputs, rows, _Run(sum(rows), time.monotonic() - started))
+    def _ask(self) -> None:
+        self._asked = False
+        self._turns.ask(self)
 
-    def _failure(self, entry: Entry, error: Exception) -> BackendError:
-        logger.error(
-            "backend failed",
-            extra={"model": self._lane.model, "version": self._lane.version,
-                   "request_id": entry.request.request_id},
-            exc_info=error,
-        )  # fmt: skip
-        if isinstance(error, BackendError):
-            return error
-        return BackendError(f"model {self._lane} failed on this input: {error}")
+    def _ask_at(self, moment: float | None) -> None:
+        """Asks again when a batch that waits for company is due, if there is one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if moment is not None:
+            self._timer = self._loop.call_at(moment, self._ask)
 
-    def _reply(self, batch: list[Entry], results: list[_Result], started: float) -> None:
-        """Answers every entry, on the event loop."""
-        for entry, result in zip(batch, results, strict=True):
-            queue_s = started - entry.enqueued_at
-            self._queue_seconds.observe(queue_s)
+    def _displaced(self) -> bool:
+        """Whether other lanes hold the whole device, and may hold it long."""
+        return not self._turns.free and not self._busy
+
+    def _is_late(self, entry: Entry, slack: float) -> bool:
+        """Refuses an entry whose deadline leaves less than the backlog and its own run take."""
+        now = entry.enqueued_at
+        at_once = min(len(self._idle) + len(self._busy) or 1, self._turns.share_of(self))
+        need = self._batcher.finish_s(entry.request, now, at_once) + self._free_in(now)
+        if need <= slack:
+            return False
+        if slack > 0 and self.idle and now - self._doubted_at > DOUBT_EVERY_S:
+            self._doubted_at = now
+            self._batcher.doubt(entry.request)
+        entry.finish(
+            WouldMissDeadlineError(
+                f"model {self._lane} would need {need * 1000:.1f} ms for this request, by what "
+                f"was measured, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it "
+                "more time, retry later or add servers"
+            )
+        )
+        return True
+
+    def frees_at(self) -> float:
+        """When the first of the batches that run should end; see `Runner`."""
+        return min((i.started_at + i.expected_s for i in self._busy), default=0.0)
+
+    def _free_in(self, now: float) -> float:
+        """Seconds until an instance and a slot of the device should be free."""
+        instance_at = 0.0 if self._idle else self.frees_at()
+        return max(instance_at - now, self._turns.frees_at() - now, 0.0)
+
+    def _finished(
+        self, instance: Instance, batch: Batch | None, report: Report | Exception | None
+    ) -> None:
+        """An instance has run a batch, or has opened its backend, or could not."""
+        if instance.abandoned:
+            return
+        if batch is None or not isinstance(report, Report):
+            self._opened(instance, report if isinstance(report, Exception) else None)
+            return
+        took_s = time.monotonic() - instance.given_at
+        self._learn(batch, report, took_s)
+        self._busy.discard(instance)
+        instance.batch = None
+        self._idle.append(instance)
+        # The next batch first: it runs while these answers are written.
+        self._give_turn_back(instance, took_s)
+        for entry, result in zip(batch.entries, report.results, strict=True):
             if isinstance(result, BackendError):
-                entry.fail(result)
-                continue
-            outputs, run = result
-            entry.reply(
-                InferReply(
-                    outputs=outputs, batch_rows=run.rows, queue_s=queue_s, execution_s=run.seconds
+                entry.finish(result)
+            else:
+                entry.finish(
+                    InferReply(
+                        outputs=result,
+                        batch_rows=batch.rows if report.together else entry.request.rows,
+                        queue_s=report.started_at - entry.enqueued_at,
+                        execution_s=report.seconds,
+                    )
+                )
+        self._look_whether_emptied()
+
+    def _give_turn_back(self, instance: Instance, seconds: float) -> None:
+        if self._batcher.waiting and not self._asked:
+            self._turns.done(self, instance.expected_s, seconds, asks=True)
+        else:
+            self._turns.done(self, instance.expected_s, seconds)
+
+    def _learn(self, batch: Batch, report: Report, took_s: float) -> None:
+        """Counts a batch, and learns how long one like it keeps a slot, with the way to and fro."""
+        if not report.together:
+            for entry in batch.entries:
+                self._batch_rows.observe(entry.request.rows)
+            return
+        self._batch_rows.observe(batch.rows)
+        self._execution_seconds.observe(report.seconds)
+        batch.curve.observe(batch.padded_rows, took_s)
+
+    def _refuse_hopeless(self) -> None:
+        for entry in self._batcher.take_hopeless():
+            self._count_dropped("infeasible")
+            entry.finish(deadline_exceeded(entry.request))
+
+    def _count_dropped(self, reason: str) -> None:
+        self._metrics.dropped.labels(*self._labels, reason).inc()
+
+    def _look_whether_emptied(self) -> None:
+        if self._closing and self.idle:
+            self._emptied.set()
+
+    def _instance(self, backend: Backend | None) -> Instance:
+        plan = self._plan
+        restarted = functools.partial(self._count_restart, "died")
+        return Instance(
+            plan.lane, self._arrays, plan.rules, backend, plan.reopen, self._finished, restarted
+        )
+
+    def _count_restart(self, reason: str) -> None:
+        self._metrics.worker_restarts.labels(*self._labels, reason).inc()
+
+    def _watch(self, delay_s: float) -> None:
+        self._watchdog = self._loop.call_later(delay_s, self._look_for_blocked)
+
+    def _look_for_blocked(self) -> None:
+        """Gives up instances that block, and looks again while any runs."""
+        self._watchdog = None
+        limit_s, now = self._plan.execution_timeout_s, time.monotonic()
+        for instance in [i for i in self._busy if i.running_s(now) >= limit_s]:
+            self._give_up(instance)
+        if self._busy:
+            self._watch(max(limit_s - max(i.running_s(now) for i in self._busy), 0.001))
+
+    def _give_up(self, instance: Instance) -> None:
+        batch = instance.batch
+        assert batch is not None
+        limit_s = self._plan.execution_timeout_s
+        logger.error(
+            "backend blocks; giving its thread up and starting another",
+            extra={"model": self._lane.model, "version": self._lane.version,
+                   "requests": len(batch.entries), "execution_timeout_s": limit_s},
+        )  # fmt: skip
+        self._busy.discard(instance)
+        instance.abandon()
+        self._count_restart("blocked")
+        self._open_another()
+        for entry in batch.entries:
+            entry.finish(
+                BackendError(
+                    f"model {self._lane} did not finish within {limit_s:g} s "
+                    "(execution_timeout_s); its worker was restarted"
                 )
             )
-        for run in {result[1] for result in results if not isinstance(result, BackendError)}:
-            self._batch_rows.observe(run.rows)
-            self._execution_seconds.observe(run.seconds)
+        self._turns.done(self, instance.expected_s, limit_s)
+        self._look_whether_emptied()
 
+    def _open_another(self) -> None:
+        if not self._closing or self._batcher.waiting:
+            self._opening.add(self._instance(None))
 
-def _stack(requests: list[Mapping[str, Array]]) -> dict[str, Array]:
-    """Joins inputs along the batch; the one copy between the wire and the backend."""
-    if len(requests) == 1:
-        return dict(requests[0])
-    return {name: np.concatenate([r[name] for r in requests]) for name in requests[0]}
-
-
-def _split(outputs: Mapping[str, Array], rows: list[int], run: _Run) -> list[_Result]:
-    """Views of each entry's rows."""
-    results: list[_Result] = []
-    start = 0
-    for count in rows:
-        part = {name: array[start : start + count] for name, array in outputs.items()}
-        results.append((part, run))
-        start += count
-    return results
+    def _opened(self, instance: Instance, error: Exception | None) -> None:
+        self._opening.discard(instance)
+        if self._emptied.is_set():
+            return  # it has been told to stop
+        if error is None:
+            self._idle.append(instance)
+            self._turns.ask(self)
+            return
+        logger.error(
+            "no backend could be opened; trying again",
+            extra={"model": self._lane.model, "version": self._lane.version,
+                   "retry_s": REOPEN_AFTER_S},
+            exc_info=error,
+        )  # fmt: skip
+        self._loop.call_later(REOPEN_AFTER_S, self._open_another)

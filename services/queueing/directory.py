@@ -19,6 +19,7 @@ class Directory:
     def __init__(self) -> None:
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._live: dict[str, int] = {}
+        self._missed: set[Lane] = set()
 
     def announce(self, served: ServedVersion) -> None:
         """Adds a version or replaces what is known about it."""
@@ -32,6 +33,15 @@ class Directory:
             del self._live[lane.model]
         if not versions:
             self._served.pop(lane.model, None)
+
+    def is_missed(self, lane: Lane) -> bool:
+        """Whether a version should be loaded: it never was, or was asked for since it left."""
+        served = self._served.get(lane.model, {}).get(lane.version)
+        if served is None or served.state != "unloaded":
+            return True
+        missed = lane in self._missed
+        self._missed.discard(lane)
+        return missed
 
     def make_live(self, lane: Lane) -> None:
         """Sends requests without a version to this one from now on."""
@@ -89,6 +99,8 @@ class Directory:
         """
         served = self.find(model, version)
         if served.state != "ready" or served.signature is None:
+            if served.state == "unloaded":
+                self._missed.add(served.lane)
             raise ModelNotReadyError(
                 f"model {served.lane} is not ready: {served.reason or served.state}"
             )

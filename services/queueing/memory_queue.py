@@ -1,19 +1,23 @@
-"""The queue of one process: a deque a lane, owned by one event loop.
+"""The queue of one process: hands each request to the lane's intake at once, and its reply back.
 
-In: `InferRequest`s from gateways. Out: entries to workers, and one reply to each caller.
+In: `InferRequest`s from gateways. Out: entries to the intake of their lane (a worker, which
+holds them until a batch has room), and one outcome to each caller.
 
 Rules kept here:
-- the waiter exists before the entry is visible, and is checked before it is completed, so a
-  request gets exactly one reply;
-- a caller that is cancelled or out of time leaves a dead entry behind, which the batcher drops;
-- a lane holds at most `max_depth` entries; the next one is refused, never dropped later;
-- a closed lane takes nothing new and hands out what it holds.
+- the caller's `done` is known before the entry is visible, and is called at most once: with the
+  outcome, or never after the caller cancelled;
+- a caller that cancels, or whose time is up, leaves a dead entry: the intake is told, so that it
+  never reaches a batch;
+- a lane's intake holds at most `max_depth` entries; the next one is refused, never dropped later;
+- a closed lane takes nothing new.
+
+Everything runs on one event loop; no call here blocks or awaits.
 """
 
-import asyncio
+import logging
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from typing import Protocol
 
 from services.errors import (
     DeadlineExceededError,
@@ -21,122 +25,153 @@ from services.errors import (
     QueueFullError,
     ServingError,
 )
+from services.queueing.deadlines import Deadlines
 from services.queueing.records import InferReply, InferRequest, Lane
 
+logger = logging.getLogger("flambeau.queue")
 
-@dataclass(slots=True, eq=False)
+Outcome = InferReply | ServingError
+"""What a request comes to: outputs, or why there are none."""
+Done = Callable[[Outcome], None]
+
+_CANCELLED = ServingError("the caller has gone")
+"""The outcome of a cancelled request, which nobody sees."""
+
+
+class Intake(Protocol):
+    """What takes a lane's entries: the worker's side of the queue."""
+
+    @property
+    def waiting(self) -> int:
+        """Entries taken and not yet in a batch."""
+
+    def accept(self, entry: "Entry") -> None:
+        """Takes an entry, or finishes it at once with the error that refuses it."""
+
+    def discard(self, entry: "Entry", reason: str) -> None:
+        """Forgets an entry that died while it waited; one in a batch is let run.
+
+        Args:
+            entry: dead by now.
+            reason: `cancelled`, `expired`, or `failed` when the server gives up.
+        """
+
+
 class Entry:
-    """A request in the queue and the caller that waits for it."""
+    """A request in the queue and the caller that waits for it.
 
-    request: InferRequest
-    waiter: asyncio.Future[InferReply]
-    enqueued_at: float
-    """`time.monotonic()` second."""
+    Attributes:
+        request: what to run.
+        enqueued_at: `time.monotonic()` second.
+        order: where the intake has sorted it; smaller runs earlier.
+    """
+
+    __slots__ = ("_deadlines", "_done", "_intake", "_tick", "enqueued_at", "order", "request")
+
+    def __init__(self, request: InferRequest, enqueued_at: float, done: Done) -> None:
+        self.request = request
+        self.enqueued_at = enqueued_at
+        self.order = 0.0
+        self._done: Done | None = done
+        self._intake: Intake | None = None
+        self._deadlines: Deadlines[Entry] | None = None
+        self._tick = 0
 
     @property
     def dead(self) -> bool:
         """Whether nobody waits any more: answered, cancelled or given up."""
-        return self.waiter.done()
+        return self._done is None
 
-    def reply(self, reply: InferReply) -> None:
+    def enter(self, intake: Intake, deadlines: "Deadlines[Entry]") -> None:
+        """Starts the deadline's clock and goes to the intake; called once, by the queue."""
+        self._intake, self._deadlines = intake, deadlines
+        self._tick = deadlines.add(self, self.request.deadline)
+        intake.accept(self)
+
+    def finish(self, outcome: Outcome) -> None:
         """Answers the caller, if it still waits."""
-        if not self.waiter.done():
-            self.waiter.set_result(reply)
+        done = self._done
+        if done is not None:
+            self._done = None
+            if self._deadlines is not None:
+                self._deadlines.remove(self, self._tick)
+            try:
+                done(outcome)
+            except Exception:  # a fault of one caller must not cost its batch-mates their answers
+                logger.exception(
+                    "an answer could not be handed over",
+                    extra={"request_id": self.request.request_id},
+                )
 
-    def fail(self, error: ServingError) -> None:
-        """Answers the caller with an error, if it still waits."""
-        if not self.waiter.done():
-            self.waiter.set_exception(error)
+    def cancel(self) -> None:
+        """The caller waits no more, and is not called."""
+        if self._done is not None:
+            self._done = _nobody
+            self.abandon(_CANCELLED, "cancelled")
 
-
-@dataclass(slots=True)
-class _LaneState:
-    entries: deque[Entry] = field(default_factory=deque)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while there is something to take, or the lane is closed."""
-    closed: bool = False
+    def abandon(self, outcome: Outcome, reason: str) -> None:
+        """Answers the caller although the request has not run, and tells the intake why."""
+        if self._done is not None:
+            self.finish(outcome)
+            if self._intake is not None:
+                self._intake.discard(self, reason)
 
 
 class MemoryQueue:
-    """Requests by lane, first come first served."""
+    """Requests by lane."""
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
-        self._lanes: dict[Lane, _LaneState] = {}
-        self._waited_for: set[Entry] = set()
+        self._intakes: dict[Lane, Intake] = {}
+        self._deadlines: Deadlines[Entry] = Deadlines(_expire)
 
-    def open(self, lane: Lane) -> None:
+    def open(self, lane: Lane, intake: Intake) -> None:
         """Lets requests for a lane in."""
-        self._lanes[lane] = _LaneState()
+        self._intakes[lane] = intake
 
     def close(self, lane: Lane) -> None:
-        """Lets no more in; workers still take what is there."""
-        state = self._lanes[lane]
-        state.closed = True
-        state.arrived.set()
+        """Lets no more in; the intake still answers what it holds."""
+        self._intakes.pop(lane, None)
 
-    def forget(self, lane: Lane) -> None:
-        """Removes a closed and empty lane."""
-        del self._lanes[lane]
+    def submit(self, request: InferRequest, done: Done) -> Entry:
+        """Enqueues a request.
 
-    def depth(self, lane: Lane) -> int:
-        """Entries waiting in a lane."""
-        state = self._lanes.get(lane)
-        return len(state.entries) if state else 0
+        Args:
+            request: what to run.
+            done: called once with the outcome, perhaps before this returns. An outcome is the
+                worker's answer, or QueueFullError (the lane is at its limit), ModelNotReadyError
+                (it is not open), DeadlineExceededError (the time was up first).
 
-    async def submit(self, request: InferRequest) -> InferReply:
-        """Enqueues a request and waits for its reply. Enqueues before the first `await`.
-
-        Raises:
-            QueueFullError: the lane is at its limit.
-            ModelNotReadyError: the lane is not open.
-            DeadlineExceededError: the deadline passed first; the entry is dead from then on.
-            ServingError: what the worker answered.
+        Returns:
+            The entry, for `cancel`.
         """
-        state = self._lanes.get(request.lane)
-        if state is None or state.closed:
-            raise ModelNotReadyError(f"model {request.lane} is not being served; try again")
-        if len(state.entries) >= self._max_depth:
-            raise QueueFullError(
-                f"the queue of model {request.lane} holds {self._max_depth} requests, its limit; "
-                "retry later or add servers"
+        entry = Entry(request, time.monotonic(), done)
+        intake = self._intakes.get(request.lane)
+        if intake is None:
+            entry.finish(ModelNotReadyError(f"model {request.lane} is not being served; try again"))
+        elif intake.waiting >= self._max_depth:
+            entry.finish(
+                QueueFullError(
+                    f"the queue of model {request.lane} holds {self._max_depth} requests, its "
+                    "limit; retry later or add servers"
+                )
             )
-        now = time.monotonic()
-        waiter: asyncio.Future[InferReply] = asyncio.get_running_loop().create_future()
-        entry = Entry(request, waiter, now)
-        self._waited_for.add(entry)
-        state.entries.append(entry)
-        state.arrived.set()
-        try:
-            async with asyncio.timeout(request.deadline - now):
-                return await waiter
-        except TimeoutError:
-            raise deadline_exceeded(request) from None
-        finally:
-            self._waited_for.discard(entry)
+        else:
+            entry.enter(intake, self._deadlines)
+        return entry
 
     def fail_all(self, error: ServingError) -> None:
         """Answers every caller that still waits with an error; their entries are dead."""
-        for entry in self._waited_for:
-            entry.fail(error)
+        for entry in self._deadlines:
+            entry.abandon(error, "failed")
 
-    async def take(self, lane: Lane, limit: int) -> list[Entry]:
-        """Waits for work and takes up to `limit` entries, oldest first.
 
-        Returns:
-            At least one entry, or none when the lane is closed and empty.
-        """
-        state = self._lanes[lane]
-        await state.arrived.wait()
-        return self.take_now(lane, limit)
+def _expire(entry: Entry) -> None:
+    entry.abandon(deadline_exceeded(entry.request), "expired")
 
-    def take_now(self, lane: Lane, limit: int) -> list[Entry]:
-        """Takes up to `limit` entries that are there at once, oldest first."""
-        state = self._lanes[lane]
-        taken = [state.entries.popleft() for _ in range(min(limit, len(state.entries)))]
-        if not state.entries and not state.closed:
-            state.arrived.clear()
-        return taken
+
+def _nobody(_: Outcome) -> None:
+    """Stands in for a caller that has gone."""
 
 
 def deadline_exceeded(request: InferRequest) -> DeadlineExceededError:

@@ -1,15 +1,25 @@
-"""The records that move from an edge to a backend and back. Frozen; each field has one owner."""
+"""The records that move from an edge to a backend and back. Frozen; each field has one owner.
+
+They are `msgspec.Struct`s because one of each is made for every request: a tenth of a
+microsecond instead of the one that a frozen dataclass takes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from model_store.signature import Signature
 from model_store.tensors import Array
 
+HIGHEST_PRIORITY = 1
+LOWEST_PRIORITY = 10
+DEFAULT_PRIORITY = 5
+"""What a request that gives 0, or nothing, gets."""
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+
+class Lane(NamedTuple):
     """One version of one model: requests of a lane may share a batch, others never do."""
 
     model: str
@@ -19,27 +29,29 @@ class Lane:
         return f"'{self.model}' version {self.version}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferRequest:
+class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An accepted request. Every field is set once, by the gateway."""
 
     request_id: str
     lane: Lane
     inputs: Mapping[str, Array]
-    """Arrays [rows, ...] that fit the lane's signature."""
+    """Arrays [rows, ...] that fit the lane's signature; a mask or lengths may be left out."""
     rows: int
     deadline: float
     """`time.monotonic()` second after which nobody wants the reply."""
+    priority: int = DEFAULT_PRIORITY
+    """1 (first) to 10 (last)."""
+    length: int | None = None
+    """Of the dimension the signature pads; None when it pads none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferReply:
+class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a worker answers. Every field is set once, by the worker."""
 
     outputs: Mapping[str, Array]
     """Arrays [rows, ...]; rows as in the request."""
     batch_rows: int
-    """Rows of the whole batch this request ran in."""
+    """Rows of the whole batch this request ran in, without padding."""
     queue_s: float
     execution_s: float
 
@@ -49,7 +61,7 @@ class ServedVersion:
     """What inference announces of one version, and all that a gateway knows about it."""
 
     lane: Lane
-    state: Literal["loading", "ready", "failed"]
+    state: Literal["loading", "ready", "failed", "unloaded"]
     reason: str = ""
     """Why it is not ready."""
     signature: Signature | None = None

@@ -1,15 +1,35 @@
 """The configuration of an all-in-one server. Read once, at start-up; nothing else configures it."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from model_store.strict import StrictModel, explain
+from services.inference.backends.device import parse_device
 
 
 class ConfigError(Exception):
     """A setting that is unknown or has a bad value; the message names it."""
+
+
+class ModelSettings(StrictModel):
+    """Settings one model may have of its own; each unset one is the server's."""
+
+    artifact: str | None = None
+    """Serve this artifact of the model's versions."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of one run."""
+    instances: int | None = Field(default=None, ge=1, le=64)
+    """Backends of each version."""
+    isolate: bool | None = None
+    """Run each backend in a process of its own."""
+    preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] | None = None
+    """Sizes batches are padded up to."""
+    batch_wait_ms: float | None = Field(default=None, ge=0, le=10_000)
+    """How long the first request of a batch waits for company."""
+    execution_timeout_s: float | None = Field(default=None, gt=0, le=86_400)
+    """How long one run of a backend may take."""
 
 
 class ServerConfig(StrictModel):
@@ -34,8 +54,35 @@ class ServerConfig(StrictModel):
     metrics_port: int = Field(8002, ge=0, le=65_535)
     """Prometheus; 0 picks a free port."""
 
+    device: str = "cpu"
+    """Where models run: `cpu`, `cuda` or `cuda:N`; a GPU needs CUDA builds of the runtimes."""
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads one run of a backend may use; raise it for large models on idle cores."""
+    instances: int = Field(1, ge=1, le=64)
+    """Backends of each version, a thread each, so that its batches overlap; raise it where one
+    batch leaves the device idle, and memory allows it."""
+    isolate: bool = False
+    """Run each backend in a process of its own: one that crashes takes nothing else with it;
+    costs memory for each, and a tenth of a millisecond a batch."""
+    preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
+    """Sizes batches are padded up to; set it for engines built for fixed sizes."""
+    batch_wait_ms: float = Field(0.0, ge=0, le=10_000)
+    """How long the first request of a batch waits for company; throughput needs no wait, because
+    requests gather while a batch runs, so raise it only to save a device's energy."""
+    execution_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """How long one run of a backend may take before its worker is given up and replaced; raise
+    it for models that take minutes."""
+    max_concurrent_runs: int = Field(0, ge=0, le=1024)
+    """Batches that run at once on the device, fairly shared among models by measured time; 0
+    takes as many as it has cores for, and one on a GPU."""
+    max_memory_mib: int = Field(0, ge=0)
+    """The most memory of its device the server may use; 0 is nine tenths of what there is."""
+    when_memory_full: Literal["refuse", "unload_idle"] = "refuse"
+    """What a version does that does not fit: stay out, or push out the idle one used longest
+    ago, which is loaded again when it is asked for."""
+    model_settings: dict[str, ModelSettings] = Field(default_factory=dict)
+    """Other values of these settings for single models, as `{digits: {instances: 2}}`."""
+
     request_timeout_s: float = Field(60.0, gt=0, le=86_400)
     """The longest a request may take, whatever its caller allows; raise it for slow models."""
     max_request_bytes: int = Field(64 * 2**20, ge=1024, le=2**31 - 1)
@@ -55,9 +102,14 @@ class ServerConfig(StrictModel):
     """How long a version that failed to load is left alone before it is tried again."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to log."""
-    access_log: bool = True
-    """One log line for every answered request; turn it off at high rates. Failures are always
-    logged."""
+    access_log: bool = False
+    """One log line for every answered request; turn it on to trace requests one by one, at the
+    cost of as much time as a small request takes. Failures are always logged."""
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        return str(parse_device(value))
 
 
 def server_config(settings: Mapping[str, Any]) -> ServerConfig:

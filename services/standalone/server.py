@@ -16,23 +16,25 @@ from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 
 import prometheus_client
-import uvicorn
 import uvloop
 
 from model_store.store import ModelStore
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.grpc_edge import GrpcEdge
-from services.gateway.http_protocol import BoundedHttpProtocol
+from services.gateway.http_port import HttpLimits
+from services.gateway.http_server import HttpServer
 from services.gateway.ledger import Ledger
 from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
-from services.inference.reconciler import Reconciler, ServingPolicy
+from services.inference.reconciler import Reconciler
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import ServedVersion
 from services.standalone.config import ServerConfig
+from services.standalone.serving import serving_policy
 from services.telemetry.logs import configure_logs
+from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.server")
@@ -78,10 +80,9 @@ class _Server:
     def __init__(self, config: ServerConfig, store: ModelStore) -> None:
         self._config = config
         version = installed_version("flambeau")
-        metrics = Metrics(version)
+        metrics = self._metrics = Metrics(version)
         queue = self._queue = MemoryQueue(config.max_queue_depth)
         self._directory = Directory()
-        self._registry = metrics.registry
         self._admission = Admission(
             self._directory,
             queue,
@@ -91,14 +92,8 @@ class _Server:
         )
         self._facts = ServerFacts(version, self._directory, self._admission, config.models)
         self._ledger = Ledger(metrics, self._directory, config.access_log)
-        policy = ServingPolicy(
-            models=config.models,
-            artifact=config.artifact,
-            newest_versions=config.newest_versions,
-            threads=config.threads,
-            poll_interval_s=config.store_poll_interval_s,
-            retry_failed_s=config.retry_failed_s,
-        )
+        self._lag_seconds = metrics.loop_lag_seconds.labels()
+        policy = serving_policy(config)
         self._reconciler = Reconciler(store, queue, self._directory, metrics, policy)
         self._ready: Callable[[], None] = lambda: None
 
@@ -107,11 +102,13 @@ class _Server:
         edges = (self._admission, self._facts, self._ledger)
         max_bytes = config.max_request_bytes
         self._grpc = GrpcEdge(*edges, max_request_bytes=max_bytes, max_calls=config.max_grpc_calls)
-        rest = _Uvicorn(RestEdge(*edges, max_request_bytes=max_bytes).application(), config)
+        limits = HttpLimits(max_request_bytes=max_bytes)
+        self._rest = HttpServer(RestEdge(*edges).route, limits, self._metrics)
         with contextlib.ExitStack() as stack:
             http_socket = stack.enter_context(_listen(config.host, config.http_port, "http_port"))
             grpc_port = self._bind_grpc()
             metrics_port = stack.enter_context(self._metrics_server())
+            stack.enter_context(sampling_lag(self._lag_seconds))
             self._grpc.start()
             self._ready = lambda: on_ready(
                 Listening(
@@ -122,17 +119,17 @@ class _Server:
                     served=list(self._directory.all_versions()),
                 )
             )
-            await self._run_until_drained(rest, http_socket)
+            await self._rest.start(http_socket)
+            await self._run_until_drained()
         logger.info("stopped")
 
-    async def _run_until_drained(self, rest: "_Uvicorn", http_socket: socket.socket) -> None:
+    async def _run_until_drained(self) -> None:
         asked, drained = asyncio.Event(), asyncio.Event()
         _stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._reconciler.run(drained, self._after_pass), name="reconciler")
-            tasks.create_task(rest.serve(sockets=[http_socket]), name="rest")
             await asked.wait()
-            await self._drain(rest)
+            await self._drain()
             drained.set()
 
     def _after_pass(self) -> None:
@@ -143,7 +140,7 @@ class _Server:
             _freeze_garbage()
             self._ready()
 
-    async def _drain(self, rest: "_Uvicorn") -> None:
+    async def _drain(self) -> None:
         """Says not ready, lets nothing new in, waits for what is in, then closes the edges."""
         logger.info("draining")
         self._admission.refuse_new()
@@ -157,8 +154,8 @@ class _Server:
                     "(drain_timeout_s); send the request to another"
                 )
             )
-        rest.should_exit = True
-        await self._grpc.stop(LAST_REPLIES_S)
+            self._reconciler.abandon_runs()
+        await asyncio.gather(self._rest.stop(LAST_REPLIES_S), self._grpc.stop(LAST_REPLIES_S))
 
     def _bind_grpc(self) -> int:
         if self._config.grpc_port:
@@ -174,7 +171,7 @@ class _Server:
         config = self._config
         try:
             server, thread = prometheus_client.start_http_server(
-                config.metrics_port, config.host, self._registry
+                config.metrics_port, config.host, self._metrics.registry
             )
         except OSError as error:
             raise _port_error(config.metrics_port, "metrics_port", str(error)) from error
@@ -184,29 +181,6 @@ class _Server:
             server.shutdown()
             server.server_close()
             thread.join()
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handling: this process has one place for signals."""
-
-    def __init__(self, application: object, config: ServerConfig) -> None:
-        super().__init__(
-            uvicorn.Config(
-                application,  # type: ignore[arg-type]
-                http=BoundedHttpProtocol,
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                timeout_graceful_shutdown=LAST_REPLIES_S,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
-        yield
 
 
 def _freeze_garbage() -> None:

@@ -7,15 +7,20 @@ up: a request for an unknown model counts under the model `unknown`.
 import contextlib
 import platform
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Gauge, Info
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+
+from services.telemetry.loop_metrics import LoopCounter, LoopHistogram
 
 SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 )  # fmt: skip
 LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+LANE = ("model", "version")
 
 UNKNOWN = "unknown"
 """Label value of requests that named no model or version we serve."""
@@ -25,48 +30,86 @@ class Metrics:
     """All metrics of one process, in a registry of its own."""
 
     def __init__(self, version: str) -> None:
-        registry = self.registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        lane = ("model", "version")
-        self.requests = Counter(
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        Info("flambeau_build", "What runs.", registry=self.registry).info(
+            {"version": version, "python": platform.python_version()}
+        )
+        self._make_request_metrics(self.registry)
+        self._make_batch_metrics(self.registry)
+        self._make_server_metrics(self.registry)
+
+    def _make_request_metrics(self, registry: CollectorRegistry) -> None:
+        self.requests = LoopCounter(
             "flambeau_requests",
             "Requests answered, by model, version, protocol and status code.",
-            (*lane, "protocol", "code"),
+            (*LANE, "protocol", "code"),
             registry=registry,
         )
-        self.refusals = Counter(
+        self.refusals = LoopCounter(
             "flambeau_refusals",
             "Requests refused before they ran, by the error that refused them.",
             ("reason",),
             registry=registry,
         )
-        self.request_seconds = Histogram(
+        self.request_seconds = LoopHistogram(
             "flambeau_request_duration_seconds",
             "From the last byte of a request to the first of its reply.",
-            (*lane, "protocol"),
+            (*LANE, "protocol"),
             buckets=SECONDS,
             registry=registry,
         )
-        self.queue_seconds = Histogram(
+
+    def _make_batch_metrics(self, registry: CollectorRegistry) -> None:
+        self.queue_seconds = LoopHistogram(
             "flambeau_queue_duration_seconds",
             "From acceptance to the start of the batch.",
-            lane,
+            LANE,
             buckets=SECONDS,
             registry=registry,
         )
-        self.execution_seconds = Histogram(
+        self.execution_seconds = LoopHistogram(
             "flambeau_execution_duration_seconds",
             "One run of the backend on one batch.",
-            lane,
+            LANE,
             buckets=SECONDS,
             registry=registry,
         )
-        self.batch_rows = Histogram(
+        self.batch_rows = LoopHistogram(
             "flambeau_batch_size",
             "Rows in one batch; the sum counts rows, the count counts batches.",
-            lane,
+            LANE,
             buckets=ROWS,
+            registry=registry,
+        )
+        self.dropped = LoopCounter(
+            "flambeau_dropped_requests",
+            "Accepted requests dropped before they reached the backend, by reason: cancelled, "
+            "expired, infeasible (they could no longer make their deadline) or failed (the server "
+            "gave up).",
+            (*LANE, "reason"),
+            registry=registry,
+        )
+        self.worker_restarts = LoopCounter(
+            "flambeau_worker_restarts",
+            "Times the backend of a version was opened anew, by reason: blocked or died.",
+            (*LANE, "reason"),
+            registry=registry,
+        )
+
+    def _make_server_metrics(self, registry: CollectorRegistry) -> None:
+        self.loop_lag_seconds = LoopHistogram(
+            "flambeau_event_loop_lag_seconds",
+            "How long a callback waited for the event loop, sampled ten times a second.",
+            (),
+            buckets=LAG_SECONDS,
+            registry=registry,
+        )
+        self.memory_bytes = Gauge(
+            "flambeau_model_memory_bytes",
+            "Memory a loaded version was measured to take on its device.",
+            LANE,
             registry=registry,
         )
         self.in_flight = Gauge(
@@ -75,27 +118,24 @@ class Metrics:
             registry=registry,
         )
         self.queue_depth = Gauge(
-            "flambeau_queue_depth", "Requests waiting for a batch.", lane, registry=registry
+            "flambeau_queue_depth", "Requests waiting for a batch.", LANE, registry=registry
         )
         self.model_ready = Gauge(
             "flambeau_model_ready",
             "1 when the version is loaded and proven on this machine, else 0.",
-            lane,
+            LANE,
             registry=registry,
         )
-        self.load_seconds = Histogram(
+        self.load_seconds = LoopHistogram(
             "flambeau_model_load_duration_seconds",
             "From reading the manifest to ready: read, check, open, replay, warm up.",
-            lane,
+            LANE,
             buckets=LOAD_SECONDS,
             registry=registry,
-        )
-        Info("flambeau_build", "What runs.", registry=registry).info(
-            {"version": version, "python": platform.python_version()}
         )
 
     def forget_lane(self, model: str, version: int) -> None:
         """Drops the gauges of a lane that is no longer served; counters stay."""
-        for gauge in (self.queue_depth, self.model_ready):
+        for gauge in (self.queue_depth, self.model_ready, self.memory_bytes):
             with contextlib.suppress(KeyError):  # never set for a version that did not load
                 gauge.remove(model, str(version))

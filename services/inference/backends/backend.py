@@ -1,34 +1,75 @@
 """What a backend is, and which one opens an artifact."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from model_store.manifest import Artifact
 from model_store.signature import Signature
 from model_store.tensors import Array
+from services.inference.backends.device import CPU, Device
 
 
 class Backend(Protocol):
-    """A loaded artifact. One worker thread uses it at a time."""
+    """A loaded artifact. One worker thread uses it at a time.
+
+    What is given here suits a backend on the CPU, in this process; the others say otherwise.
+    """
 
     platform: str
     """The protocol's platform string, `<project>_<format>`."""
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Memory for one input of the next run, for the caller to fill.
+
+        Args:
+            name: of the input.
+            shape: [rows, ...].
+            dtype: of its elements.
+
+        Returns:
+            An array with undefined contents, valid until that run ends.
+        """
+        return np.empty(shape, dtype)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch.
 
         Args:
-            inputs: every input of the signature, [rows, ...].
+            inputs: every input of the signature, [rows, ...]; what `buffer` gave, or any other
+                arrays, read-only ones too.
 
         Returns:
-            Every output of the signature, [rows, ...].
+            Every output of the signature, [rows, ...]. They belong to the caller: a later run
+            does not overwrite them.
+
+        Raises:
+            DeviceError: the device and not an input is at fault: it is in error, it is out of
+                memory, or the process that runs the model died.
+            Exception: whatever else the model raises.
         """
 
     def close(self) -> None:
         """Frees the model's memory."""
 
+    def kill(self) -> None:
+        """Ends a run that blocks, where that can be done; called from another thread."""
+        return
 
-def open_backend(artifact: Artifact, data: bytes, signature: Signature, threads: int) -> Backend:
+    def process_bytes(self) -> int:
+        """Memory of the process it has to itself; 0 for one that runs in ours."""
+        return 0
+
+
+def open_backend(
+    artifact: Artifact,
+    data: bytes,
+    signature: Signature,
+    threads: int,
+    device: Device = CPU,
+    preferred_batch_sizes: Sequence[int] = (),
+) -> Backend:
     """Opens an artifact whose bytes have been checked.
 
     Args:
@@ -36,14 +77,25 @@ def open_backend(artifact: Artifact, data: bytes, signature: Signature, threads:
         data: the file's bytes, digest already checked.
         signature: the names and order of inputs and outputs.
         threads: CPU threads one run may use.
+        device: where it runs.
+        preferred_batch_sizes: those worth preparing for, where a runtime can.
 
     Raises:
+        DeviceError: the device is not there, or its runtime is not installed.
         Exception: whatever the runtime raises on a file it cannot open.
     """
     if artifact.kind == "torchscript":
+        if device.kind == "cuda":
+            from services.inference.backends.cuda_torch import CudaTorchBackend
+
+            return CudaTorchBackend(data, signature, device, preferred_batch_sizes)
         from services.inference.backends.torchscript import TorchScriptBackend
 
         return TorchScriptBackend(data, signature, threads)
+    if device.kind == "cuda":
+        from services.inference.backends.cuda_onnx import CudaOnnxBackend
+
+        return CudaOnnxBackend(data, signature, device, threads)
     from services.inference.backends.onnx_runtime import OnnxRuntimeBackend
 
     return OnnxRuntimeBackend(data, signature, threads)

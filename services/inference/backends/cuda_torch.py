@@ -1,0 +1,120 @@
+"""TorchScript models through torch, on a GPU. Loading one runs its code: local stores only.
+
+Rules kept here:
+- an instance has a stream of its own, so several share a GPU without waiting for each other;
+- copies to and from the GPU start from page-locked memory and block nothing; the thread sleeps,
+  it does not spin, until the whole run has ended;
+- outputs are copied into memory that is new for every run;
+- single precision is computed in full, as the artifact was verified, not in TF32.
+
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from model_store.signature import Signature
+from model_store.tensors import Array
+from services.inference.backends.backend import Backend
+from services.inference.backends.cuda_device import check_gpu, pinned_array
+from services.inference.backends.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
+from services.inference.backends.device import Device
+from services.inference.backends.device_faults import device_error, is_device_fault
+from services.inference.backends.torchscript import as_tensors, load_module
+
+
+class CudaTorchBackend(Backend):
+    """One scripted or traced module on one GPU, called with the signature's inputs in order.
+
+    Args:
+        data: the file, which may hold code.
+        signature: names, order and shapes of inputs and outputs.
+        device: a GPU.
+        preferred_batch_sizes: sizes to capture CUDA graphs for; powers of two unless given.
+
+    Raises:
+        DeviceError: CUDA cannot use this GPU.
+    """
+
+    platform = "pytorch_torchscript"
+
+    def __init__(
+        self,
+        data: bytes,
+        signature: Signature,
+        device: Device,
+        preferred_batch_sizes: Sequence[int] = (),
+    ) -> None:
+        check_gpu(device)
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self._stream = torch.cuda.Stream(str(device))  # type: ignore[no-untyped-call]
+        self._ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            self._module = load_module(data, str(device))
+        self._inputs = [spec.name for spec in signature.inputs]
+        self._outputs = [spec.name for spec in signature.outputs]
+        sizes = graph_sizes(signature, preferred_batch_sizes)
+        self._graphs = CudaGraphs(self._call, signature, self._stream, sizes)
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Page-locked memory for one input; see `Backend.buffer`."""
+        return pinned_array(shape, dtype)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs one batch; see `Backend.run`."""
+        try:
+            arrays = [_writable(inputs[name]) for name in self._inputs]
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                results = self._launch([torch.from_numpy(array) for array in arrays])
+                values = [_start_copy(result) for result in results]
+                self._ended.record(self._stream)
+                self._ended.synchronize()
+        except Exception as error:
+            if is_device_fault(error):
+                raise device_error(error) from error
+            raise
+        return dict(zip(self._outputs, values, strict=True))
+
+    def close(self) -> None:
+        """Frees the module and its graphs, and hands their memory back to the GPU."""
+        del self._graphs, self._module
+        with CAPTURE_LOCK:
+            torch.cuda.empty_cache()
+
+    def _launch(self, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Starts a run; its results lie on the GPU, [rows, ...], once the stream has got there."""
+        rows = arguments[0].shape[0]
+        captured = self._graphs.for_rows(rows)
+        if captured is None:
+            device = self._stream.device
+            return self._call(*(a.to(device, non_blocking=True) for a in arguments))
+        # The rows beyond hold zeros or those of an earlier batch, and what they give is cut off.
+        for place, argument in zip(captured.inputs, arguments, strict=True):
+            place[:rows].copy_(argument, non_blocking=True)
+        captured.graph.replay()
+        return [output[:rows] for output in captured.outputs]
+
+    def _call(self, *arguments: torch.Tensor) -> list[torch.Tensor]:
+        return as_tensors(self._module(*arguments))
+
+
+def _writable(array: Array) -> Array:
+    """The array, or a page-locked copy of one that torch cannot view."""
+    if array.flags.writeable and array.flags.c_contiguous:
+        return array
+    copy = pinned_array(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
+
+
+def _start_copy(result: torch.Tensor) -> Array:
+    """Begins the copy of one output; the array holds it once the stream has got there."""
+    host: Array = (
+        torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+        .copy_(result, non_blocking=True)
+        .numpy()
+    )
+    return host

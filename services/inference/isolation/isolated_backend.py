@@ -1,0 +1,209 @@
+"""A backend whose model runs in a process of its own, which may crash without harm to others.
+
+In: an artifact, as `open_backend` takes it. Out: a `Backend`; inputs are filled and outputs are
+read in memory that both processes share, and a small message each way starts and ends a run.
+
+Rules kept here:
+- a worker process that ends is a `WorkerProcessDiedError` of the run it had, and of all later
+  ones: whoever owns this backend closes it and opens another;
+- nothing is pickled; this keeps faults apart, it is no sandbox against a hostile model;
+- the process is started anew (`fork` of a process with threads may deadlock) and inherits
+  standard error, where the runtimes and a crash report to.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from model_store.manifest import Artifact
+from model_store.signature import Signature
+from model_store.tensors import Array
+from services.errors import BackendError, DeviceError, WorkerProcessDiedError
+from services.inference.backends.backend import Backend
+from services.inference.backends.device import CPU, Device
+from services.inference.backends.device_memory import resident_bytes
+from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
+
+_WORKER = "services.inference.isolation.worker_process"
+
+OPEN_TIMEOUT_S = 300.0
+"""How long an artifact may take to open before its process is given up."""
+
+END_TIMEOUT_S = 2.0
+"""How long a process may take to end by itself, and again to end when it is killed."""
+
+
+class IsolatedBackend(Backend):
+    """One artifact, open in one worker process; `open_isolated_backend` makes it.
+
+    `buffer`, `run` and `close` belong to one thread at a time; `kill` to any, at any time.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.platform = ""
+        self._name = name
+        self._process, self._channel = _start()
+        self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
+        self._killed = False
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    def open(self, data: bytes, how: Mapping[str, Any]) -> None:
+        """Hands the artifact over, and how to open it; see `open_isolated_backend`."""
+        try:
+            self._channel.wait_at_most(OPEN_TIMEOUT_S)
+            _send_artifact(self._channel, data, how)
+            self.platform = self._receive("opened")
+            self._channel.wait_at_most(None)
+        except TimeoutError:
+            self.kill()
+            raise DeviceError(
+                f"artifact '{self._name}' did not open within {OPEN_TIMEOUT_S:g} s"
+            ) from None
+        except ChannelClosedError:
+            raise self._death() from None
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Shared memory for one input; see `Backend.buffer`."""
+        try:
+            return self._inputs.place(name, shape, dtype)
+        except ChannelClosedError:
+            raise self._death() from None
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs one batch in the worker process; see `Backend.run`.
+
+        Raises:
+            BackendError: the model raised; the message is what it said, and the process goes on.
+            DeviceError: the device failed, as the worker process saw it.
+            WorkerProcessDiedError: the process ended, before or during this run.
+        """
+        try:
+            entries = [self._inputs.write(name, array) for name, array in inputs.items()]
+            self._channel.send("run", entries)
+        except ChannelClosedError:
+            raise self._death() from None
+        return {entry[0]: self._outputs.view(entry).copy() for entry in self._receive("outputs")}
+
+    def kill(self) -> None:
+        """Ends the process at once, from any thread; a run that waits for it raises."""
+        self._killed = True
+        self._process.kill()
+
+    def process_bytes(self) -> int:
+        """What the worker process has in RAM; 0 once it has ended."""
+        return resident_bytes(self.pid)
+
+    def close(self) -> None:
+        """Ends the process and frees everything it had; more than once does no harm."""
+        self._channel.close()
+        self._wait_for_end()
+
+    def _receive(self, wanted: str) -> Any:
+        """The content of the next message of a kind; attaches memory on the way."""
+        try:
+            while True:
+                kind, content, descriptor = self._channel.receive()
+                if kind == "memory" and descriptor is not None:
+                    self._outputs.attach(content, descriptor)
+                elif kind == "error":
+                    raise (DeviceError if content["device"] else BackendError)(content["text"])
+                else:
+                    assert kind == wanted, f"a worker process sent {kind}, not {wanted}"
+                    return content
+        except ChannelClosedError:
+            raise self._death() from None
+
+    def _death(self) -> WorkerProcessDiedError:
+        how = _how_it_ended(self._wait_for_end(), self._killed)
+        return WorkerProcessDiedError(
+            f"the worker process of artifact '{self._name}' (pid {self.pid}) {how}; what it wrote "
+            "to standard error says more"
+        )
+
+    def _wait_for_end(self) -> int | None:
+        """The exit code of a process that should end by itself, and is killed if it does not.
+
+        None for one that even then goes on, in the hands of a device's driver.
+        """
+        for _ in range(2):
+            try:
+                return self._process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return None
+
+
+def open_isolated_backend(
+    artifact: Artifact,
+    data: bytes,
+    signature: Signature,
+    threads: int,
+    device: Device = CPU,
+    preferred_batch_sizes: Sequence[int] = (),
+) -> IsolatedBackend:
+    """Starts a worker process and opens an artifact in it, as `open_backend` does.
+
+    Raises:
+        BackendError: the artifact does not open; the message is the runtime's.
+        DeviceError: the device is not there, or opening took more than `OPEN_TIMEOUT_S`.
+        WorkerProcessDiedError: the process ended while it opened the artifact.
+    """
+    backend = IsolatedBackend(artifact.name)
+    try:
+        backend.open(
+            data,
+            {
+                "artifact": artifact.model_dump(mode="json"),
+                "signature": signature.model_dump(mode="json"),
+                "device": str(device),
+                "threads": threads,
+                "preferred_batch_sizes": list(preferred_batch_sizes),
+            },
+        )
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def _start() -> tuple[subprocess.Popen[bytes], Channel]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what a model prints must not mix with what the server prints
+            pass_fds=[theirs.fileno()],
+        )
+    return process, Channel(ours)
+
+
+def _send_artifact(channel: Channel, data: bytes, how: Mapping[str, Any]) -> None:
+    with open(os.memfd_create("flambeau-artifact"), "w+b") as file:
+        file.write(data)
+        file.seek(0)  # both processes read and write at one position
+        channel.send("open", how, file.fileno())
+
+
+def _how_it_ended(code: int | None, killed: bool) -> str:
+    if code is None:
+        return "hung up and does not end, not even by SIGKILL"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+    if killed:
+        return f"was ended by this server ({name})"
+    if name == "SIGKILL":
+        return f"was ended by {name}, which the kernel sends when memory runs out"
+    return f"was ended by {name}"

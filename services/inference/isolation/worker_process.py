@@ -1,0 +1,113 @@
+"""The worker process: opens one artifact and runs the batches its parent asks for.
+
+Started by `IsolatedBackend` as `python -m services.inference.isolation.worker_process FD`, where
+FD is its end of a channel.
+
+Rules kept here:
+- it ends with its parent: the kernel hangs up the channel when the parent ends, however it does.
+  (A parent-death signal, prctl(2), would come when the *thread* that started this process ends.)
+- it ignores SIGINT and SIGTERM, which a terminal or a service manager sends to every process of
+  a server: the parent drains first and then hangs up;
+- an error of the model is answered, and the process goes on.
+"""
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+from model_store.manifest import Artifact
+from model_store.signature import Signature
+from services.errors import DeviceError
+from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.device import parse_device
+from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
+
+_MAX_ERROR_CHARACTERS = 8192
+_FIRST_TO_KILL = "500"
+"""Added to this process's badness of at most 1000, so that a full machine loses it first."""
+
+
+def main() -> None:
+    """Serves the channel until the parent hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    with contextlib.suppress(OSError):  # a container may keep /proc read-only
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    threading.Thread(target=_end_with_parent, args=(channel.fileno(),), daemon=True).start()
+    try:
+        backend = _open(channel)
+        if backend is not None:
+            _serve(channel, backend)
+    except ChannelClosedError:
+        return
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """Ends the process when the parent hangs up, even if the model never returns."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)  # POLLHUP is always reported
+    hung_up.poll()
+    os._exit(0)
+
+
+def _open(channel: Channel) -> Backend | None:
+    _, content, descriptor = channel.receive()
+    assert descriptor is not None
+    try:
+        with open(descriptor, "rb") as file:
+            backend = open_backend(
+                artifact=Artifact.model_validate(content["artifact"]),
+                data=file.read(),
+                signature=Signature.model_validate(content["signature"]),
+                device=parse_device(content["device"]),
+                threads=content["threads"],
+                preferred_batch_sizes=content["preferred_batch_sizes"],
+            )
+    except Exception as error:
+        _send_error(channel, error)
+        return None
+    channel.send("opened", backend.platform)
+    return backend
+
+
+def _serve(channel: Channel, backend: Backend) -> None:
+    inputs, outputs = TensorReader(), TensorWriter(channel)
+    while True:
+        kind, content, descriptor = channel.receive()
+        if kind == "memory":
+            inputs.attach(content, cast(int, descriptor))
+            continue
+        try:
+            entries = _run(backend, content, inputs, outputs)
+        except ChannelClosedError:
+            raise
+        except Exception as error:
+            _send_error(channel, error)
+        else:
+            channel.send("outputs", entries)
+
+
+def _run(
+    backend: Backend, entries: list[Any], inputs: TensorReader, outputs: TensorWriter
+) -> list[TensorEntry]:
+    results = backend.run({entry[0]: inputs.view(entry) for entry in entries})
+    return [outputs.write(name, array) for name, array in results.items()]
+
+
+def _send_error(channel: Channel, error: Exception) -> None:
+    text = (str(error) or repr(error))[:_MAX_ERROR_CHARACTERS]
+    channel.send("error", {"text": text, "device": isinstance(error, DeviceError)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""How long a batch takes, learned from the batches that ran. Pure: no clock, no I/O.
+
+In: seconds by batch size, first from the version's certificate and its warm-up, then from every
+batch. Out: expected seconds of a batch, and the size at which the most rows a second come out.
+
+A curve is kept at powers of two and interpolated between. An observation scales its two
+neighbours by how far it lay from the expectation, bounded, so that one interrupted run does not
+unteach what a thousand taught.
+"""
+
+import itertools
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+
+LEARNING_RATE = 0.2
+MAX_SURPRISE = 2.0
+"""One observation counts as at most twice, and at least half, of what was expected."""
+FIRST_SPREAD = 0.1
+SPREADS_OF_CAUTION = 2.0
+"""How many mean deviations a promise is kept clear of its deadline."""
+MAX_CURVES = 64
+DOUBT = 0.9
+MAX_DOUBTS = 44
+"""Doubts in a row that still count: together they come to a hundredth of what was learned."""
+HANDLING_S = 1e-4
+"""What a batch costs the event loop, which no run measures: it decides where models are tiny."""
+SHORTEST_S = 1e-9
+
+
+class LatencyCurve:
+    """Seconds of one run by batch size, for inputs of one shape.
+
+    Args:
+        max_rows: the largest batch there can be.
+        seeds: seconds by batch size; empty when nothing is known yet, and then every expectation
+            is 0 until the first observation.
+    """
+
+    def __init__(self, max_rows: int, seeds: Mapping[int, float]) -> None:
+        sizes = {2**power for power in range(max_rows.bit_length()) if 2**power < max_rows}
+        self._sizes = sorted(sizes | {max_rows})
+        self._seconds: list[float] = []
+        self._spread = FIRST_SPREAD
+        self._doubts = [0] * len(self._sizes)
+        self.runs = 0
+        """Runs learned from."""
+        self.best_rows = max_rows
+        """The size with the most rows a second; the smallest of equals."""
+        self.best_s = 0.0
+        """Expected seconds of a batch of `best_rows`."""
+        known = sorted((rows, s) for rows, s in seeds.items() if rows > 0 and s > 0)
+        if known:
+            self._seconds = [_interpolate(known, size) for size in self._sizes]
+            self._choose_best()
+
+    def expected_s(self, rows: int) -> float:
+        """Seconds that a batch of so many rows should take; 0 while nothing is known."""
+        seconds = self._seconds
+        if not seconds:
+            return 0.0
+        sizes = self._sizes
+        right = bisect_left(sizes, rows)
+        if right == len(sizes):  # a single request larger than any batch does not exist
+            return seconds[-1] * rows / sizes[-1]
+        if sizes[right] == rows:
+            return seconds[right]
+        low, high = sizes[right - 1], sizes[right]
+        share = (rows - low) / (high - low)
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+
+    def cautious_s(self, rows: int) -> float:
+        """Seconds within which a batch of so many rows finishes nearly always."""
+        return self.expected_s(rows) * (1 + SPREADS_OF_CAUTION * self._spread)
+
+    def size_beside_best(self, steps: int) -> int:
+        """The size so many steps beyond the best, or before it; the outermost if there is none."""
+        at = bisect_left(self._sizes, self.best_rows) + steps
+        return self._sizes[min(max(at, 0), len(self._sizes) - 1)]
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learns from one run.
+
+        Args:
+            rows: of the batch, padding included.
+            seconds: what it took.
+        """
+        self.runs += 1
+        seconds = max(seconds, SHORTEST_S)
+        if self._seconds:
+            self._correct(rows, seconds / self.expected_s(rows))
+        else:
+            # Half fixed cost, half by the row: wrong, and soon corrected where it matters.
+            self._seconds = [seconds * (0.5 + 0.5 * size / rows) for size in self._sizes]
+        self._choose_best()
+
+    def doubt(self, rows: int) -> None:
+        """Expects a tenth less of batches about as large, which are refused and so teach nothing.
+
+        What was learned wrongly, or from a slower machine, is so tried again some day.
+        """
+        for index, share in self._neighbours(rows) if self._seconds else ():
+            if share and self._doubts[index] < MAX_DOUBTS:
+                self._doubts[index] += 1
+                self._seconds[index] *= DOUBT
+        if self._seconds:
+            self._choose_best()
+
+    def _correct(self, rows: int, ratio: float) -> None:
+        """Scales the sizes beside a run by what it took, as a multiple of what was expected."""
+        bounded = min(max(ratio, 1 / MAX_SURPRISE), MAX_SURPRISE)
+        for index, share in self._neighbours(rows):
+            if self._doubts[index] and share >= 0.5:
+                # A guess is not worth a slow change; with one, many a run would come late.
+                self._doubts[index] = 0
+                self._seconds[index] *= ratio
+                bounded = 1.0
+            else:
+                self._seconds[index] *= 1 + LEARNING_RATE * share * (bounded - 1)
+        self._spread += LEARNING_RATE * (abs(bounded - 1) - self._spread)
+
+    def _neighbours(self, rows: int) -> tuple[tuple[int, float], ...]:
+        """The sizes of the curve beside a number of rows, as indices, and each one's share."""
+        sizes = self._sizes
+        right = min(bisect_left(sizes, rows), len(sizes) - 1)
+        if sizes[right] <= rows:
+            return ((right, 1.0),)
+        share = (rows - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return ((right - 1, 1 - share), (right, share))
+
+    def _choose_best(self) -> None:
+        pairs = zip(self._sizes, self._seconds, strict=True)
+        rates = [size / (seconds + HANDLING_S) for size, seconds in pairs]
+        best = rates.index(max(rates))
+        self.best_rows, self.best_s = self._sizes[best], self._seconds[best]
+
+
+class LatencyModel:
+    """The curves of one version, one for each shape its rows come in.
+
+    Args:
+        max_rows: the largest batch there can be.
+        seeds: seconds by batch size for rows of `seed_elements` elements.
+        seed_elements: input elements of the rows the seeds were measured with.
+    """
+
+    def __init__(
+        self, max_rows: int, seeds: Mapping[int, float] | None = None, seed_elements: int = 1
+    ) -> None:
+        self._max_rows = max_rows
+        self._seeds = dict(seeds or {})
+        self._seed_elements = max(seed_elements, 1)
+        self._curves: OrderedDict[Hashable, LatencyCurve] = OrderedDict()
+
+    def curve(self, shape: Hashable, elements: int) -> LatencyCurve:
+        """The curve of one shape; a new one starts from the seeds, scaled by its elements.
+
+        Args:
+            shape: what tells shapes apart.
+            elements: input elements of one row of that shape.
+        """
+        curve = self._curves.get(shape)
+        if curve is not None:
+            self._curves.move_to_end(shape)
+        else:
+            scale = elements / self._seed_elements
+            seeds = {rows: seconds * scale for rows, seconds in self._seeds.items()}
+            curve = self._curves[shape] = LatencyCurve(self._max_rows, seeds)
+            if len(self._curves) > MAX_CURVES:
+                self._curves.popitem(last=False)
+        return curve
+
+
+def _interpolate(known: list[tuple[int, float]], size: int) -> float:
+    """Seconds at a size: between its neighbours, or in proportion beyond the known ones."""
+    for (low, low_s), (high, high_s) in itertools.pairwise(known):
+        if low <= size <= high:
+            return low_s + (size - low) / (high - low) * (high_s - low_s)
+    nearest, seconds = known[0] if size < known[0][0] else known[-1]
+    return seconds if size <= nearest else seconds * size / nearest

@@ -1,0 +1,81 @@
+"""Which loaded versions fit into a device's memory, by what loading them was measured to take.
+
+In: the limit, and the bytes of each version as it was measured. Out: room, the idle versions to
+unload for it, or a refusal with the figures. Pure: measuring is done by the caller.
+"""
+
+from collections.abc import Iterable
+
+from services.inference.loader import LoadError
+from services.queueing.records import Lane
+
+MEBIBYTE = 2**20
+
+
+class OutOfMemoryError(LoadError):
+    """The version does not fit; the message has the figures."""
+
+
+class MemoryAdmission:
+    """The account of one device.
+
+    Args:
+        limit_bytes: the most that may be used.
+        base_bytes: what was used before any version was loaded.
+    """
+
+    def __init__(self, limit_bytes: int, base_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._base_bytes = base_bytes
+        self._measured: dict[Lane, int] = {}
+        self._loaded: set[Lane] = set()
+
+    def expected_bytes(self, lane: Lane, file_bytes: int) -> int:
+        """What loading a version should take: as measured before, or at least its file."""
+        return self._measured.get(lane, file_bytes)
+
+    def loaded(self, lane: Lane, measured_bytes: int) -> None:
+        """Enters a version that has been loaded."""
+        self._measured[lane] = measured_bytes
+        self._loaded.add(lane)
+
+    def unloaded(self, lane: Lane) -> None:
+        """Takes a version out; what it took is remembered."""
+        self._loaded.discard(lane)
+
+    def to_unload(self, lane: Lane, need_bytes: int, idle: Iterable[Lane]) -> list[Lane]:
+        """The fewest idle versions, least recently used first, that make room.
+
+        Args:
+            lane: what is to be loaded, or has just been.
+            need_bytes: what it takes.
+            idle: versions that may be unloaded, least recently used first.
+
+        Returns:
+            Empty when it fits as it is.
+
+        Raises:
+            OutOfMemoryError: it does not fit even then.
+        """
+        others = sum(self._measured[other] for other in self._loaded if other != lane)
+        missing = self._base_bytes + others + need_bytes - self._limit_bytes
+        leaving: list[Lane] = []
+        for other in idle:
+            if missing <= 0:
+                break
+            if other != lane and other in self._loaded:
+                leaving.append(other)
+                missing -= self._measured[other]
+        if missing > 0:
+            raise OutOfMemoryError(
+                f"model {lane} needs {_mebibytes(need_bytes)} and does not fit: "
+                f"{_mebibytes(self._limit_bytes)} are the limit (max_memory_mib), "
+                f"{_mebibytes(self._base_bytes)} the server's own, {_mebibytes(others)} taken by "
+                f"{len(self._loaded - {lane})} other versions; raise the limit, serve fewer models "
+                "or set when_memory_full=unload_idle"
+            )
+        return leaving
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / MEBIBYTE:.0f} MiB"

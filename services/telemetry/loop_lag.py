@@ -1,0 +1,38 @@
+"""How long a callback waits for the event loop, sampled from a thread beside it.
+
+In: the loop that runs. Out: a histogram of seconds, from asking the loop to its answer. A timer
+of the loop itself would tell less: libuv rounds timers to milliseconds.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+from services.telemetry.loop_metrics import HistogramChild
+
+INTERVAL_S = 0.1
+
+
+@contextlib.contextmanager
+def sampling_lag(seconds: HistogramChild) -> Iterator[None]:
+    """Within the block, samples the running loop's lag ten times a second."""
+    loop = asyncio.get_running_loop()
+    stop = threading.Event()
+
+    def answered(asked: float) -> None:
+        seconds.observe(time.monotonic() - asked)
+
+    def sample() -> None:
+        while not stop.wait(INTERVAL_S):
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(answered, time.monotonic())
+
+    thread = threading.Thread(target=sample, name="loop-lag", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,110 @@
+"""Counters and histograms for the hot path: a list index and an addition instead of a lock.
+
+In: values, from one thread only (the event loop). Out: metric families, at each scrape, through
+`prometheus_client`'s registry. The library's own children cost 1 to 2 µs an update, which a
+request pays six times; these cost 0.1 to 0.25 µs.
+
+A scrape reads from another thread without stopping the loop, so within one scrape a histogram's
+sum may lag its count by the update of that moment.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+
+class CounterChild:
+    """One counter, for one set of label values."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Adds an amount, which is not negative."""
+        self.value += amount
+
+
+class HistogramChild:
+    """One histogram, for one set of label values."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts a value in the first bucket whose upper bound it does not exceed."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+class LoopCounter(Collector):
+    """A counter family; `name` without `_total`, as in `prometheus_client`."""
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        self._name, self._documentation, self._labels = name, documentation, labels
+        self._children: dict[tuple[str, ...], CounterChild] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> CounterChild:
+        """The counter of these label values, in the family's order; keep it where it is hot."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = CounterChild()
+        return child
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The family as it stands; called by a scrape."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for values, child in list(self._children.items()):
+            family.add_metric(values, child.value)
+        yield family
+
+
+class LoopHistogram(Collector):
+    """A histogram family.
+
+    Args:
+        buckets: ascending upper bounds; infinity is added.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name, self._documentation, self._labels = name, documentation, labels
+        self._bounds = [float(bound) for bound in buckets]
+        self._names = [*map(str, self._bounds), "+Inf"]
+        self._children: dict[tuple[str, ...], HistogramChild] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> HistogramChild:
+        """The histogram of these label values, in the family's order; keep it where it is hot."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = HistogramChild(self._bounds)
+        return child
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The family as it stands; called by a scrape."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        for values, child in list(self._children.items()):
+            total = child.total
+            counts = accumulate(list(child.counts))
+            buckets = list(zip(self._names, map(float, counts), strict=True))
+            family.add_metric(values, buckets, total)
+        yield family

@@ -1,0 +1,56 @@
+"""Small networks as TorchScript, for tests on a GPU."""
+
+import io
+import warnings
+
+import torch
+from torch import nn
+
+from model_store.signature import Signature, TensorSpec
+
+FEATURES = 64
+
+
+def signature(max_batch_size: int = 32) -> Signature:
+    """FP32 `x` [-1, FEATURES] to FP32 `y` of the same shape."""
+    return Signature(
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, FEATURES)),),
+        outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, FEATURES)),),
+        max_batch_size=max_batch_size,
+    )
+
+
+def torchscript(module: nn.Module) -> bytes:
+    """A scripted module's file."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(module.eval()), buffer)
+    return buffer.getvalue()
+
+
+def perceptron() -> nn.Module:
+    """Three layers, always the same."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Linear(FEATURES, FEATURES), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class WaitsForGpu(nn.Module):
+    """`y = 2 x`, or `y = 3 x` if the first element is over 1000: it looks, so it has to wait."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """FP32 [N, D] to the same."""
+        return x * 3 if bool(x[0, 0] > 1000) else x * 2
+
+
+class Hungry(nn.Module):
+    """`y = 2 x`; takes 4 TiB first if the batch has 3 rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """FP32 [N, D] to the same."""
+        if x.shape[0] == 3:
+            x = x + torch.zeros([1 << 40], device=x.device)[0]
+        return x * 2

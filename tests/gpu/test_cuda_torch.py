@@ -1,0 +1,129 @@
+"""TorchScript on a GPU: the CPU's answers, with graphs and without; faults that are named."""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from model_store.tensors import Array
+from services.errors import DeviceError
+from services.inference.backends.backend import open_backend
+from services.inference.backends.cuda_torch import CudaTorchBackend
+from services.inference.backends.device import CPU, Device
+from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.isolation.isolated_backend import open_isolated_backend
+from tests.fixtures.misbehaving_models import artifact_of
+from tests.gpu.closeness import assert_close
+from tests.gpu.networks import FEATURES, Hungry, WaitsForGpu, perceptron, signature, torchscript
+
+
+def random_rows(count: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(count, FEATURES)).astype(np.float32)
+
+
+@pytest.fixture
+def backend(gpu: Device) -> Iterator[CudaTorchBackend]:
+    backend = CudaTorchBackend(torchscript(perceptron()), signature(), gpu)
+    yield backend
+    backend.close()
+
+
+def right(x: Array) -> Array:
+    with torch.inference_mode():
+        result: Array = perceptron()(torch.from_numpy(x)).numpy()
+    return result
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 31, 32])
+def test_it_answers_as_the_cpu_does(backend: CudaTorchBackend, count: int) -> None:
+    for seed in range(3):
+        x = random_rows(count, seed)
+        buffer = backend.buffer("x", x.shape, x.dtype)
+        buffer[:] = x
+        assert_close(backend.run({"x": buffer})["y"], right(x))
+    assert backend._graphs._captured, "no graph was captured"
+
+
+def test_any_array_is_run_and_outputs_stay(backend: CudaTorchBackend) -> None:
+    x = random_rows(4)
+    read_only = np.frombuffer(x.tobytes(), np.float32).reshape(x.shape)
+    first = backend.run({"x": read_only})["y"]
+    backend.run({"x": random_rows(4, seed=1)})
+    assert_close(first, right(x))
+
+
+def test_a_model_that_waits_for_the_gpu_runs_without_a_graph(
+    gpu: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its capture breaks off, and torch's allocator must not go on believing in it."""
+    waiting = CudaTorchBackend(torchscript(WaitsForGpu()), signature(), gpu)
+    x = random_rows(2)
+    with caplog.at_level(logging.WARNING, "flambeau.cuda"):
+        for _ in range(2):
+            assert_close(waiting.run({"x": x})["y"], x + x)
+        x[0, 0] = 2000
+        assert_close(waiting.run({"x": x})["y"], x + x + x, tolerance=1e-3)
+    assert [record.name for record in caplog.records] == ["flambeau.cuda"]
+    waiting.close()
+    after_it = CudaTorchBackend(torchscript(perceptron()), signature(), gpu)
+    x = random_rows(2)
+    assert_close(after_it.run({"x": x})["y"], right(x))
+    assert after_it._graphs._captured
+    after_it.close()
+
+
+def test_a_full_gpu_is_a_device_error_and_the_backend_goes_on(gpu: Device) -> None:
+    backend = CudaTorchBackend(torchscript(Hungry()), signature(), gpu, (2,))
+    with pytest.raises(DeviceError, match="CUDA out of memory"):
+        backend.run({"x": random_rows(3)})
+    x = random_rows(2)
+    assert_close(backend.run({"x": x})["y"], x + x)
+    backend.close()
+
+
+def test_a_graph_that_does_not_fit_is_a_device_error(gpu: Device) -> None:
+    backend = CudaTorchBackend(torchscript(Hungry()), signature(), gpu, (3,))
+    with pytest.raises(DeviceError, match="CUDA out of memory"):
+        backend.run({"x": random_rows(3)})
+    backend.close()
+
+
+def test_instances_share_a_gpu(gpu: Device) -> None:
+    def serve(seed: int) -> None:
+        backend = CudaTorchBackend(torchscript(perceptron()), signature(), gpu)
+        for count in (1, 7, 32, 16) * 5:
+            x = random_rows(count, seed)
+            assert_close(backend.run({"x": x})["y"], right(x))
+        backend.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(serve, range(4)))
+
+
+def test_memory_is_measured_and_given_back(gpu: Device) -> None:
+    torch.cuda.empty_cache()
+    before = device_memory_bytes(gpu)
+    assert 0 < before.used_bytes < before.total_bytes
+    large = torchscript(torch.nn.Linear(FEATURES, 1 << 20))  # 256 MiB of weights
+    backend = CudaTorchBackend(large, signature(), gpu)
+    assert device_memory_bytes(gpu).used_bytes - before.used_bytes > 200 * 2**20
+    backend.close()
+    assert device_memory_bytes(gpu).used_bytes - before.used_bytes < 64 * 2**20
+
+
+def test_a_worker_process_has_a_gpu_too(gpu: Device, tmp_path: Path) -> None:
+    data = torchscript(perceptron())
+    artifact = artifact_of(tmp_path, data)
+    x = random_rows(5)
+    isolated = open_isolated_backend(artifact, data, signature(), 1, gpu)
+    try:
+        found = isolated.run({"x": x})["y"]
+    finally:
+        isolated.close()
+    own = open_backend(artifact=artifact, data=data, signature=signature(), device=CPU, threads=1)
+    assert_close(found, own.run({"x": x})["y"])

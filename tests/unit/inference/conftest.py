@@ -1,0 +1,22 @@
+"""How much to simulate, and how to see a failure again."""
+
+import pytest
+
+SIMULATED_REQUESTS = "--simulated-requests"
+SIMULATION_SEED = "--simulation-seed"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of a run that names this folder, such as `pytest tests/unit/inference ...`."""
+    parser.addoption(
+        SIMULATED_REQUESTS,
+        type=int,
+        default=100_000,
+        help="how many requests test_simulation.py sends; 1000000 take about a minute",
+    )
+    parser.addoption(
+        SIMULATION_SEED,
+        type=int,
+        default=None,
+        help="the seed that a failure of test_simulation.py printed: simulates just that again",
+    )

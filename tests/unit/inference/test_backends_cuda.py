@@ -1,0 +1,202 @@
+"""What of the CUDA backends can be tested without a GPU: they run on the CPU, with CUDA faked.
+
+`tests/gpu` runs the same backends on a real one.
+"""
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.signature import Signature, TensorSpec
+from model_store.tensors import Array
+from services.errors import DeviceError
+from services.inference.backends import cuda_onnx
+from services.inference.backends.cuda_graphs import LARGEST_ROWS, graph_sizes
+from services.inference.backends.cuda_onnx import CudaOnnxBackend
+from services.inference.backends.cuda_torch import CudaTorchBackend
+from services.inference.backends.device import CPU
+from tests.fixtures import misbehaving_models, onnx_models
+from tests.fixtures.fake_cuda import FakeCuda, fake_cuda
+from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
+
+
+def signature(max_batch_size: int, *tail: int) -> Signature:
+    shape = (-1, *tail)
+    return Signature(
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=shape),),
+        outputs=(TensorSpec(name="y", datatype="FP32", shape=shape),),
+        max_batch_size=max_batch_size,
+    )
+
+
+def rows(*values: float) -> Array:
+    return np.repeat(np.array(values, np.float32)[:, None], WIDTH, axis=1)
+
+
+@given(st.integers(1, 65_536))
+def test_powers_of_two_up_to_the_maximum_are_captured(max_batch_size: int) -> None:
+    sizes = graph_sizes(signature(max_batch_size, 4))
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert sizes[-1] == min(max_batch_size, LARGEST_ROWS)
+    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(sizes))
+
+
+def test_preferred_sizes_are_captured_instead_if_they_can_occur() -> None:
+    assert graph_sizes(signature(16, 4), preferred=(12, 4, 4, 32)) == [4, 12]
+
+
+def test_shapes_that_vary_are_not_captured() -> None:
+    assert graph_sizes(signature(16, 4, -1), preferred=(4,)) == []
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return fake_cuda(monkeypatch)
+
+
+def opened(cuda: FakeCuda, data: bytes, *sizes: int) -> CudaTorchBackend:
+    cuda.backend = CudaTorchBackend(data, SIGNATURE, CPU, sizes)
+    return cuda.backend
+
+
+@pytest.fixture
+def backend(cuda: FakeCuda) -> CudaTorchBackend:
+    return opened(cuda, misbehaving_models.well_behaved(), 2, 4)
+
+
+def test_a_batch_is_padded_up_to_a_graph_and_its_outputs_are_cut_back(
+    backend: CudaTorchBackend, cuda: FakeCuda
+) -> None:
+    assert backend.run({"x": rows(1, 2, 3)})["y"].tolist() == rows(2, 4, 6).tolist()
+    (captured,) = cuda.captured().values()
+    assert captured.inputs[0].shape == captured.outputs[0].shape == (4, WIDTH)
+    assert (cuda.captures, cuda.replays) == (1, 1)
+
+
+def test_a_size_is_captured_once(backend: CudaTorchBackend, cuda: FakeCuda) -> None:
+    for count in (1, 2, 3, 4, 2):
+        assert backend.run({"x": rows(*range(count))})["y"].shape == (count, WIDTH)
+    assert (cuda.captures, cuda.replays) == (2, 5)
+
+
+def test_a_batch_larger_than_every_graph_runs_without(
+    backend: CudaTorchBackend, cuda: FakeCuda
+) -> None:
+    assert backend.run({"x": rows(1, 2, 3, 4, 5)})["y"].tolist() == rows(2, 4, 6, 8, 10).tolist()
+    assert cuda.captures == 0
+
+
+def test_a_later_run_leaves_earlier_outputs_alone(backend: CudaTorchBackend) -> None:
+    first = backend.run({"x": rows(1, 2)})["y"]
+    backend.run({"x": rows(7, 8)})
+    assert first.tolist() == rows(2, 4).tolist()
+
+
+def test_buffers_and_read_only_and_strided_arrays_are_run(backend: CudaTorchBackend) -> None:
+    buffer = backend.buffer("x", (2, WIDTH), np.dtype(np.float32))
+    buffer[:] = rows(1, 2)
+    read_only = rows(1, 2)
+    read_only.flags.writeable = False
+    strided = np.repeat(rows(1, 2), 2, axis=0)[::2]
+    for x in (buffer, read_only, strided):
+        assert backend.run({"x": x})["y"].tolist() == rows(2, 4).tolist()
+
+
+def test_a_model_that_cannot_be_captured_runs_without_and_is_warned_of_once(
+    backend: CudaTorchBackend, cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda.fails = RuntimeError("operation not permitted when stream is capturing")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert backend.run({"x": rows(1, 2)})["y"].tolist() == rows(2, 4).tolist()
+    assert [record.message for record in caplog.records] == [
+        "no CUDA graph of this model; it runs without"
+    ]
+    assert cuda.captures == 1
+
+
+def test_a_model_that_loses_rows_is_not_captured(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cutting its outputs to the batch would hide it."""
+    backend = opened(cuda, misbehaving_models.well_behaved(), 4)
+    monkeypatch.setattr(backend, "_module", lambda x: torch.cat([x, x]))
+    assert backend.run({"x": rows(1, 2)})["y"].shape == (4, WIDTH)
+    assert cuda.captured() == {}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    ],
+    ids=repr,
+)
+def test_a_fault_of_the_gpu_is_a_device_error(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    backend = opened(cuda, misbehaving_models.well_behaved())
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(backend, "_module", fail)
+    with pytest.raises(DeviceError, match="the device failed, not the input: CUDA"):
+        backend.run({"x": rows(1)})
+
+
+def test_a_fault_of_the_model_is_none_of_the_device(backend: CudaTorchBackend) -> None:
+    with pytest.raises(KeyError):
+        backend.run({"z": rows(1)})
+    with pytest.raises(RuntimeError, match="tensor"):  # it does not fit the captured shape
+        backend.run({"x": np.zeros((2, WIDTH + 1), np.float32)})
+
+
+def test_closing_frees_the_module(backend: CudaTorchBackend) -> None:
+    backend.close()
+    assert not hasattr(backend, "_module")
+
+
+@pytest.fixture
+def session(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> CudaOnnxBackend:
+    """The ONNX backend with the CPU in the GPU's place."""
+    monkeypatch.setattr(cuda_onnx, "_PROVIDER", "CPUExecutionProvider")
+    monkeypatch.setattr(cuda_onnx, "_MEMORY", "cpu")
+    specs = tuple(
+        TensorSpec(name=name, datatype="FP32", shape=(-1, -1))
+        for name in ("a", "b", "difference", "total")
+    )
+    # The file's own order of outputs is the other one.
+    both = Signature(inputs=specs[:2], outputs=specs[2:], max_batch_size=4)
+    return CudaOnnxBackend(onnx_models.pair(), both, CPU, threads=1)
+
+
+def test_bound_inputs_and_outputs_keep_their_names(session: CudaOnnxBackend) -> None:
+    for count in (2, 1, 4):  # a binding would hold on to the shapes of its first run
+        buffer = session.buffer("a", (count, WIDTH), np.dtype(np.float32))
+        buffer[:] = 5
+        outputs = session.run({"b": np.ones((count, WIDTH), np.float32), "a": buffer})
+        assert {name: array.tolist() for name, array in outputs.items()} == {
+            "total": [[6.0] * WIDTH] * count,
+            "difference": [[4.0] * WIDTH] * count,
+        }
+
+
+def test_arrays_that_cannot_be_bound_are_copied(session: CudaOnnxBackend) -> None:
+    a = np.arange(2 * WIDTH, dtype=np.float32).reshape(WIDTH, 2).T
+    a.flags.writeable = False
+    assert session.run({"a": a, "b": a})["total"].tolist() == (a + a).tolist()
+
+
+def test_a_killed_session_raises(session: CudaOnnxBackend) -> None:
+    session.kill()
+    a = np.ones((1, WIDTH), np.float32)
+    with pytest.raises(Exception, match="terminate"):
+        session.run({"a": a, "b": a})

@@ -1,0 +1,120 @@
+"""Tensors and messages between two ends of a channel, both in this process."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from model_store.tensors import DATATYPES, Array
+from services.inference.isolation.channel import MAX_MESSAGE_BYTES, Channel, ChannelClosedError
+from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
+
+DTYPES = sorted({dtype.str for dtype in DATATYPES.values() if dtype.kind != "O"})
+
+
+class Pair:
+    """A writer and a reader; `move` takes an array from one to the other."""
+
+    def __init__(self) -> None:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.near, self.far = (Channel(end) for end in ends)
+        self.writer, self.reader = TensorWriter(self.near), TensorReader()
+        self.places = 0
+
+    def move(self, name: str, array: Array) -> Array:
+        self.near.send("run", [self.writer.write(name, array)])
+        while True:
+            kind, content, descriptor = self.far.receive()
+            if kind == "run":
+                return self.reader.view(content[0])
+            assert kind == "memory"
+            assert descriptor is not None
+            self.reader.attach(content, descriptor)
+            self.places += 1
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.near.close()
+    pair.far.close()
+
+
+@given(st.data())
+def test_any_array_arrives_as_it_was(pair: Pair, data: st.DataObject) -> None:
+    dtype = np.dtype(data.draw(st.sampled_from(DTYPES)))
+    shapes = arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=20)
+    array = data.draw(arrays.arrays(dtype, shapes))
+    name = data.draw(st.sampled_from("ab"))
+    found = pair.move(name, array)
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.tobytes() == array.tobytes()
+
+
+def test_a_placed_array_is_shared_and_not_copied(pair: Pair) -> None:
+    placed = pair.writer.place("shared", (2, 3), np.dtype(np.float32))
+    placed[:] = 1
+    seen = pair.move("shared", placed)
+    placed[:] = 2
+    assert seen.tolist() == [[2, 2, 2], [2, 2, 2]]
+
+
+def test_a_place_grows_by_at_least_two(pair: Pair) -> None:
+    """A model whose batches grow by one row announces few places."""
+    before = pair.places
+    for count in range(1, 65):
+        array = np.full((count, 1024), count, np.float32)
+        assert (pair.move("growing", array) == count).all()
+    assert pair.places - before == 7  # 4 KiB, 8 KiB, ... 256 KiB
+
+
+def test_objects_are_refused() -> None:
+    pair = Pair()
+    with pytest.raises(ValueError, match="OBJECT"):
+        pair.writer.write("x", np.array([b"text"], object))
+    pair.near.close()
+    pair.far.close()
+
+
+def test_a_message_has_a_limit(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="the model has too many tensors to run isolated"):
+        pair.near.send("run", ["x" * MAX_MESSAGE_BYTES])
+    largest = "x" * (MAX_MESSAGE_BYTES - len('{"run":""}'))
+    pair.near.send("run", largest)
+    assert pair.far.receive() == ("run", largest, None)
+
+
+def test_a_descriptor_travels_and_the_sender_keeps_its_own(pair: Pair) -> None:
+    with open(os.memfd_create("test"), "w+b") as file:
+        pair.near.send("open", "x", file.fileno())
+        kind, content, descriptor = pair.far.receive()
+        assert (kind, content) == ("open", "x")
+        assert descriptor is not None
+        assert os.fstat(descriptor).st_ino == os.fstat(file.fileno()).st_ino
+        assert not os.get_inheritable(descriptor)
+        os.close(descriptor)
+
+
+def test_a_channel_whose_other_end_is_gone_says_so() -> None:
+    pair = Pair()
+    pair.far.close()
+    with pytest.raises(ChannelClosedError):
+        pair.near.receive()
+    with pytest.raises(ChannelClosedError):
+        pair.near.send("run", [])
+    pair.near.close()
+    with pytest.raises(ChannelClosedError):
+        pair.near.send("run", [])
+
+
+def test_waiting_has_a_limit(pair: Pair) -> None:
+    pair.far.wait_at_most(0.01)
+    with pytest.raises(TimeoutError):
+        pair.far.receive()
+    pair.far.wait_at_most(None)
