@@ -4,7 +4,7 @@ Source: Open Inference Protocol v2, gRPC. Tensors come as `raw_input_contents` (
 input) or as typed `contents`, never both; the answer takes the form the request had.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
 from services.gateway.admission import InferAnswer, InputTensor
 from services.gateway.refusals import naming_input, refuse_unsupported
+from services.gateway.scheduling import checked_scheduling
 
 CONTENTS_FIELDS = {
     "BOOL": "bool_contents",
@@ -68,6 +69,22 @@ def decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
     ]
 
 
+def scheduling(request: pb.ModelInferRequest) -> tuple[int, int]:
+    """Reads the parameters `timeout` and `priority`, as `int64_param` or `uint64_param`.
+
+    Returns:
+        Microseconds the caller allows from now, 0 for no limit of its own; and the priority, 1
+        (first) to 10 (last), 0 for the default.
+
+    Raises:
+        InvalidRequestError: one is not a whole number, or outside its range.
+    """
+    parameters = request.parameters
+    if not parameters:
+        return 0, 0
+    return checked_scheduling(_parameter(parameters, "timeout"), _parameter(parameters, "priority"))
+
+
 def encode(answer: InferAnswer, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """Writes an answer: raw unless the request came as typed contents.
 
@@ -87,6 +104,14 @@ def encode(answer: InferAnswer, request: pb.ModelInferRequest) -> pb.ModelInferR
         else:
             response.raw_output_contents.append(encode_raw(datatype, array))
     return response
+
+
+def _parameter(parameters: Mapping[str, pb.InferParameter], name: str) -> object:
+    """A parameter's value, 0 if it is absent, and None if it is there without a value."""
+    if name not in parameters:
+        return 0
+    choice = parameters[name].WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameters[name], choice)
 
 
 def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> Array:

@@ -1,40 +1,57 @@
 """The gRPC edge: `inference.GRPCInferenceService`, health and reflection, on one port.
 
-In: the protocol's messages. Out: its answers, or a gRPC status with the error's message. Every
-reply's trailing metadata carries `x-request-id`.
+In: the protocol's messages. Out: its answers, or a gRPC status with the error's message.
 
 grpcio's threads parse, wait and serialise; everything else runs on the event loop, which owns the
-directory and the queue (docs/adr/0002: half the CPU of grpcio's own asyncio server, and larger
-batches). A call that is cancelled or out of time cancels its task on the loop.
+directory and the queue. Calls reach it through one mailbox (docs/adr/0005: what each layout
+costs). Whoever wires a server needs `bind`, `start`, `announce_health` and `stop`, and nothing of
+grpcio: another implementation of the protocol offers the same four.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import open_inference_pb2 as pb
-from services.errors import ServingError, TooManyInFlightError
-from services.gateway import grpc_codec
-from services.gateway.admission import Admission, InferCall
-from services.gateway.ledger import REQUEST_ID, Ledger, Record
+from services.errors import InvalidRequestError, ServingError
+from services.gateway.admission import Admission
+from services.gateway.grpc_infer import InferHandler
+from services.gateway.grpc_mailbox import Mailbox
+from services.gateway.grpc_replies import failure, parser, refuse, refuse_gone
+from services.gateway.grpc_threads import become_patient, starting_patient_threads
+from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+
+logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
 SPARE_CALLS = 32
 """Calls beyond `max_calls`, a thread each: a server full of inference still answers for its health,
 and refuses more of it in words. Beyond these grpcio refuses by itself."""
+LAST_CALLS_S = 5
+"""How long cancelled calls may take to be gone; none needs a hundredth of it."""
 
-Handler = Callable[[Any, grpc.ServicerContext], Coroutine[Any, Any, Message]]
+Handler = Callable[[Any, grpc.ServicerContext], Message]
 
 
 class GrpcEdge:
-    """The gRPC server of a gateway."""
+    """The gRPC server of a gateway.
+
+    Args:
+        admission: lets inferences in.
+        facts: what the metadata calls tell.
+        ledger: counts inferences.
+        max_request_bytes: largest message.
+        max_calls: inferences that may wait for their answers at once, a thread each.
+    """
 
     def __init__(
         self,
@@ -45,21 +62,21 @@ class GrpcEdge:
         max_request_bytes: int,
         max_calls: int,
     ) -> None:
-        self._admission = admission
         self._facts = facts
-        self._ledger = ledger
-        self._max_calls = max_calls
-        self._running = 0
-        self._loop = asyncio.get_running_loop()
-        self._server = grpc.server(
-            ThreadPoolExecutor(max_calls + SPARE_CALLS, "grpc"),
-            maximum_concurrent_rpcs=max_calls + SPARE_CALLS,
-            options=[
-                ("grpc.max_receive_message_length", max_request_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-            ],
-        )
+        self._mailbox = Mailbox(asyncio.get_running_loop())
+        self._infer = InferHandler(admission, ledger, self._mailbox, max_calls)
+        threads = max_calls + SPARE_CALLS
+        self._threads = ThreadPoolExecutor(threads, "grpc", initializer=become_patient)
+        with starting_patient_threads():
+            self._server = grpc.server(
+                self._threads,
+                maximum_concurrent_rpcs=threads,
+                options=[
+                    ("grpc.max_receive_message_length", max_request_bytes),
+                    ("grpc.max_send_message_length", -1),
+                    ("grpc.so_reuseport", 0),
+                ],
+            )
         # Its non-blocking watches are written to under a lock which a caller that leaves needs
         # as well: `set` would hang the event loop. A blocking one only takes a thread.
         self._health = health.HealthServicer(experimental_non_blocking=False)
@@ -83,7 +100,8 @@ class GrpcEdge:
     def start(self) -> None:
         """Begins to answer."""
         self.announce_health()
-        self._server.start()
+        with starting_patient_threads():
+            self._server.start()
 
     def announce_health(self) -> None:
         """Tells those who watch grpc.health.v1 whether the server is ready."""
@@ -98,73 +116,76 @@ class GrpcEdge:
                 self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, and gives running ones their time."""
+        """Refuses new calls, gives running ones their time, and then cancels them."""
         stopped = self._server.stop(grace_s)
-        await asyncio.to_thread(stopped.wait)
+        if not await asyncio.to_thread(stopped.wait, grace_s + LAST_CALLS_S):
+            logger.warning("gRPC did not stop in time")
+        self._threads.shutdown(wait=False)
 
     def _handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         calls: dict[str, tuple[Handler, type[Message]]] = {
-            "ServerLive": (self._server_live, pb.ServerLiveRequest),
-            "ServerReady": (self._server_ready, pb.ServerReadyRequest),
-            "ModelReady": (self._model_ready, pb.ModelReadyRequest),
-            "ServerMetadata": (self._server_metadata, pb.ServerMetadataRequest),
-            "ModelMetadata": (self._model_metadata, pb.ModelMetadataRequest),
-            "ModelInfer": (self._model_infer, pb.ModelInferRequest),
+            "ServerLive": (self._on_loop(self._server_live), pb.ServerLiveRequest),
+            "ServerReady": (self._on_loop(self._server_ready), pb.ServerReadyRequest),
+            "ModelReady": (self._on_loop(self._model_ready), pb.ModelReadyRequest),
+            "ServerMetadata": (self._on_loop(self._server_metadata), pb.ServerMetadataRequest),
+            "ModelMetadata": (self._on_loop(self._model_metadata), pb.ModelMetadataRequest),
+            "ModelInfer": (self._infer, pb.ModelInferRequest),
         }
         return {
             name: grpc.unary_unary_rpc_method_handler(
-                self._on_loop(handler),
-                request_deserializer=_parser(message),
+                handler,
+                request_deserializer=parser(message),
                 response_serializer=lambda reply: reply.SerializeToString(),
             )
             for name, (handler, message) in calls.items()
         }
 
-    def _on_loop(self, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Message]:
-        """Runs a handler on the event loop, and turns our errors into gRPC statuses."""
+    def _on_loop(self, answer: Callable[[Any], Message]) -> Handler:
+        """A handler of gRPC's threads that has the event loop answer, and waits for it."""
 
-        def call(request: Message | DecodeError, context: grpc.ServicerContext) -> Message:
-            if isinstance(request, DecodeError):
-                context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "the request is not a valid message of this call: broken, or text not in UTF-8",
-                )
-            work = asyncio.run_coroutine_threadsafe(handler(request, context), self._loop)
+        def call(request: Message | InvalidRequestError, context: grpc.ServicerContext) -> Message:
+            if isinstance(request, InvalidRequestError):
+                refuse(context, request)
+            outcomes: SimpleQueue[Message | ServingError | None] = SimpleQueue()
 
-            def give_up() -> None:
-                work.cancel()
+            def ask() -> None:
+                try:
+                    outcomes.put(answer(request))
+                except ServingError as error:
+                    outcomes.put(error)
+                except Exception as error:
+                    logger.exception("a call failed in the gateway")
+                    outcomes.put(failure(error))
 
-            if not context.add_callback(give_up):
-                give_up()  # the call ended before it began
-            try:
-                return work.result()
-            except ServingError as error:
-                context.abort(grpc.StatusCode[error.grpc_code], str(error))
-            except CancelledError:
-                context.abort(grpc.StatusCode.CANCELLED, "the caller cancelled the call")
+            if context.add_callback(lambda: outcomes.put(None)):
+                self._mailbox.post(ask)
+            else:
+                outcomes.put(None)
+            outcome = outcomes.get()
+            if outcome is None:
+                refuse_gone(context)
+            if isinstance(outcome, ServingError):
+                refuse(context, outcome)
+            return outcome
 
         return call
 
-    async def _server_live(self, _: pb.ServerLiveRequest, __: grpc.ServicerContext) -> Message:
+    def _server_live(self, _: pb.ServerLiveRequest) -> Message:
         return pb.ServerLiveResponse(live=True)
 
-    async def _server_ready(self, _: pb.ServerReadyRequest, __: grpc.ServicerContext) -> Message:
+    def _server_ready(self, _: pb.ServerReadyRequest) -> Message:
         return pb.ServerReadyResponse(ready=self._facts.is_ready())
 
-    async def _model_ready(self, request: pb.ModelReadyRequest, _: grpc.ServicerContext) -> Message:
+    def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         ready = self._facts.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
-    async def _server_metadata(
-        self, _: pb.ServerMetadataRequest, __: grpc.ServicerContext
-    ) -> Message:
+    def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
         return pb.ServerMetadataResponse(
             name=NAME, version=self._facts.version, extensions=EXTENSIONS
         )
 
-    async def _model_metadata(
-        self, request: pb.ModelMetadataRequest, _: grpc.ServicerContext
-    ) -> Message:
+    def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
         facts = self._facts.model(request.name, request.version)
         inputs, outputs = (
             [
@@ -183,66 +204,3 @@ class GrpcEdge:
             outputs=outputs,
             properties=facts.properties,
         )
-
-    async def _model_infer(
-        self, request: pb.ModelInferRequest, context: grpc.ServicerContext
-    ) -> Message:
-        record = self._ledger.open("grpc")
-        given_id = request.id or _metadata(context, REQUEST_ID)
-        request_id = record.name(given_id, request.model_name, request.model_version)
-        context.set_trailing_metadata(((REQUEST_ID, request_id),))
-        self._running += 1
-        try:
-            response = await self._answer(request, context, record)
-        except ServingError as error:
-            record.close(error.grpc_code, error)
-            raise
-        except BaseException as error:
-            cancelled = isinstance(error, asyncio.CancelledError)
-            record.close("CANCELLED" if cancelled else "INTERNAL", error)
-            raise
-        finally:
-            self._running -= 1
-        record.close("OK")
-        return response
-
-    async def _answer(
-        self, request: pb.ModelInferRequest, context: grpc.ServicerContext, record: Record
-    ) -> pb.ModelInferResponse:
-        if self._running > self._max_calls:
-            raise TooManyInFlightError(
-                f"{self._max_calls} gRPC calls are running here, the limit (max_grpc_calls); "
-                "retry later or add servers"
-            )
-        answer = await self._admission.infer(
-            InferCall(
-                request_id=record.request_id,
-                model=request.model_name,
-                version=request.model_version,
-                inputs=grpc_codec.decode_inputs(request),
-                outputs=[output.name for output in request.outputs],
-                timeout_s=context.time_remaining(),
-            )
-        )
-        record.answered(answer)
-        return grpc_codec.encode(answer, request)
-
-
-def _metadata(context: grpc.ServicerContext, name: str) -> str:
-    """A text the caller sent beside the message, or nothing."""
-    return next((str(v) for key, v in context.invocation_metadata() if key == name), "")
-
-
-def _parser(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:
-    """Parses requests; bytes that are not this message, such as text not in UTF-8, give the error.
-
-    grpcio would answer INTERNAL to a parser that raises or gives None, as if the fault were ours.
-    """
-
-    def parse(data: bytes) -> Message | DecodeError:
-        try:
-            return message.FromString(data)
-        except DecodeError as error:
-            return error
-
-    return parse

@@ -1,96 +1,408 @@
-"""uvicorn's HTTP protocol, with a limit on the head, errors in our own form, and hang-ups told.
+"""One HTTP/1 connection: bytes in, exchanges opened; answers out, in the order of their requests.
 
-uvicorn bounds neither the URL nor the headers, so one connection could fill the memory with them.
-A handler learns of a caller that hung up only if it asks; ours is cancelled, so that work nobody
-waits for is dropped before it reaches a model.
+Rules kept here:
+- answers leave in the order of their requests, and those of one turn of the loop in one write;
+- a connection has at most `MAX_PIPELINED` requests in flight, and is not read beyond them, nor
+  while its peer does not read;
+- a refusal that leaves input unread ends the connection, but not before the peer had a chance to
+  read it: closing at once would reset the connection under the answer;
+- a peer that hangs up abandons what it asked for.
+
+Nothing is made for a request but its exchange: no task, no future, no timer. A head whose bytes
+have been seen before is not parsed again (`HttpPort.heads`): callers repeat themselves.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from collections import deque
 
-import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from services.errors import ServingError
+from services.gateway.http_body import Body, ChunkedBody, SizedBody, too_large
+from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
+from services.gateway.http_exchange import Exchange
+from services.gateway.http_head import MAX_HEAD_BYTES, NO_HEAD, HeadProbe
+from services.gateway.http_port import READ_BYTES, HttpPort, head_too_large
 
-MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers, across reads; a single read is at most 256 KiB."""
+MAX_PIPELINED = 32
+SPARE_CONNECTIONS = 64
+"""Connections beyond the limit that are still told so; the next ones are dropped."""
+LINGER_S = 2.0
+"""How long a refused peer may take to read its refusal and hang up."""
 
-
-CALLER = "flambeau.caller"
-"""The key of the ASGI scope under which a handler finds its `Caller`."""
-
-
-class Caller:
-    """The other end of a connection. Its requests are handled one after the other."""
-
-    def __init__(self) -> None:
-        self.gone = False
-        self._task: asyncio.Task[object] | None = None
-
-    @contextlib.contextmanager
-    def cancelling(self) -> Iterator[None]:
-        """Within the block, a hang-up cancels the task that runs it."""
-        self._task = asyncio.current_task()
-        try:
-            yield
-        finally:
-            self._task = None
-
-    def hang_up(self) -> None:
-        """The connection is lost."""
-        self.gone = True
-        if self._task is not None:
-            self._task.cancel()
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_END = b"\r\n\r\n"
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection."""
+class HttpConnection(asyncio.BufferedProtocol):
+    """One connection of an `HttpPort`."""
 
-    _in_head = False
-    _head_bytes = 0
+    __slots__ = (
+        "_advancing", "_began", "_body", "_closing", "_data", "_dropped_bytes", "_ended",
+        "_flush_asked", "_incoming", "_out", "_partial", "_position", "_probe", "_read_paused",
+        "_since", "_transport", "_unread", "_unsent_bytes", "_waiting", "_write_paused", "port",
+    )  # fmt: skip
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def __init__(self, port: HttpPort) -> None:
+        self.port = port
+        self._transport: asyncio.Transport
+        # What was read and not yet understood, from `_position` on; kept only while held back.
+        self._data = b""
+        self._position = 0
+        self._advancing = False
+        # The beginning of a head that has not ended.
+        self._partial = bytearray()
+        self._probe: HeadProbe | None = None
+        # The request whose body is being received, and when its first byte (or a head's) came.
+        self._incoming: Exchange | None = None
+        self._body: SizedBody | ChunkedBody | None = None
+        self._began = 0.0
+        # Requests without an answer, in order; and the answers whose turn has come.
+        self._waiting: deque[Exchange] = deque()
+        self._out: list[bytes | memoryview] = []
+        self._flush_asked = False
+        # No further request is taken, what still comes is dropped; and whether anything may come.
+        self._ended = False
+        self._unread = False
+        self._dropped_bytes = 0
+        self._closing = False
+        self._read_paused = False
+        self._write_paused = False
+        # Since when it has been idle, or its peer has not taken the bytes we have for it.
+        self._since = port.now
+        self._unsent_bytes = 0
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody is there."""
-        self._caller = Caller()
-        super().connection_made(transport)
+        self._transport = transport  # type: ignore[assignment]  # uvloop's has no base class
+        port = self.port
+        port.opened(self)
+        limit = port.limits.max_connections
+        if len(port.connections) > limit + SPARE_CONNECTIONS:
+            self.abort()
+        elif len(port.connections) > limit:
+            self._refuse(
+                TooManyConnectionsError(
+                    f"{limit} connections are open here, the limit (max_connections); "
+                    "retry later or add servers"
+                )
+            )
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """A body of known length is read into its place, all else into the buffer all share."""
+        if type(self._body) is SizedBody:
+            return self._body.room(READ_BYTES)
+        return self.port.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have come."""
+        if type(self._body) is SizedBody:
+            self._body.received(nbytes)
+            if self._body.complete:
+                self._advance()
+        elif self._ended:
+            self._drop(nbytes)
+        elif self._partial:
+            self._extend_partial(self.port.read_buffer[:nbytes])
+        else:
+            data = bytes(self.port.read_buffer[:nbytes])
+            if self._data:
+                data = self._data[self._position :] + data
+            elif self._took_whole(data):
+                return
+            self._data, self._position = data, 0
+            self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is there any more."""
-        super().connection_lost(exc)
-        self._caller.hang_up()
+        abandoned = [exchange for exchange in self._waiting if exchange.response is None]
+        if self._incoming is not None:
+            abandoned.append(self._incoming)
+        self._ended = self._closing = True
+        self._forget_input()
+        self._waiting.clear()
+        self.port.closed(self)
+        for exchange in abandoned:
+            exchange.abandon()
 
-    def on_message_begin(self) -> None:
-        """The parser saw the first byte of a request."""
-        self._in_head, self._head_bytes = True, 0
-        super().on_message_begin()
-        self.scope[CALLER] = self._caller  # type: ignore[literal-required]
+    def pause_writing(self) -> None:
+        """The peer does not read; neither do we."""
+        self._write_paused = True
+        self._since = self._now()
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._set_reading()
 
-    def on_headers_complete(self) -> None:
-        """The parser saw the empty line behind the headers."""
-        self._in_head = False
-        super().on_headers_complete()
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        self._write_paused = False
+        self._since = self._now()
+        self._advance()
 
-    def data_received(self, data: bytes) -> None:
-        """Feeds the parser, and hangs up on a head that does not end."""
-        if self._in_head:
-            self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(
-                b"431 Request Header Fields Too Large",
-                f"the URL and headers are over {MAX_HEAD_BYTES} bytes, the limit; send fewer",
-            )
+    # Requests.
+
+    def _took_whole(self, data: bytes) -> bool:
+        """Takes what nearly every read is: one whole request, whose head has been seen before.
+
+        It does nothing that `_advance` would not do; it is 1.5 µs shorter.
+        """
+        end = data.find(_END) + 4
+        known = self.port.heads.get(data[:end])
+        if known is None or self._waiting or known[0].body_bytes != len(data) - end:
+            return False
+        self._take(known[1](self, known[0]), data[end:])
+        return True
+
+    def _advance(self) -> None:
+        """Takes as many requests from what was read as may be in flight."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._takes_more() and self._step():
+                pass
+        except ServingError as error:
+            self._refuse(error)
+        finally:
+            self._advancing = False
+        if self._position == len(self._data):
+            self._data, self._position = b"", 0
+        if self._out:
+            self._flush()
+        if self._data or self._write_paused or self._read_paused:
+            self._set_reading()
+
+    def _takes_more(self) -> bool:
+        return (
+            (self._position < len(self._data) or self._body is not None)
+            and not self._ended
+            and not self._write_paused
+            and len(self._waiting) < MAX_PIPELINED
+        )
+
+    def _step(self) -> bool:
+        """Takes a head, with its body if that is there, or a piece of a body.
+
+        Returns:
+            Whether there may be more to take.
+        """
+        if self._body is not None:
+            return self._step_body(self._body)
+        data, position, port = self._data, self._position, self.port
+        end = data.find(_END, position) + 4
+        if end < 4:
+            self._position = len(data)
+            self._begin_partial(data[position:])
+            return False
+        lines = data[position:end]
+        known = port.heads.get(lines) or port.learn(lines)
+        if known is None:
+            self._position = end  # empty lines before a request (RFC 9112, 2.2)
+            return True
+        head, open_exchange = known
+        size = head.body_bytes
+        if size is None or size > len(data) - end:
+            if head.expects_continue and self._waiting:
+                return False  # an interim answer may not overtake the answers before it
+            self._position = end
+            self._begin_body(open_exchange(self, head))
+            return True
+        exchange = open_exchange(self, head)
+        self._position = position = end + size
+        if size > port.limits.max_request_bytes:
+            self._incoming = exchange
+            raise too_large(port.limits.max_request_bytes)
+        self._take(exchange, data[end:position])
+        return True
+
+    def _begin_body(self, exchange: Exchange) -> None:
+        """A body that is not all there yet."""
+        self._incoming, self._began = exchange, self._now()
+        size, limit = exchange.head.body_bytes, self.port.limits.max_request_bytes
+        if size is None:
+            self._body = ChunkedBody(limit)
+        elif size > limit:
+            raise too_large(limit)
         else:
-            super().data_received(data)
+            self._body = SizedBody(size)
+        if exchange.head.expects_continue and self._position == len(self._data):
+            self._transport.write(_CONTINUE)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are not HTTP."""
-        self._refuse(b"400 Bad Request", f"{msg} Send HTTP/1.1")
+    def _step_body(self, body: SizedBody | ChunkedBody) -> bool:
+        self._position = body.feed(self._data, self._position)
+        if not body.complete:
+            return False
+        exchange, self._incoming, self._body = self._incoming, None, None
+        assert exchange is not None
+        self._take(exchange, body.content)
+        return True
 
-    def _refuse(self, status: bytes, message: str) -> None:
-        content = orjson.dumps({"error": message})
-        length = str(len(content)).encode()
-        self.transport.write(
-            b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\ncontent-length: "
-            + length + b"\r\nconnection: close\r\n\r\n" + content
-        )  # fmt: skip
-        self.transport.close()
+    def _take(self, exchange: Exchange, body: Body) -> None:
+        """A request is complete."""
+        self._waiting.append(exchange)
+        if exchange.last:
+            self._ended = True
+        if exchange.head.encoding:
+            self.port.decompress(exchange, body)
+        else:
+            exchange.begin(body)
+
+    def _begin_partial(self, start: bytes) -> None:
+        self._began, self._probe = self._now(), HeadProbe()
+        self._partial += start
+        self._probe.feed(start)
+
+    def _extend_partial(self, data: memoryview) -> None:
+        """More of a head, which may end here; a start that no head can have is not waited on."""
+        assert self._probe is not None
+        searched = max(0, len(self._partial) - len(_END))
+        self._partial += data
+        if self._partial.find(_END, searched) >= 0:
+            self._data, self._position = bytes(self._partial), 0
+            self._partial = bytearray()
+            self._probe = None
+            self._advance()
+            return
+        try:
+            if len(self._partial) > MAX_HEAD_BYTES:
+                raise head_too_large()
+            self._probe.feed(data)
+        except ServingError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: ServingError) -> None:
+        """Answers what is being received, or the connection itself, and takes nothing more."""
+        exchange = self._incoming or Exchange(self, NO_HEAD)
+        self._forget_input()
+        exchange.last = self._ended = self._unread = True
+        self._waiting.append(exchange)
+        self.port.count_refusal(error)
+        exchange.refuse(error)
+
+    def _forget_input(self) -> None:
+        self._data, self._position, self._partial = b"", 0, bytearray()
+        self._probe = self._incoming = self._body = None
+
+    # Answers.
+
+    def ends_with(self, exchange: Exchange) -> bool:
+        """Ends the connection with this exchange, unless more has been asked after it."""
+        newest = bool(self._waiting) and self._waiting[-1] is exchange
+        if newest and not self._data and self._incoming is None:
+            self._ended = True
+        return newest and self._ended
+
+    def finish(self, exchange: Exchange) -> None:
+        """An exchange has its response."""
+        waiting, out = self._waiting, self._out
+        if not waiting or waiting[0] is not exchange or self._closing:
+            return  # its turn will come, or nobody is there
+        assert exchange.response is not None
+        if len(waiting) == 1 and not out and not self._advancing:
+            waiting.clear()
+            self._out = exchange.response
+            self._flush()
+            return
+        while waiting and (response := waiting[0].response) is not None:
+            out += response
+            del waiting[0]
+        if self._advancing:
+            return
+        if not waiting:
+            self._flush()
+        elif not self._flush_asked:
+            self._flush_asked = True
+            asyncio.get_running_loop().call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._flush_asked = False
+        if self._out and not self._closing:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Writes the answers whose turn has come, and goes on from there."""
+        out, self._out = self._out, []
+        if len(out) == 1:
+            self._transport.write(out[0])
+        else:
+            self._transport.writelines(out)
+        if not self._waiting:
+            self._since = self.port.now
+            if self._ended:
+                self._hang_up()
+                return
+            if self.port.stopping:
+                self.close_if_idle()
+        if self._data or self._read_paused:
+            self._advance()
+
+    def _hang_up(self) -> None:
+        """All is answered: closes, once what is written has gone out."""
+        self._closing, self._since = True, self._now()
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        if self._unread and self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._set_reading()
+        else:
+            self._transport.close()
+
+    def _drop(self, nbytes: int) -> None:
+        """Input behind the last request: read, so that the answer is not lost to a reset."""
+        self._dropped_bytes += nbytes
+        if self._dropped_bytes > self.port.limits.max_request_bytes + READ_BYTES:
+            if self._closing:
+                self._transport.close()
+            else:
+                self._set_reading()
+
+    # Flow and time.
+
+    def _set_reading(self) -> None:
+        """Reads, or does not, as the state asks."""
+        wanted = not self._write_paused and not self._data
+        if self._ended and not self._closing:
+            # Reading on is how a peer that hangs up is seen.
+            wanted = self._dropped_bytes <= self.port.limits.max_request_bytes + READ_BYTES
+        if wanted == self._read_paused and not self._transport.is_closing():
+            self._read_paused = not wanted
+            if wanted:
+                self._began = self._now()
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def sweep(self) -> None:
+        """Called by the port's timer: ends what has lasted too long."""
+        now, limits = self.port.now, self.port.limits
+        if self._closing or self._write_paused:
+            self._sweep_unsent(now, limits.receive_timeout_s)
+        elif self._incoming is not None or self._partial:
+            if not self._read_paused and now - self._began > limits.receive_timeout_s:
+                self._refuse(
+                    ReceiveTimeoutError(
+                        f"the request did not arrive within {limits.receive_timeout_s:g} s "
+                        "(receive_timeout_s); send it faster or in smaller batches"
+                    )
+                )
+        elif not self._waiting and now - self._since > limits.keep_alive_timeout_s:
+            self._hang_up()
+
+    def _sweep_unsent(self, now: float, limit_s: float) -> None:
+        """A peer must take some of what we have for it within the limit."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent_bytes:
+            self._unsent_bytes, self._since = unsent, now
+        if now - self._since > (limit_s if unsent else LINGER_S):
+            self.abort()
+
+    def close_if_idle(self) -> None:
+        """Closes unless a request is in flight or arriving."""
+        if not (self._waiting or self._incoming or self._partial or self._data or self._closing):
+            self._hang_up()
+
+    def abort(self) -> None:
+        """Drops the connection and everything in flight on it."""
+        self._closing = True
+        self._transport.abort()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

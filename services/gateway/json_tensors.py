@@ -1,14 +1,19 @@
 """Tensors in JSON: the `data` of the Open Inference Protocol's REST form.
 
-In: what orjson made of `data`, nested or flat. Out: an array of the declared datatype and shape;
-and back. FP16 and BF16 have no JSON form, and neither do NaN and infinity.
+In: what a parser made of `data`, nested or flat. Out: an array of the declared datatype and shape.
+And back: an array to the text of its `data`. FP16 and BF16 have no JSON form, and neither do NaN
+and infinity.
 """
 
-from collections.abc import Sequence
+import math
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import orjson
 
 from model_store.tensors import DATATYPES, Array, TensorError, as_bytes, element_count, object_array
 
@@ -21,6 +26,33 @@ _ACCEPTED: dict[str, tuple[set[type], str]] = {
     "O": ({str}, "strings"),
 }
 """JSON types a NumPy kind takes, and how to call them."""
+_STRUCT_CODES = {
+    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+    "FP32": "f", "FP64": "d",
+}  # fmt: skip
+
+
+def packed(datatype: str, shape: Sequence[int], data: Any) -> Array:
+    """What `from_json` makes of plainly right data, in a third of the time; read-only.
+
+    `struct` converts, rounds and checks number and range in one pass over the list: it takes no
+    string, no list and no fraction for an integer, and no float beyond FP32.
+
+    Args:
+        datatype: the protocol's name.
+        shape: the full shape the request declares.
+        data: lists of `int`, `float` and `str` and nothing else; a `bool` would pass for a number.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError, struct.error: the data is not plainly
+            right; `from_json` knows whether it is wrong, and says how.
+    """
+    flat = _flatten_as(shape, data) if type(data[0]) is list else data
+    if datatype == "BYTES":
+        return object_array([text.encode() for text in flat]).reshape(shape)
+    octets = _packer(math.prod(shape), _STRUCT_CODES[datatype])(*flat)
+    return np.ndarray(shape, DATATYPES[datatype], octets)
 
 
 def from_json(datatype: str, shape: Sequence[int], data: Any) -> Array:
@@ -51,23 +83,55 @@ def from_json(datatype: str, shape: Sequence[int], data: Any) -> Array:
     return _convert(datatype, flat).reshape(shape)
 
 
-def to_json(name: str, datatype: str, array: Array) -> Array | list[str]:
-    """The `data` of an output, flat in row-major order, as orjson can write it.
+def to_json(name: str, datatype: str, array: Array) -> bytes:
+    """The `data` of an output as JSON text, flat in row-major order.
 
     Raises:
         TensorError: JSON cannot hold the values; the message says to ask for binary data.
     """
-    advice = f"output '{name}' {{}}; ask for it as binary data (parameters.binary_data: true)"
     if datatype in _WITHOUT_JSON:
-        raise TensorError(advice.format(f"is {datatype}, which has no JSON form"))
+        raise _needs_binary(name, f"is {datatype}, which has no JSON form")
     if datatype == "BYTES":
         try:
-            return [as_bytes(element).decode() for element in array.ravel()]
+            return orjson.dumps([as_bytes(element).decode() for element in array.ravel()])
         except UnicodeDecodeError:
-            raise TensorError(advice.format("holds bytes that are not UTF-8")) from None
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise TensorError(advice.format("holds NaN or infinity, which JSON cannot say"))
-    return np.ascontiguousarray(array).ravel()
+            raise _needs_binary(name, "holds bytes that are not UTF-8") from None
+    text = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
+    # NaN and infinity come out as null, the only thing among numbers that is spelt with an "n".
+    if b"n" in text and array.dtype.kind == "f":
+        raise _needs_binary(name, "holds NaN or infinity, which JSON cannot say")
+    return text
+
+
+def _needs_binary(name: str, why: str) -> TensorError:
+    return TensorError(
+        f"output '{name}' {why}; ask for it as binary data (parameters.binary_data: true)"
+    )
+
+
+@lru_cache(maxsize=256)
+def _packer(count: int, code: str) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}{code}").pack
+
+
+def _flatten_as(shape: Sequence[int], data: list[Any]) -> list[Any]:
+    """All leaves in order, of data that is nested exactly as the shape.
+
+    Raises:
+        ValueError: it is not.
+    """
+    flat, length = data, shape[0]
+    for inner_length in shape[1:]:
+        if len(flat) != length or {*map(type, flat)} != {list}:
+            raise ValueError("not nested as the shape")
+        if length == 1:
+            flat = flat[0]  # A batch of one; nothing has to be copied.
+        elif {*map(len, flat)} == {inner_length}:
+            flat = list(chain.from_iterable(flat))
+        else:
+            raise ValueError("ragged")
+        length *= inner_length
+    return flat
 
 
 def _flatten(data: list[Any]) -> tuple[list[Any], list[int]]:

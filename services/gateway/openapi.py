@@ -7,6 +7,7 @@ missing version-less paths, `data` required beside binary data) are not repeated
 from typing import Any
 
 from model_store.tensors import DATATYPES
+from services.queueing.records import LOWEST_PRIORITY
 
 _JSON = "application/json"
 _BINARY = "application/octet-stream"
@@ -50,11 +51,16 @@ def _versioned_paths() -> dict[str, Any]:
 def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
     suffix = "Version" if middle else ""
     parameters = [_path_parameter("model", "The model's name."), *extra]
-    errors = {"404": "Unknown model or version", "503": "Not ready; the body says why"}
+    errors = {
+        "404": "Unknown model or version",
+        "503": "Not ready, or overloaded; the body says why, Retry-After when to try again",
+    }
     base = f"/v2/models/{{model}}{middle}"
     infer_errors = {
         "400": "The request contradicts itself or the model's signature",
+        "408": "The body did not arrive in time",
         "413": "The body is over the limit",
+        "431": "The URL and headers are over the limit",
         **errors,
         "500": "The model failed",
         "501": "An extension this server does not offer",
@@ -82,7 +88,7 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
             "post": {
                 "operationId": f"modelInfer{suffix}",
                 "summary": "Run the model",
-                "parameters": [_length_header()],
+                "parameters": [*_INFER_HEADERS],
                 "requestBody": {"required": True, "content": _content("InferRequest")},
                 "responses": _responses("InferResponse", infer_errors, binary=True),
             },
@@ -123,14 +129,37 @@ def _path_parameter(name: str, description: str) -> dict[str, Any]:
     }
 
 
-def _length_header() -> dict[str, Any]:
+def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
     return {
-        "name": "Inference-Header-Content-Length",
+        "name": name,
         "in": "header",
         "required": False,
-        "description": "Bytes of JSON before the binary data; 0 for one raw tensor.",
-        "schema": {"type": "integer", "minimum": 0},
+        "description": description,
+        "schema": schema,
     }
+
+
+_INFER_HEADERS = (
+    _header(
+        "Inference-Header-Content-Length",
+        "Bytes of JSON before the binary data; 0 for one raw tensor.",
+        type="integer",
+        minimum=0,
+    ),
+    _header(
+        "X-Request-Timeout-Ms",
+        "Milliseconds, whole or decimal, from the last byte of the request; after them the answer "
+        "is 504. The parameter `timeout` (microseconds) says the same; the smaller one counts.",
+        type="number",
+        exclusiveMinimum=0,
+    ),
+    _header(
+        "X-Request-Id",
+        "Comes back in the answer and is in the log; without it, or the body's `id`, one is made.",
+        type="string",
+        maxLength=128,
+    ),
+)
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -149,6 +178,19 @@ def _schemas() -> dict[str, Any]:
     parameters = {
         "type": "object",
         "additionalProperties": {"type": ["string", "number", "boolean"]},
+    }
+    scheduling = {
+        "timeout": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Microseconds the caller waits; 0 for no limit of its own.",
+        },
+        "priority": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": LOWEST_PRIORITY,
+            "description": "1 is served first; 0 for the default.",
+        },
     }
     data = {"type": "array", "items": {}, "description": "Nested as the shape, or flat row-major."}
     tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
@@ -175,7 +217,7 @@ def _schemas() -> dict[str, Any]:
         "InferRequest": _object(
             ["inputs"],
             id=text,
-            parameters=parameters,
+            parameters={**parameters, "properties": scheduling},
             inputs=_array("Tensor"),
             outputs=_array("RequestedOutput"),
         ),

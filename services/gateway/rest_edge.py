@@ -1,8 +1,10 @@
 """The REST edge: Open Inference Protocol v2 over HTTP, its OpenAPI document and a page to read it.
 
-In: HTTP requests. Out: the protocol's JSON or binary answers; every error is `{"error": "..."}`.
+In: heads of HTTP requests. Out: who answers them: `rest_infer.py` for inference, a Starlette
+application for everything else. Every error is `{"error": "..."}`.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib.resources import files
@@ -10,55 +12,55 @@ from importlib.resources import files
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from services.errors import (
-    MethodNotAllowedError,
-    ServingError,
-    UnknownPathError,
-)
-from services.gateway import rest_codec
-from services.gateway.admission import Admission, InferCall
-from services.gateway.http_body import compress, read_body
-from services.gateway.http_protocol import CALLER, Caller
-from services.gateway.ledger import REQUEST_ID, Ledger, Record
+from services.errors import MethodNotAllowedError, ServingError, UnknownPathError
+from services.gateway.admission import Admission
+from services.gateway.http_asgi import asgi_opener
+from services.gateway.http_body import Body
+from services.gateway.http_exchange import RETRY_AFTER_S, Exchange, Opener, error_body
+from services.gateway.http_head import Head
+from services.gateway.ledger import Ledger
 from services.gateway.openapi import openapi_document
+from services.gateway.rest_infer import InferRoute
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 
-RETRY_AFTER_S = "1"
-_CLIENT_CLOSED = "499"
-"""The status nginx made customary for a caller that went away; it is only ever counted."""
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
 
 class RestEdge:
-    """Routes of the HTTP port."""
+    """What the HTTP port answers."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        facts: ServerFacts,
-        ledger: Ledger,
-        *,
-        max_request_bytes: int,
-    ) -> None:
+    def __init__(self, admission: Admission, facts: ServerFacts, ledger: Ledger) -> None:
         self._admission = admission
         self._facts = facts
         self._ledger = ledger
-        self._max_request_bytes = max_request_bytes
+        self._open_other = asgi_opener(self._application())
 
-    def application(self) -> Starlette:
-        """The ASGI application."""
-        return Starlette(
+    def route(self, head: Head) -> Opener:
+        """Who answers a request."""
+        found = _INFER.fullmatch(head.path)
+        if found is None:
+            return self._open_other
+        if head.method != "POST":
+            return _NotAllowed
+        model, version = found[1], found[2] or ""
+        return InferRoute(self._admission, self._ledger, head, model, version).open
+
+    def _application(self) -> Starlette:
+        application = Starlette(
             routes=[*self._server_routes(), *self._model_routes()],
             exception_handlers={
                 ServingError: _serving_error,
                 HTTPException: _http_error,
-                ClientDisconnect: _client_closed,
                 Exception: _our_bug,
             },
         )
+        # A redirect would say where to go in words of the caller's, its Host header.
+        application.router.redirect_slashes = False
+        return application
 
     def _server_routes(self) -> list[Route]:
         return [
@@ -71,15 +73,14 @@ class RestEdge:
         ]
 
     def _model_routes(self) -> list[Route]:
-        calls: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-            ("", "GET", self._model_metadata),
-            ("/ready", "GET", self._model_ready),
-            ("/infer", "POST", self._infer),
+        calls: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+            ("", self._model_metadata),
+            ("/ready", self._model_ready),
         ]
         return [
-            Route(f"/v2/models/{{model}}{version}{suffix}", endpoint, methods=[method])
+            Route(f"/v2/models/{{model}}{version}{suffix}", endpoint)
             for version in ("", "/versions/{version}")
-            for suffix, method, endpoint in calls
+            for suffix, endpoint in calls
         ]
 
     async def _server_metadata(self, _: Request) -> Response:
@@ -101,57 +102,17 @@ class RestEdge:
         ready = served.state == "ready"
         return _json({"name": model, "ready": ready}, 200 if ready else 503)
 
-    async def _infer(self, request: Request) -> Response:
-        record = self._ledger.open("rest")
-        record.name(request.headers.get(REQUEST_ID, ""), *_named(request))
-        caller: Caller = request.scope[CALLER]
-        try:
-            body = await read_body(request, self._max_request_bytes)
-            record.restart_clock()
-            with caller.cancelling():
-                response = await self._answer(request, body, record)
-        except ServingError as error:
-            response = error_response(error)
-            record.close(str(error.http_status), error)
-        except BaseException as error:
-            hung_up = caller.gone or isinstance(error, ClientDisconnect)
-            record.close(_CLIENT_CLOSED if hung_up else "500", error)
-            if hung_up:
-                raise ClientDisconnect from error
-            raise
-        else:
-            record.close("200")
-        response.headers[REQUEST_ID] = record.request_id
-        return response
 
-    async def _answer(self, request: Request, body: bytes, record: Record) -> Response:
-        model, version = record.model, record.version
-        signature = self._admission.directory.resolve(model, version)[1]
-        header_length = request.headers.get(rest_codec.HEADER_LENGTH)
-        decoded = rest_codec.decode(body, header_length, signature)
-        if decoded.id:
-            record.name(decoded.id, model, version)
-        answer = await self._admission.infer(
-            InferCall(
-                request_id=record.request_id,
-                model=model,
-                version=version,
-                inputs=decoded.inputs,
-                outputs=decoded.outputs,
-            )
+class _NotAllowed(Exchange):
+    """Inference by another method than POST."""
+
+    __slots__ = ()
+
+    def begin(self, body: Body) -> None:
+        """Refuses."""
+        self.respond_error(
+            _not_allowed(self.head.method, self.head.path, "POST"), b"allow: POST\r\n"
         )
-        record.answered(answer)
-        encoded = rest_codec.encode(answer, decoded)
-        content, encoding = compress(encoded.content, request.headers.get("accept-encoding", ""))
-        binary = encoded.json_length is not None
-        response = Response(
-            content, media_type="application/octet-stream" if binary else "application/json"
-        )
-        if binary:
-            response.headers[rest_codec.HEADER_LENGTH] = str(encoded.json_length)
-        if encoding:
-            response.headers["content-encoding"] = encoding
-        return response
 
 
 def _named(request: Request) -> tuple[str, str]:
@@ -171,39 +132,37 @@ def _json(document: object, status: int = 200) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
 
 
-def error_response(error: ServingError) -> Response:
+def _error_response(error: ServingError) -> Response:
     """The protocol's error body, under the error's own status."""
-    response = _json({"error": str(error)}, error.http_status)
+    response = Response(error_body(error), error.http_status, media_type="application/json")
     if error.retryable:
-        response.headers["retry-after"] = RETRY_AFTER_S
+        response.headers["retry-after"] = str(RETRY_AFTER_S)
     return response
 
 
 async def _serving_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
-    return error_response(error)
-
-
-async def _client_closed(_: Request, __: Exception) -> Response:
-    """Nobody reads this; it only keeps a caller that hung up out of the log of our own bugs."""
-    return Response(status_code=int(_CLIENT_CLOSED))
+    return _error_response(error)
 
 
 async def _our_bug(_: Request, __: Exception) -> Response:
     """Whatever we did not foresee; the traceback is in the log, not in the answer."""
-    return error_response(ServingError("internal error; the server's log says more"))
+    return _error_response(ServingError("internal error; the server's log says more"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """The router's two refusals, 404 and 405, in the protocol's form."""
     assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
+    path = request.scope["path"]  # `request.url` is partly the caller's Host header
     refusal: ServingError = UnknownPathError(
-        f"there is nothing at {path}; see /docs for what there is"
+        f"there is nothing at {path[:200]}; see /docs for what there is"
     )
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        refusal = MethodNotAllowedError(f"{request.method} is not allowed on {path}; use {allowed}")
-    response = error_response(refusal)
+        refusal = _not_allowed(request.method, path, (error.headers or {}).get("Allow", ""))
+    response = _error_response(refusal)
     response.headers.update(error.headers or {})
     return response
+
+
+def _not_allowed(method: str, path: str, allowed: str) -> MethodNotAllowedError:
+    return MethodNotAllowedError(f"{method} is not allowed on {path[:200]}; use {allowed}")

@@ -186,6 +186,23 @@ def test_extension_that_is_not_offered(stub: Any, place: str) -> None:
     assert "classification" in details
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("timeout", {"int64_param": -1}, "'timeout' must be a whole number of microseconds"),
+        ("timeout", {"string_param": "1s"}, "'timeout' must be a whole number of microseconds"),
+        ("priority", {"int64_param": 11}, "'priority' must be a whole number from 0"),
+        ("priority", {"bool_param": True}, "'priority' must be a whole number from 0"),
+    ],
+)
+def test_scheduling_parameters(stub: Any, name: str, value: dict[str, Any], message: str) -> None:
+    request = linear_request(ROW)
+    request.parameters[name].MergeFrom(pb.InferParameter(**value))
+    code, details = error_of(lambda: stub.ModelInfer(request))
+    assert code is StatusCode.INVALID_ARGUMENT
+    assert message in details
+
+
 def test_call_this_server_does_not_have(stub: Any) -> None:
     code, _ = error_of(lambda: stub.RepositoryIndex(pb.RepositoryIndexRequest()))
     assert code is StatusCode.UNIMPLEMENTED

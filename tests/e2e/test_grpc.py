@@ -153,13 +153,13 @@ def test_id_is_echoed_in_message_and_trailing_metadata(stub: Any) -> None:
 def test_request_without_an_id_gets_one(stub: Any) -> None:
     response, call = stub.ModelInfer.with_call(linear_request(ROW))
     assert response.id == ""
-    assert re.fullmatch("[0-9a-f]{32}", trailing(call)["x-request-id"])
+    assert re.fullmatch("[0-9a-f]{28}", trailing(call)["x-request-id"])
 
 
 def test_id_that_no_metadata_can_hold_is_echoed_in_the_message(stub: Any) -> None:
     response, call = stub.ModelInfer.with_call(linear_request(ROW, id="né\n"))
     assert response.id == "né\n"
-    assert re.fullmatch("[0-9a-f]{32}", trailing(call)["x-request-id"])
+    assert re.fullmatch("[0-9a-f]{28}", trailing(call)["x-request-id"])
 
 
 def test_failed_request_has_its_id_too(stub: Any) -> None:
@@ -207,7 +207,18 @@ def test_request_out_of_time_is_dropped_before_the_backend(
     busy = BusyWorker(stub, server)
     code, _ = error_of(lambda: stub.ModelInfer(lookup_request(3, id="late"), timeout=0.2))
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    server.wait_for_log(request_id="late")
+    server.wait_for_log(request_id="late", code="DEADLINE_EXCEEDED")
+    assert busy.finish() == 2, "the late request ran"
+
+
+def test_timeout_parameter_is_a_deadline_too(stub: Any, server: ServerProcess) -> None:
+    busy = BusyWorker(stub, server)
+    request = lookup_request(3, id="impatient")
+    request.parameters["timeout"].int64_param = 200_000  # microseconds
+    code, details = error_of(lambda: stub.ModelInfer(request, timeout=TIMEOUT_S))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "ran out of time" in details
+    server.wait_for_log(request_id="impatient", code="DEADLINE_EXCEEDED")
     assert busy.finish() == 2, "the late request ran"
 
 

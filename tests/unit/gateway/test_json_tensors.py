@@ -23,14 +23,10 @@ def numeric(draw: st.DrawFn) -> tuple[str, Array]:
     return datatype, draw(npst.arrays(DATATYPES[datatype], SHAPES, elements=elements))
 
 
-def over_the_wire(data: object) -> Any:
-    return orjson.loads(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY))
-
-
 @given(numeric())
 def test_array_survives_json(tensor: tuple[str, Array]) -> None:
     datatype, array = tensor
-    data = over_the_wire(to_json("y", datatype, array))
+    data = orjson.loads(to_json("y", datatype, array))
     found = from_json(datatype, array.shape, data)
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     assert found.tobytes() == array.tobytes()
@@ -48,7 +44,7 @@ def test_nested_and_flat_are_the_same(tensor: tuple[str, Array]) -> None:
 @given(st.lists(st.text()))
 def test_text_survives_json(texts: list[str]) -> None:
     array = object_array([text.encode() for text in texts])
-    data = over_the_wire(to_json("y", "BYTES", array))
+    data = orjson.loads(to_json("y", "BYTES", array))
     found = from_json("BYTES", [len(texts)], data)
     assert [as_bytes(element) for element in found] == list(array)
 
@@ -159,4 +155,5 @@ def test_output_that_json_cannot_say(datatype: str, value: float) -> None:
 def test_bytes_that_are_no_text() -> None:
     with pytest.raises(TensorError, match=r"not UTF-8.*binary_data"):
         to_json("y", "BYTES", object_array([b"\xff"]))
-    assert to_json("y", "BYTES", object_array([b"a\x00b\x00"])) == ["a\x00b\x00"]
+    text = to_json("y", "BYTES", object_array([b"a\x00b\x00"]))
+    assert orjson.loads(text) == ["a\x00b\x00"]

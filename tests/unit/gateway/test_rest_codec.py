@@ -10,11 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from model_store.signature import Signature, TensorSpec
-from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
+from model_store.tensors import (
+    DATATYPES,
+    Array,
+    datatype_of,
+    decode_raw,
+    encode_raw,
+    object_array,
+)
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.admission import InferAnswer, InputTensor
+from services.gateway.large_request import MAX_KEPT_BYTES, MIN_LARGE_BYTES
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
-from services.gateway.rest_codec import RestRequest, decode, encode
+from services.gateway.rest_codec import MIN_VIEWED_BYTES, decode, encode
+from services.gateway.rest_request import RestRequest
 from services.queueing.records import InferReply, Lane
 
 SHAPES = npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
@@ -85,8 +94,10 @@ def test_answer_can_be_read_back(
             encode(answer_of(outputs), request)
         return
     body = encode(answer_of(outputs), request)
-    length = len(body.content) if body.json_length is None else body.json_length
-    document = orjson.loads(body.content[:length])
+    content = b"".join(body.parts)
+    assert body.length == len(content)
+    length = len(content) if body.json_length is None else body.json_length
+    document = orjson.loads(content[:length])
     position = length
     assert [output["name"] for output in document["outputs"]] == list(outputs)
     for output in document["outputs"]:
@@ -97,11 +108,11 @@ def test_answer_can_be_read_back(
         assert ("data" in output) != choices.get(tensor.name, by_default)
         if "data" not in output:
             size = output["parameters"]["binary_data_size"]
-            raw = body.content[position : position + size]
+            raw = content[position : position + size]
             found = decode_raw(tensor.datatype, output["shape"], raw)
             assert encode_raw(tensor.datatype, found) == encode_raw(tensor.datatype, tensor.array)
             position += size
-    assert position == len(body.content)
+    assert position == len(content)
 
 
 def has_no_json(tensor: InputTensor) -> bool:
@@ -127,12 +138,106 @@ def test_answer_without_binary_outputs_has_no_header() -> None:
     tensor = InputTensor(name="y", datatype="INT8", array=np.array([[1, 2]], np.int8))
     body = encode(answer_of({"y": tensor}), RestRequest(id="7", inputs=[]))
     assert body.json_length is None
-    assert orjson.loads(body.content) == {
+    assert orjson.loads(b"".join(body.parts)) == {
         "model_name": "m",
         "model_version": "3",
         "id": "7",
         "outputs": [{"name": "y", "datatype": "INT8", "shape": [1, 2], "data": [1, 2]}],
     }
+
+
+def test_large_binary_outputs_are_not_copied() -> None:
+    """They are written from the answer's own memory; small and strided ones have to be copied."""
+    wanted = {
+        "large": np.arange(MIN_VIEWED_BYTES, dtype=np.uint8).reshape(2, -1),
+        "strided": np.arange(MIN_VIEWED_BYTES, dtype="<f4")[::2],
+        "empty": np.zeros((0, 3), np.int8),
+        "flags": np.ones(MIN_VIEWED_BYTES, np.bool_),
+        "small": np.ones(3, np.int16),
+    }
+    outputs = {
+        name: InputTensor(name=name, datatype=datatype_of(array), array=array)
+        for name, array in wanted.items()
+    }
+    body = encode(answer_of(outputs), RestRequest(inputs=[], binary_by_default=True))
+    head, *tail = body.parts
+    assert body.json_length == len(head)
+    assert [bytes(part) for part in tail] == [a.tobytes() for a in wanted.values() if a.size]
+    views = [np.frombuffer(part, np.uint8) for part in tail]
+    shared = [np.shares_memory(view, array) for view, array in zip(
+        views, [array for array in wanted.values() if array.size], strict=True
+    )]  # fmt: skip
+    assert shared == [True, False, True, False]
+
+
+def test_small_binary_outputs_are_one_part() -> None:
+    tensor = InputTensor(name="y", datatype="INT8", array=np.array([1, 2], np.int8))
+    (content,) = encode(
+        answer_of({"y": tensor}), RestRequest(inputs=[], binary_by_default=True)
+    ).parts
+    assert bytes(content).endswith(b"}\x01\x02")
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_answer_that_json_cannot_say(datatype: str, value: float) -> None:
+    array = np.array([[1, value]], DATATYPES[datatype])
+    outputs = {"y": InputTensor(name="y", datatype=datatype, array=array)}
+    with pytest.raises(InvalidRequestError, match=r"'y' holds NaN or infinity.*binary_data: true"):
+        encode(answer_of(outputs), RestRequest(inputs=[]))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("count", [3, 20_000, 300_000], ids=["usual", "large", "huge"])
+def test_body_in_any_buffer(kind: type, count: int) -> None:
+    array = np.arange(count, dtype=np.float32)
+    entry = {"name": "x", "datatype": "FP32", "shape": [count], "data": array.tolist()}
+    body = orjson.dumps({"inputs": [entry]})
+    assert (len(body) > MIN_LARGE_BYTES, len(body) > MAX_KEPT_BYTES) == (count > 3, count > 20_000)
+    decoded = decode(kind(body), None, None)
+    assert decoded.inputs[0].array.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_binary_inputs_view_the_body(raw: bool) -> None:
+    row = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    body, length = request_body([InputTensor(name="x", datatype="FP32", array=row)])
+    held = bytearray(row.tobytes() if raw else body)
+    decoded = decode(held, "0" if raw else length, IMAGE)
+    held[-4:] = np.float32(7).tobytes()
+    assert decoded.inputs[0].array[0, 1, 2] == 7
+
+
+def large_body(datatype: str, values: list[Any], **fields: Any) -> bytes:
+    entry = {"name": "x", "datatype": datatype, "shape": [len(values)], "data": values}
+    body = orjson.dumps({"inputs": [entry], **fields})
+    assert len(body) > MIN_LARGE_BYTES
+    return body
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"), [("FP32", 0.5), ("INT8", -1), ("BOOL", True), ("BYTES", "text")]
+)
+def test_large_body(datatype: str, value: object) -> None:
+    decoded = decode(large_body(datatype, [value] * 20_000, id="7"), None, None)
+    wanted = value.encode() if isinstance(value, str) else value
+    assert decoded.inputs[0].array.tolist() == [wanted] * 20_000
+    assert decoded.id == "7"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "message"),
+    [
+        ("INT32", 1.5, "whole numbers for INT32; it holds a fraction"),
+        ("FP32", True, "numbers for FP32; it holds a boolean"),
+        ("FP32", 1e39, "outside the range of FP32"),
+        ("UINT8", 256, "outside the range of UINT8"),
+        ("FP32", [1], "ragged"),
+    ],
+)
+def test_large_body_with_one_wrong_value(datatype: str, value: object, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        decode(large_body(datatype, [1] * 20_000 + [value]), None, None)
 
 
 @given(st.binary(max_size=60), st.none() | st.text(max_size=3) | st.integers(-2, 70).map(str))

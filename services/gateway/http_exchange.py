@@ -1,0 +1,120 @@
+"""One HTTP request and its answer: what a route makes of a head, and a connection writes in order.
+
+A route is a function of the head that gives an `Opener`: it is asked once for each head that a
+connection has not seen before, so whatever it works out is not paid for by every request.
+"""
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import orjson
+
+from services.errors import ServingError
+from services.gateway.http_body import Body
+from services.gateway.http_head import Head
+
+if TYPE_CHECKING:
+    from services.gateway.http_protocol import HttpConnection
+
+JSON = b"content-type: application/json\r\n"
+RETRY_AFTER_S = 1
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_CLOSE = b"connection: close\r\n"
+_KEEP_ALIVE = b"connection: keep-alive\r\n"
+_RETRY_AFTER = b"retry-after: %d\r\n" % RETRY_AFTER_S
+_JOINED_BYTES = 16 * 1024
+"""Up to this, one copy costs less than the system call's second buffer."""
+
+
+class Exchange:
+    """A request that is being answered.
+
+    The connection calls `begin` once with the whole body, or `refuse` when the body cannot be had,
+    and `abandon` when the caller hangs up before the answer. Whoever answers calls `respond` or
+    `respond_error` once; after `abandon` that does nothing.
+
+    Attributes:
+        head: of the request.
+        last: whether the connection ends with this answer.
+        response: what to write, once it is known; empty when abandoned.
+    """
+
+    __slots__ = ("_connection", "head", "last", "response")
+
+    def __init__(self, connection: "HttpConnection", head: Head) -> None:
+        self._connection = connection
+        self.head = head
+        self.last = not head.keep_alive
+        self.response: list[bytes | memoryview] | None = None
+
+    def begin(self, body: Body) -> None:
+        """Starts the work; the body is plain, whatever its Content-Encoding was."""
+        raise NotImplementedError
+
+    def refuse(self, error: ServingError) -> None:
+        """The request has no body to work on: too large, broken, or too late."""
+        self.respond_error(error)
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more: it is over, without one."""
+        self.response = []
+
+    def compress(
+        self,
+        parts: Sequence[bytes | memoryview],
+        encoding: str,
+        done: Callable[[list[bytes]], None],
+    ) -> None:
+        """Compresses an answer, off the loop if it is large; calls back unless abandoned."""
+
+        def compressed(smaller: list[bytes]) -> None:
+            if self.response is None:
+                done(smaller)
+
+        self._connection.port.threads.compress(parts, encoding, compressed)
+
+    def respond(self, status: int, fields: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """Answers.
+
+        Args:
+            status: an HTTP status.
+            fields: header lines, each with its CRLF; Content-Length, Date and Connection are
+                added here.
+            parts: the body, in pieces; none of it is sent to a HEAD request.
+        """
+        head, connection = self.head, self._connection
+        port = connection.port
+        if port.stopping and connection.ends_with(self):
+            self.last = True
+        if self.last:
+            fields = _CLOSE + fields
+        elif head.version == "1.0":
+            fields = _KEEP_ALIVE + fields
+        length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        start = b"%b%b%bcontent-length: %d\r\n\r\n" % (
+            _STATUS_LINES[status], port.date, fields, length
+        )  # fmt: skip
+        if head.method == "HEAD":
+            self.response = [start]
+        elif length <= _JOINED_BYTES:
+            self.response = [start + parts[0] if len(parts) == 1 else b"".join((start, *parts))]
+        else:
+            self.response = [start, *parts]
+        connection.finish(self)
+
+    def respond_error(self, error: ServingError, fields: bytes = b"") -> None:
+        """Answers with the protocol's error body, under the error's own status."""
+        if error.retryable:
+            fields = _RETRY_AFTER + fields
+        self.respond(error.http_status, JSON + fields, [error_body(error)])
+
+
+Opener = Callable[["HttpConnection", Head], Exchange]
+Router = Callable[[Head], Opener]
+
+
+def error_body(error: ServingError) -> bytes:
+    """`{"error": message}`."""
+    return orjson.dumps({"error": str(error)})

@@ -1,0 +1,34 @@
+"""What a caller may ask of the queue: the request parameters `timeout` and `priority`.
+
+Source: Triton's inference request parameters of the same names. Both edges read them; each hands
+over what its encoding made of the values.
+"""
+
+from services.errors import InvalidRequestError
+from services.queueing.records import LOWEST_PRIORITY
+
+MAX_TIMEOUT_US = 2**63 - 1
+"""The most that gRPC's `int64_param` can say."""
+
+
+def checked_scheduling(timeout: object, priority: object) -> tuple[int, int]:
+    """Checks both parameters; one that was not given comes as 0.
+
+    Returns:
+        Microseconds the caller allows from now, 0 for no limit of its own; and the priority, 1
+        (first) to 10 (last), 0 for the default.
+
+    Raises:
+        InvalidRequestError: one is not a whole number, or outside its range.
+    """
+    if type(timeout) is not int or not 0 <= timeout <= MAX_TIMEOUT_US:
+        raise InvalidRequestError(
+            "parameter 'timeout' must be a whole number of microseconds, 0 (no limit) or more, "
+            f"and is {timeout!r:.60}"
+        )
+    if type(priority) is not int or not 0 <= priority <= LOWEST_PRIORITY:
+        raise InvalidRequestError(
+            f"parameter 'priority' must be a whole number from 0 (the default) or 1 (first) to "
+            f"{LOWEST_PRIORITY} (last), and is {priority!r:.60}"
+        )
+    return timeout, priority

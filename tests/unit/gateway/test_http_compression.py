@@ -1,0 +1,139 @@
+"""Content-Encoding: what goes in comes out, within the limit, and never long on the loop."""
+
+import asyncio
+import contextlib
+import gzip
+import threading
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
+from services.gateway import http_compression
+from services.gateway.http_body import Body
+from services.gateway.http_compression import (
+    INLINE_BYTES,
+    CompressionThreads,
+    accepted_encoding,
+    compress,
+    decompress,
+)
+
+PLAIN: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.decompress,
+    "deflate": zlib.decompress,
+}
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4), st.sampled_from(sorted(PLAIN)))
+def test_compressed_answer_can_be_read(parts: list[bytes], encoding: str) -> None:
+    assert PLAIN[encoding](b"".join(compress(parts, encoding))) == b"".join(parts)
+
+
+@given(st.binary(max_size=200), st.sampled_from(sorted(PLAIN)), st.integers(0, 250))
+def test_limit_of_what_comes_out(data: bytes, encoding: str, limit: int) -> None:
+    packed = b"".join(compress([data], encoding))
+    if len(data) > limit:
+        with pytest.raises(PayloadTooLargeError, match=f"over {limit} bytes"):
+            decompress(packed, encoding, limit)
+    else:
+        assert decompress(packed, encoding, limit) == data
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_decompress_or_are_refused(data: bytes) -> None:
+    with contextlib.suppress(ServingError):
+        assert len(decompress(data, "gzip", 1000)) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("accept", "encoding"),
+    [
+        ("", ""), ("gzip", "gzip"), ("deflate", "deflate"), ("deflate, gzip", "gzip"),
+        ("GZIP;q=0.1", "gzip"), ("gzip;q=0", ""), ("gzip; q=0.000, deflate", "deflate"),
+        ("br", ""), ("identity", ""), ("gzip2", ""), (",,;", ""),
+    ],
+)  # fmt: skip
+def test_accepted_encoding(accept: str, encoding: str) -> None:
+    assert accepted_encoding(accept) == encoding
+
+
+SMALL, LARGE = b"x" * 100, b"x" * (INLINE_BYTES + 1)
+NOISE = bytes(range(256)) * (INLINE_BYTES // 128)
+
+
+@pytest.fixture
+def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each decompression ran on another thread than the test's."""
+    used: list[bool] = []
+    loop_thread, real = threading.get_ident(), decompress
+
+    def spy(body: Body, encoding: str, max_bytes: int) -> bytes:
+        used.append(threading.get_ident() != loop_thread)
+        return real(body, encoding, max_bytes)
+
+    monkeypatch.setattr(http_compression, "decompress", spy)
+    return used
+
+
+async def decompressed(body: bytes, max_bytes: int) -> Body | ServingError:
+    threads, outcome = CompressionThreads(), asyncio.get_running_loop().create_future()
+    threads.decompress(body, "gzip", max_bytes, outcome.set_result)
+    try:
+        return await asyncio.wait_for(outcome, 10)
+    finally:
+        threads.close()
+
+
+@pytest.mark.parametrize(
+    ("plain", "limit", "used"),
+    [
+        (SMALL, 10**6, [False]),
+        (LARGE, 10**6, [False, True]),  # small until it is looked at
+        (LARGE[:-1], 10**6, [False]),
+        (NOISE * 50, 10**8, [False, True]),
+    ],
+    ids=["small", "large", "just small", "bomb"],
+)
+async def test_large_bodies_leave_the_loop(
+    plain: bytes, limit: int, used: list[bool], threads_used: list[bool]
+) -> None:
+    assert await decompressed(gzip.compress(plain), limit) == plain
+    assert threads_used == used
+
+
+async def test_large_compressed_bodies_never_touch_the_loop(threads_used: list[bool]) -> None:
+    noise = gzip.compress(threading.get_ident().to_bytes(8, "big") * 20_000, 0)
+    assert len(noise) > INLINE_BYTES
+    assert isinstance(await decompressed(noise, 10**6), bytes)
+    assert threads_used == [True]
+
+
+@pytest.mark.parametrize(
+    ("body", "limit", "error", "used"),
+    [
+        (gzip.compress(LARGE), INLINE_BYTES, PayloadTooLargeError, [False]),
+        (gzip.compress(LARGE), INLINE_BYTES - 5, PayloadTooLargeError, [False]),
+        (gzip.compress(LARGE * 2), len(LARGE), PayloadTooLargeError, [False, True]),
+        (b"nonsense", 10**6, InvalidRequestError, [False]),
+        (b"nonsense" * 10_000, 10**6, InvalidRequestError, [True]),
+    ],
+)
+async def test_refusals(
+    body: bytes, limit: int, error: type[ServingError], used: list[bool], threads_used: list[bool]
+) -> None:
+    outcome = await decompressed(body, limit)
+    assert isinstance(outcome, error)
+    assert threads_used == used
+
+
+@pytest.mark.parametrize("size", [100, INLINE_BYTES, INLINE_BYTES + 1, 10**6])
+async def test_answers_of_any_size(size: int) -> None:
+    threads, outcome = CompressionThreads(), asyncio.get_running_loop().create_future()
+    threads.compress([b"a", b"x" * size], "gzip", outcome.set_result)
+    assert outcome.done() == (size < INLINE_BYTES)
+    assert gzip.decompress(b"".join(await outcome)) == b"a" + b"x" * size
+    threads.close()
