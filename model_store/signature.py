@@ -1,13 +1,15 @@
 """What a model takes and gives: names, datatypes and shapes, and the check of a request.
 
 Pure rules. Shapes include the batch dimension, which comes first and is -1; further -1 mark
-dimensions that vary from request to request.
+dimensions that vary from request to request. Requests that vary in length share a batch only
+where a `Padding` says how.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+import numpy as np
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from model_store.strict import StrictModel, nearest_name
 from model_store.tensors import DATATYPES
@@ -47,12 +49,99 @@ class TensorSpec(StrictModel):
         )
 
 
+Axis = Annotated[int, Field(ge=1)]
+"""A dimension of a full shape; 0 is the batch."""
+
+LENGTH_DATATYPES = ("INT32", "INT64")
+"""What `Padding.lengths` may be."""
+NOT_PADDED_DATATYPES = ("BF16", "BYTES")
+"""They have no NumPy number that could stand in the padding."""
+
+
+class Padding(StrictModel):
+    """How requests of different lengths share a batch.
+
+    Requests of one bucket run together, each padded to the longest of the batch. Whether that
+    leaves every answer as it was is a property of the model: verification proves it.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    inputs: dict[TensorName, Axis] = Field(min_length=1)
+    """The axis of each input that holds the length. Name every input that grows with the request,
+    but for the mask; within one request all have the same length."""
+    outputs: dict[TensorName, Axis] = Field(default={})
+    """The axis of each output to cut back to the request's own length. Name an output that has
+    one value for each position, such as a label for each token."""
+    buckets: tuple[int, ...] = Field(min_length=1)
+    """Lengths, ascending. A request belongs to the smallest that holds it; one that none holds is
+    refused. Add buckets when much of a batch is padding; remove some when batches stay small."""
+    values: dict[TensorName, float] = Field(default={})
+    """What an input is padded with; 0 unless told. Change it when the model has a padding token
+    of its own."""
+    mask: TensorName | None = None
+    """An input [rows, length] that is 1, or True, for real elements and 0 for padding. A request
+    may leave it out: then the server writes it. Name it when the model takes one."""
+    lengths: TensorName | None = None
+    """An integer input [rows], the number of real elements. A request may leave it out: then the
+    server writes it. Name it when the model takes lengths rather than a mask."""
+    static: bool = False
+    """Whether a batch is padded to its bucket and not to its longest request. Set it for engines
+    of fixed shapes, such as CUDA graphs."""
+
+    @field_validator("buckets")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if value[0] < 1 or list(value) != sorted(set(value)):
+            raise ValueError("give lengths from 1 up, each larger than the one before")
+        return value
+
+    @model_validator(mode="after")
+    def _each_name_once(self) -> "Padding":
+        for name, what in ((self.mask, "mask"), (self.lengths, "lengths")):
+            if name in self.inputs:
+                raise ValueError(f"'{name}' is both in inputs and the {what}; keep one of the two")
+        if self.mask is not None and self.mask == self.lengths:
+            raise ValueError(f"'{self.mask}' is both mask and lengths; keep one of the two")
+        for name in self.values:
+            if name not in self.inputs:
+                raise ValueError(
+                    f"values names '{name}', which is not padded{nearest_name(name, self.inputs)}"
+                )
+        return self
+
+    def bucket_of(self, length: int) -> int:
+        """The smallest bucket that holds a length.
+
+        Raises:
+            SignatureError: no bucket does, or the length is 0.
+        """
+        if length < 1:
+            raise SignatureError(f"the inputs have length {length}; give at least 1")
+        for bucket in self.buckets:
+            if length <= bucket:
+                return bucket
+        raise SignatureError(
+            f"the inputs have length {length}; at most {self.buckets[-1]} fit, so shorten them"
+        )
+
+    def axis_of(self, name: str) -> int | None:
+        """The axis of an input that holds the length, the mask's included, or None."""
+        return 1 if name == self.mask else self.inputs.get(name)
+
+    def is_optional(self, name: str) -> bool:
+        """Whether a request may leave the input out."""
+        return name in (self.mask, self.lengths)
+
+
 class Signature(StrictModel):
     """All inputs and outputs of a model, and how many rows one batch may have."""
 
     inputs: tuple[TensorSpec, ...] = Field(min_length=1)
     outputs: tuple[TensorSpec, ...] = Field(min_length=1)
     max_batch_size: int = Field(ge=1, le=65_536)
+    padding: Padding | None = None
+    """How requests of different lengths share a batch; None if only equal shapes do."""
 
     @field_validator("inputs", "outputs")
     @classmethod
@@ -62,14 +151,28 @@ class Signature(StrictModel):
             raise ValueError(f"a tensor name occurs twice in {names}")
         return value
 
+    @model_validator(mode="after")
+    def _padding_fits(self) -> "Signature":
+        if self.padding is not None:
+            inputs = {spec.name: spec for spec in self.inputs}
+            outputs = {spec.name: spec for spec in self.outputs}
+            _check_axes(self.padding.inputs, inputs, "input")
+            _check_axes(self.padding.outputs, outputs, "output")
+            _check_values(self.padding, inputs)
+            _check_optional(self.padding, inputs)
+        return self
+
     def check_inputs(self, given: Mapping[str, tuple[str, Sequence[int]]]) -> int:
         """Checks a request's tensors, each given as (datatype, full shape).
+
+        With a `padding`, the mask and the lengths may be missing, and the length must be one that
+        a bucket holds.
 
         Returns:
             The number of rows, which all inputs share.
 
         Raises:
-            SignatureError: a name, datatype, shape or batch size that does not fit.
+            SignatureError: a name, datatype, shape, batch size or length that does not fit.
         """
         known = {spec.name for spec in self.inputs}
         for name in given:
@@ -77,6 +180,8 @@ class Signature(StrictModel):
                 raise SignatureError(f"unknown input '{name}'{nearest_name(name, known)}")
         for spec in self.inputs:
             if spec.name not in given:
+                if self.padding is not None and self.padding.is_optional(spec.name):
+                    continue
                 raise SignatureError(f"input '{spec.name}' is missing")
             datatype, shape = given[spec.name]
             if datatype != spec.datatype:
@@ -87,7 +192,29 @@ class Signature(StrictModel):
                 raise SignatureError(
                     f"input '{spec.name}' has shape {_text(shape)}; expected {_text(spec.shape)}"
                 )
-        return self._rows({name: shape for name, (_, shape) in given.items()})
+        shapes = {name: shape for name, (_, shape) in given.items()}
+        rows = self._rows(shapes)
+        length = self.length_of(shapes)
+        if self.padding is not None and length is not None:
+            self.padding.bucket_of(length)
+        return rows
+
+    def length_of(self, shapes: Mapping[str, Sequence[int]]) -> int | None:
+        """The length that padded inputs share, or None for a model without `padding`.
+
+        Args:
+            shapes: full shapes by input name, as many as there are of their spec's rank.
+
+        Raises:
+            SignatureError: the lengths differ.
+        """
+        if self.padding is None:
+            return None
+        axes = {name: self.padding.axis_of(name) for name in shapes}
+        lengths = {name: shapes[name][axis] for name, axis in axes.items() if axis is not None}
+        if len(set(lengths.values())) > 1:
+            raise SignatureError(f"inputs differ in length: {lengths}; give all the same")
+        return next(iter(lengths.values()), None)
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Checks the names a request asks for.
@@ -114,6 +241,68 @@ class Signature(StrictModel):
                 f"the batch has {count} rows; at most {self.max_batch_size} fit, so split it"
             )
         return count
+
+
+def _check_axes(axes: Mapping[str, int], specs: Mapping[str, TensorSpec], what: str) -> None:
+    for name, axis in axes.items():
+        spec = _spec_of(
+            name, specs, f"padding names {what} '{name}', which the model does not have"
+        )
+        if axis >= len(spec.shape) or spec.shape[axis] != -1:
+            raise ValueError(
+                f"padding says axis {axis} of {what} '{name}' holds the length, and its shape is "
+                f"{_text(spec.shape)}; name an axis that is -1"
+            )
+
+
+def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
+    for name in padding.inputs:
+        datatype = inputs[name].datatype
+        if datatype in NOT_PADDED_DATATYPES:
+            raise ValueError(f"input '{name}' is {datatype}, which cannot be padded")
+        value = padding.values.get(name, 0)
+        dtype: Any = DATATYPES[datatype]
+        if dtype.kind == "f":
+            fits = abs(value) <= float(np.finfo(dtype).max)
+        else:
+            low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            fits = value == int(value) and low <= int(value) <= high
+        if not fits:
+            raise ValueError(f"input '{name}' is {datatype} and cannot be padded with {value:g}")
+
+
+def _check_optional(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
+    """The mask is [rows, length] of any numbers, the lengths [rows] of integers."""
+    numbers = [datatype for datatype in DATATYPES if datatype not in NOT_PADDED_DATATYPES]
+    _check_kind(padding.mask, inputs, "mask", (-1, -1), numbers)
+    _check_kind(padding.lengths, inputs, "lengths", (-1,), LENGTH_DATATYPES)
+
+
+def _check_kind(
+    name: str | None,
+    inputs: Mapping[str, TensorSpec],
+    what: str,
+    shape: tuple[int, ...],
+    datatypes: Iterable[str],
+) -> None:
+    if name is None:
+        return
+    spec = _spec_of(name, inputs, f"padding.{what} is '{name}', which is no input")
+    if spec.shape != shape:
+        raise ValueError(
+            f"padding.{what} is '{name}' of shape {_text(spec.shape)}; it must be {_text(shape)}"
+        )
+    if spec.datatype not in datatypes:
+        raise ValueError(
+            f"padding.{what} is '{name}' of datatype {spec.datatype}; use one of "
+            f"{', '.join(datatypes)}"
+        )
+
+
+def _spec_of(name: str, specs: Mapping[str, TensorSpec], problem: str) -> TensorSpec:
+    if name not in specs:
+        raise ValueError(f"{problem}{nearest_name(name, specs)}")
+    return specs[name]
 
 
 def _text(shape: Sequence[int]) -> str:

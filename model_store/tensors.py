@@ -84,7 +84,7 @@ def element_count(shape: Sequence[int]) -> int:
     return count
 
 
-def decode_raw(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+def decode_raw(datatype: str, shape: Sequence[int], data: bytes | bytearray | memoryview) -> Array:
     """Views raw bytes as an array of the given datatype and shape.
 
     Raises:
@@ -116,7 +116,19 @@ def encode_raw(datatype: str, array: Array) -> bytes:
     return np.ascontiguousarray(array, DATATYPES[datatype]).tobytes()
 
 
-def decode_bytes_elements(data: bytes | memoryview, count: int) -> npt.NDArray[np.object_]:
+def raw_view(datatype: str, array: Array) -> memoryview:
+    """The same bytes as `encode_raw`, viewed where the array's memory allows it.
+
+    Args:
+        datatype: any but BYTES, whose elements do not lie in the array.
+        array: must not be empty, nor change while the view is in use.
+    """
+    return np.ascontiguousarray(array, DATATYPES[datatype]).data.cast("B")
+
+
+def decode_bytes_elements(
+    data: bytes | bytearray | memoryview, count: int
+) -> npt.NDArray[np.object_]:
     """Splits length-prefixed elements into a flat object array of `bytes`.
 
     Raises:

@@ -18,6 +18,8 @@ from training.recipe import Recipe
 from training.targets import call_target
 
 SPLIT_NAMES = ("train", "validation", "test")
+GOLDEN_ROWS = 64
+"""Held-out rows that every server replays when it loads the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,10 @@ class Split:
     def rows(self) -> int:
         """How many rows there are."""
         return len(self.labels)
+
+    def golden_inputs(self) -> dict[str, Array]:
+        """The inputs of the first rows."""
+        return {name: array[:GOLDEN_ROWS] for name, array in self.inputs.items()}
 
 
 @dataclass(frozen=True, slots=True)

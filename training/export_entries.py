@@ -6,7 +6,7 @@ one of each.
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from model_store.strict import StrictModel
 
@@ -63,7 +63,7 @@ class OnnxExport(RecipePart):
 
 
 class OnnxInt8Export(RecipePart):
-    """The ONNX graph with statically quantized weights and activations (QDQ, per channel)."""
+    """The ONNX graph with weights (per channel) and activations quantized to 8 bits."""
 
     name: ClassVar[str] = "onnx-int8"
     file: ClassVar[str] = "model.int8.onnx"
@@ -71,8 +71,13 @@ class OnnxInt8Export(RecipePart):
     """Which kind of artifact this entry makes."""
     precision: Literal["int8"] = "int8"
     """What it computes in."""
+    method: Literal["static", "dynamic"] = "static"
+    """When the range of an activation is measured: once, on training rows, or anew in every batch.
+    Take `dynamic` for models of matrix products whose activations vary from row to row, as
+    transformers' do; then a row's answer depends a little on the rows it shares a batch with."""
     calibration_rows: int = Field(default=512, ge=1)
-    """Training rows that show the range of every activation. Raise it when agreement is low."""
+    """Training rows that show the range of every activation, for `static`. Raise it when agreement
+    is low."""
     op_types: tuple[Literal["Conv", "Gemm", "MatMul"], ...] = Field(
         default=("Conv", "Gemm", "MatMul"), min_length=1
     )
@@ -80,6 +85,14 @@ class OnnxInt8Export(RecipePart):
     they are not worth what they cost."""
     tolerance: Int8Tolerance = Int8Tolerance()
     """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+    @model_validator(mode="after")
+    def _dynamic_without_convolutions(self) -> "OnnxInt8Export":
+        if self.method == "dynamic" and self.op_types == ("Conv",):
+            raise ValueError(
+                "method: dynamic does not quantize Conv; take method: static, or Gemm and MatMul"
+            )
+        return self
 
 
 def _artifact_name(entry: object) -> str | None:

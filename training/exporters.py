@@ -16,7 +16,7 @@ from training.errors import ExportError
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, TorchScriptExport
 from training.loop import Trained
 from training.onnx_export import export_onnx
-from training.onnx_int8_export import export_onnx_int8
+from training.onnx_int8_export import export_onnx_dynamic_int8, export_onnx_static_int8
 from training.progress import say
 from training.recipe import Recipe
 from training.torchscript_export import DEPRECATION_NOTE, export_torchscript
@@ -74,8 +74,11 @@ def _export(entry: Export, trained: Trained, splits: Splits, folder: Path) -> No
             source = folder / OnnxExport.file
             if not source.exists():
                 export_onnx(trained.model, example, trained.signature, source)
-            rows = {name: array[: entry.calibration_rows] for name, array in arrays.items()}
-            export_onnx_int8(source, rows, entry.op_types, path)
+            if entry.method == "dynamic":
+                export_onnx_dynamic_int8(source, entry.op_types, path)
+            else:
+                rows = {name: array[: entry.calibration_rows] for name, array in arrays.items()}
+                export_onnx_static_int8(source, rows, entry.op_types, path)
         elif not path.exists():  # an int8 entry may have come first and made it
             export_onnx(trained.model, example, trained.signature, path)
     except Exception as error:  # exporters raise anything for a model they cannot take

@@ -1,4 +1,7 @@
-"""Checkpoint to ONNX, by the dynamo exporter, with a batch dimension of any size."""
+"""Checkpoint to ONNX, by the dynamo exporter, with a batch dimension of any size.
+
+Axes that the signature's padding names vary from 1 to its last bucket.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +35,6 @@ def export_onnx(
     """
     import onnx
 
-    batch = torch.export.Dim("batch")
     # The exporter's own internals warn about deprecated parts of torch.
     with quiet(loggers=CHATTY_LOGGERS):
         torch.onnx.export(
@@ -42,13 +44,23 @@ def export_onnx(
             dynamo=True,
             verbose=False,
             external_data=False,
-            dynamic_shapes=tuple({0: batch} for _ in example),
+            dynamic_shapes=_dynamic_shapes(signature),
             input_names=[spec.name for spec in signature.inputs],
             output_names=[spec.name for spec in signature.outputs],
         )
     document = onnx.load(path)
     strip_metadata(document)
     onnx.save(document, path)
+
+
+def _dynamic_shapes(signature: Signature) -> tuple[dict[int, Any], ...]:
+    """For each input, its axes of any size."""
+    batch, padding = torch.export.Dim("batch"), signature.padding
+    if padding is None:
+        return tuple({0: batch} for _ in signature.inputs)
+    length = torch.export.Dim("length", min=1, max=padding.buckets[-1])
+    axes = [padding.axis_of(spec.name) for spec in signature.inputs]
+    return tuple({0: batch} if axis is None else {0: batch, axis: length} for axis in axes)
 
 
 def strip_metadata(document: "ModelProto") -> None:

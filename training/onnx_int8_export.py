@@ -1,23 +1,32 @@
-"""ONNX to quantized ONNX: int8 weights and activations, in QDQ form, calibrated on real rows.
+"""ONNX to quantized ONNX: int8 weights, one scale a channel, and 8-bit activations.
 
-Only static quantization: dynamic quantization makes convolutions nearly three times slower. Only
-Conv, Gemm and MatMul: quantizing every operator wrecks models with masks.
+Two methods. *Static* measures the range of every activation once, on real rows (QDQ form).
+*Dynamic* measures it in every batch anew; it is refused for convolutions, which it makes four times
+slower than FP32. Only Conv, Gemm and MatMul: quantizing every operator wrecks models with masks.
 """
 
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from model_store.tensors import Array
+from training.errors import ExportError
 from training.quiet import quiet
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 CALIBRATION_BATCH_ROWS = 64
+SEVEN_BIT_WEIGHTS = True
+"""x86 without VNNI adds two products of 8 bits in 16 and saturates: logits of the digits then move by
+1.35 and not by 0.08. With weights of 7 bits nothing overflows, and one file is right everywhere."""
 
 
-def export_onnx_int8(
+def export_onnx_static_int8(
     source: Path, calibration: Mapping[str, Array], op_types: tuple[str, ...], path: Path
 ) -> None:
-    """Quantizes an exported ONNX file.
+    """Quantizes an exported ONNX file with ranges seen on calibration rows.
 
     Args:
         source: the FP32 ONNX file.
@@ -46,30 +55,77 @@ def export_onnx_int8(
         def get_next(self) -> dict[str, Array] | None:
             return next(self._batches, None)
 
-    document = onnx.load(source)
-    # The shapes that the exporter wrote beside the graph can contradict those inferred here.
-    del document.graph.value_info[:]
     with (
         quiet(loggers=("onnxruntime",)),
         tempfile.TemporaryDirectory(dir=path.parent) as folder,
     ):
         bare, prepared = Path(folder) / "bare.onnx", Path(folder) / "prepared.onnx"
-        onnx.save(document, bare)
+        onnx.save(_without_shapes(source), bare)
         quant_pre_process(str(bare), str(prepared), skip_symbolic_shape=True)
         quantize_static(
             str(prepared),
             str(path),
             Reader(),
             quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(op_types),
+            # A Relu behind a quantized convolution becomes a part of it; others stay as they are.
+            op_types_to_quantize=[*op_types, "Relu"],
             per_channel=True,
-            # What ONNX Runtime advises for x86 with VNNI; replaying at load guards the others.
+            reduce_range=SEVEN_BIT_WEIGHTS,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            # Inputs of the next operator are quantized anyway. Quantizing outputs too would clip
-            # the logits to what calibration saw and keep Relu out of the fused convolution.
-            extra_options={"OpTypesToExcludeOutputQuantization": list(op_types)},
+            extra_options={
+                # Inputs of the next operator are quantized anyway: quantizing outputs too would
+                # clip the logits to what calibration saw. Convolutions must have both to run in
+                # int8 at all.
+                "OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"],
+                # The products of attention are small, and its weights lose most in 8 bits.
+                "MatMulConstBOnly": True,
+            },
         )
+
+
+def export_onnx_dynamic_int8(source: Path, op_types: tuple[str, ...], path: Path) -> None:
+    """Quantizes the weights of an exported ONNX file; a batch gives its own activations' ranges.
+
+    Args:
+        source: the FP32 ONNX file.
+        op_types: operators to quantize; Conv among them means nothing.
+        path: the file to write.
+
+    Raises:
+        ExportError: the graph has convolutions.
+        Exception: whatever ONNX Runtime raises for a graph it cannot quantize.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    document = _without_shapes(source)
+    if any(node.op_type == "Conv" for node in document.graph.node):
+        raise ExportError(
+            "the graph has convolutions, which dynamic quantization makes 4 times slower than "
+            "FP32 and 8 times slower than static (batches of 1 to 8 of a CNN of 2.9 million "
+            "parameters, one thread of an AVX2 CPU); use method: static"
+        )
+    with quiet(loggers=("onnxruntime", "root")):
+        quantize_dynamic(
+            document,
+            str(path),
+            op_types_to_quantize=[kind for kind in op_types if kind != "Conv"],
+            per_channel=True,
+            reduce_range=SEVEN_BIT_WEIGHTS,
+            weight_type=QuantType.QInt8,
+        )
+
+
+def _without_shapes(source: Path) -> "ModelProto":
+    """The graph without the shapes that the exporter wrote beside it.
+
+    They can contradict those that the quantizer infers, which it takes for an error.
+    """
+    import onnx
+
+    document = onnx.load(source)
+    del document.graph.value_info[:]
+    return document
 
 
 def _batches(calibration: Mapping[str, Array]) -> Iterator[dict[str, Array]]:

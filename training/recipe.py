@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
-from model_store.signature import TensorName
+from model_store.signature import Padding, TensorName
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
 
 
@@ -177,6 +177,9 @@ class Recipe(RecipePart):
     """Where the numbers of every epoch go. Change it to write less."""
     max_batch_size: int = Field(default=64, ge=1, le=65_536)
     """Most rows a server runs at once. Raise it for small networks on large machines."""
+    padding: Padding | None = None
+    """How requests of different lengths share a batch; null if all rows have one length. Give it
+    for text, sound and other inputs that vary; see `docs/training.md`."""
     export: tuple[Export, ...] = Field(default=(OnnxExport(), OnnxInt8Export()), min_length=1)
     """Artifacts to make and prove. Add a kind when a host needs it; drop what nobody serves."""
     publish: PublishPart
@@ -203,7 +206,7 @@ class Recipe(RecipePart):
 
         Exports, tolerances and publishing are left out, so that they can change after training.
         """
-        later = {"checkpoint", "track", "max_batch_size", "export", "publish"}
+        later = {"checkpoint", "track", "max_batch_size", "padding", "export", "publish"}
         document = {k: v for k, v in self.document().items() if k not in later}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

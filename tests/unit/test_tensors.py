@@ -21,6 +21,7 @@ from model_store.tensors import (
     element_count,
     encode_raw,
     object_array,
+    raw_view,
 )
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
@@ -44,6 +45,19 @@ def test_every_datatype_round_trips_bit_for_bit(datatype: str) -> None:
         assert found.tobytes() == array.tobytes()  # bytes, because NaN differs from itself
 
     round_trip()
+
+
+@pytest.mark.parametrize("datatype", FIXED_SIZE)
+def test_raw_view_is_the_raw_bytes(datatype: str) -> None:
+    dtype = DATATYPES[datatype]
+
+    @given(hnp.arrays(dtype, hnp.array_shapes(min_dims=0), elements=hnp.from_dtype(dtype)))
+    def same(array: Array) -> None:
+        view = raw_view(datatype, array.T)
+        assert (view.format, view.ndim) == ("B", 1)
+        assert view == encode_raw(datatype, array.T)
+
+    same()
 
 
 @given(st.lists(st.binary(max_size=20), max_size=12))

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
 from rich.console import Console
 from torch import nn
 
+from model_store.signature import Signature, TensorSpec
 from tests.unit.training.recipes import recipe, splits
+from training.datasets import Split, Splits
 from training.exporters import Exported, export_all
 from training.loop import Trained
 from training.model import build_model, try_model
-from training.onnx_int8_export import export_onnx_int8
+from training.onnx_export import export_onnx
+from training.onnx_int8_export import export_onnx_dynamic_int8, export_onnx_static_int8
 from training.runners import file_runner
 from training.train_state import TrainState
 
@@ -99,9 +103,95 @@ def test_only_the_named_operators_are_quantized(
     counts = {}
     for op_types in (("Gemm",), ("Conv",), ("Conv", "Gemm", "MatMul")):
         path = tmp_path / f"{'-'.join(op_types)}.onnx"
-        export_onnx_int8(source, images, op_types, path)
+        export_onnx_static_int8(source, images, op_types, path)
         counts[op_types] = operators(path).count("QuantizeLinear")
-    assert counts == {("Gemm",): 1, ("Conv",): 3, ("Conv", "Gemm", "MatMul"): 4}
+    # The input of each product, and what comes out of each convolution: its Relu is a part of it.
+    assert counts == {("Gemm",): 1, ("Conv",): 3 + 2, ("Conv", "Gemm", "MatMul"): 3 + 2 + 1}
+
+
+def test_a_relu_behind_a_convolution_becomes_a_part_of_it(exported: dict[str, Exported]) -> None:
+    """Only then does ONNX Runtime run the convolution in 8 bits, the last one too."""
+    assert operators(exported["onnx"].path).count("Relu") == 3
+    assert operators(exported["onnx-int8"].path).count("Relu") == 0
+
+
+def test_no_weight_is_so_large_that_two_products_overflow_16_bits(
+    exported: dict[str, Exported], perceptron: Path, tmp_path: Path
+) -> None:
+    export_onnx_dynamic_int8(perceptron, ("Gemm", "MatMul"), tmp_path / "dynamic.onnx")
+    for path in (exported["onnx-int8"].path, tmp_path / "dynamic.onnx"):
+        weights = [numpy_helper.to_array(init) for init in onnx.load(path).graph.initializer]
+        largest = [np.abs(a.astype(int)).max() for a in weights if a.dtype == np.int8 and a.any()]
+        assert largest
+        assert all(60 <= found <= 64 for found in largest)  # 2 * 64 * 255 < 2 ** 15
+
+
+class Perceptron(nn.Module):
+    """Two layers for every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(x).mean(dim=1)
+        return logits
+
+
+@pytest.fixture(scope="module")
+def perceptron(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("perceptron") / "model.onnx"
+    signature = Signature(
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4, 6)),),
+        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),),
+        max_batch_size=8,
+    )
+    export_onnx(Perceptron().eval(), (torch.zeros(2, 4, 6),), signature, path)
+    return path
+
+
+def test_dynamic_quantization_measures_every_batch_anew(perceptron: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dynamic.onnx"
+    export_onnx_dynamic_int8(perceptron, ("Conv", "Gemm", "MatMul"), path)
+    assert operators(path).count("DynamicQuantizeLinear") == 2
+    assert operators(path).count("MatMulInteger") == 2
+    sessions = [onnxruntime.InferenceSession(str(file)) for file in (perceptron, path)]
+    for scale in (1, 1000):  # no range of a calibration could fit both
+        x = scale * np.random.default_rng(0).normal(size=(5, 4, 6)).astype(np.float32)
+        right, found = (session.run(None, {"x": x})[0] for session in sessions)
+        assert 0 < np.abs(found - right).max() < 0.02 * np.abs(right).max()
+
+
+def test_dynamic_quantization_of_convolutions_is_refused_with_what_it_costs(
+    trained: Trained, tmp_path: Path
+) -> None:
+    entry = {"kind": "onnx", "precision": "int8", "method": "dynamic"}
+    console = Console(file=io.StringIO())
+    (found,) = export_all(recipe(export=[entry]), trained, splits(), tmp_path, console)
+    assert found.failure is not None
+    assert found.failure.startswith("export failed: ExportError: the graph has convolutions")
+    assert "4 times slower" in found.failure
+    assert "use method: static" in found.failure
+    assert not found.path.exists()
+
+
+def test_the_method_of_the_recipe_is_the_one_that_is_used(tmp_path: Path) -> None:
+    model = Perceptron().eval()
+    inputs = {"x": np.random.default_rng(0).normal(size=(80, 4, 6)).astype(np.float32)}
+    split = Split(inputs, np.zeros(80, np.int64))
+    data = Splits(split, split, split)
+    counts = {}
+    for method in ("static", "dynamic"):
+        entry = {"kind": "onnx", "precision": "int8", "method": method}
+        wanted, folder = recipe(export=[entry]), tmp_path / method
+        folder.mkdir()
+        signature = try_model(model, data, wanted)
+        made = Trained(model=model, weights=Path(), signature=signature, state=TrainState())
+        (found,) = export_all(wanted, made, data, folder, Console(file=io.StringIO()))
+        assert found.failure is None
+        counts[method] = operators(found.path).count("DynamicQuantizeLinear")
+    assert counts == {"static": 0, "dynamic": 2}
 
 
 def test_calibration_decides_the_ranges(exported: dict[str, Exported], tmp_path: Path) -> None:
@@ -111,7 +201,7 @@ def test_calibration_decides_the_ranges(exported: dict[str, Exported], tmp_path:
     for scale in (1, 1, 100):
         path = tmp_path / "quantized.onnx"
         rows = {"image": (images * scale).astype(np.float32)}
-        export_onnx_int8(source, rows, ("Conv",), path)
+        export_onnx_static_int8(source, rows, ("Conv",), path)
         found.append(path.read_bytes())
     assert found[0] == found[1] != found[2]
 

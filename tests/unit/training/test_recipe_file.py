@@ -78,6 +78,13 @@ def test_every_field_says_when_to_change_it() -> None:
         ("export=[{kind: onnx, precision: fp16}]", "{kind: onnx, precision: int8}"),
         ("export=[{kind: onnx}, {kind: onnx}]", "twice in ['onnx', 'onnx']"),
         ("export.2.tolerance.min_agreement=99", "less than or equal to 1"),
+        ("export.2.method=quick", "'static' or 'dynamic'"),
+        (
+            "export=[{kind: onnx, precision: int8, method: dynamic, op_types: [Conv]}]",
+            "method: dynamic does not quantize Conv",
+        ),
+        ("padding={inputs: {image: 1}}", "'padding.buckets' is missing"),
+        ("padding={inputs: {image: 1}, bucket: [8]}", "did you mean 'buckets'?"),
     ],
 )
 def test_a_bad_value_is_named_with_what_to_do(override: str, words: str) -> None:
@@ -161,6 +168,21 @@ def test_a_python_function_gives_the_same_object_and_takes_overrides(tmp_path: P
         load_recipe(f"{tmp_path}/mine.py:nothing")
     with pytest.raises(RecipeError, match=r"has no 'recipes' \(did you mean 'recipe'\?\)"):
         load_recipe(f"{tmp_path}/mine.py:recipes")
+
+
+def test_the_padding_of_a_recipe_is_stored_with_every_default() -> None:
+    text = SMALLEST + "padding: {inputs: {tokens: 1}, buckets: [8, 32], mask: mask}\n"
+    recipe = parse_recipe(text, "here")
+    assert parse_recipe(resolved_yaml(recipe), "there") == recipe
+    assert yaml.safe_load(resolved_yaml(recipe))["padding"] == {
+        "inputs": {"tokens": 1},
+        "outputs": {},
+        "buckets": [8, 32],
+        "values": {},
+        "mask": "mask",
+        "lengths": None,
+        "static": False,
+    }
 
 
 def test_only_what_decides_the_weights_decides_the_run_folder() -> None:
