@@ -1,184 +1,172 @@
-"""`make bench`: the raw model, then the served one, each figure beside the raw limit.
+"""`make bench`: the raw model, then the same model served, each figure beside the raw limit.
+
+Three models (a tiny MLP, a CNN, a transformer encoder), FP32 and the fastest proven artifact; then
+cold start, memory, the event loop's lag, and inputs of different lengths. Prints tables and
+verdicts, and writes `bench/results/latest.json`.
 
 Timings of a shared machine are noisy: compare ratios within one run, not figures between runs.
 """
 
 import argparse
-import asyncio
-import json
-import os
-import platform
-import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
 
-import numpy as np
-import uvloop
-from safetensors.numpy import load as load_safetensors
-
-from bench.load import Latencies, load_grpc, load_rest
-from bench.pinning import CLIENT_CORE, SERVER_CORE, cores_apart, pinned_to
-from bench.process_figures import cpu_seconds, resident_mebibytes
-from flambeau.commands.store_option import DEFAULT_STORE
-from flambeau.commands.up import fill_if_empty
-from flambeau.server_process import ServerProcess, server_process
-from model_store.golden import golden_rows
+from bench.golden_model import BENCH_STORE, newest_manifest, served_artifact
+from bench.lengths import MODEL as LENGTHS_MODEL
+from bench.lengths import LengthFigures, length_verdicts, measure_lengths
+from bench.peers.peer import Form
+from bench.pinned_server import end_with_exception
+from bench.pinning import become_client
+from bench.results_file import bench_store, write_results
+from bench.served_figures import ModelFigures, measure_model
+from bench.start_figures import LagFigures, StartFigures, measure_lag, measure_starts
+from bench.verdicts import MISSING, Verdict, table
 from model_store.manifest import Manifest
-from model_store.store import ModelStore
-from model_store.tensors import encode_raw
-from protos import open_inference_pb2 as pb
 
-CONCURRENCIES = (1, 8, 32)
-WARM_UP_S = 1.0
-RESULTS = Path(__file__).parent / "results" / "latest.json"
+MODELS = ("tiny-mlp", "cnn", "encoder")
+SMALL_MODEL = "tiny-mlp"
+FP32 = "onnx"
+SMALL_CASES = tuple((form, clients) for form in Form for clients in (1, 32, 64))
+LARGE_CASES = ((Form.BINARY, 32), (Form.GRPC, 32))
+SMALL_RATE = 10_000
+"""Requests a second while the event loop is looked at."""
+LAG_S = 10
+"""The server looks ten times a second."""
+RATIO_TARGET = 0.95
 
 
 def main() -> None:
-    """Measures, prints, and writes `bench/results/latest.json`."""
-    arguments = _arguments()
-    fill_if_empty(arguments.store)
-    store = ModelStore(arguments.store)
-    manifest = store.manifest(arguments.model, store.versions(arguments.model)[-1])
-    artifact = manifest.artifacts_by_speed()[0].name
-    print(f"{manifest.model} {manifest.version}, artifact {artifact}, one thread")
-    raw = _raw(arguments.store, manifest, artifact)
-    limit = max(raw.values())
-    for size, rate in raw.items():
-        print(f"raw model, batch {size:>2}: {rate:>10,.0f} samples/s")
-    rest_request, grpc_request, body = _requests(store, manifest)
-    pinned_to(CLIENT_CORE)()
-    rows: list[dict[str, Any]] = []
-    started = time.perf_counter()
-    serve = ["--store", arguments.store, "--model", manifest.model, "--set", "access_log=false"]
-    with server_process([*serve, "--set", "log_level=warning"], pinned_to(SERVER_CORE)) as server:
-        url = f"http://{server.http}/v2/models/{manifest.model}/infer"
-        urllib.request.urlopen(url, body).close()
-        start = {
-            "cold_start_s": time.perf_counter() - started,
-            "resident_mib": resident_mebibytes(server.pid),
-        }
-        print(f"cold start {start['cold_start_s']:.2f} s, {start['resident_mib']:.0f} MiB resident")
-        for clients in CONCURRENCIES:
-            for protocol, request in (("rest", rest_request), ("grpc", grpc_request)):
-                row = _measure(server, protocol, request, clients, arguments.seconds)
-                row["ratio_to_raw"] = row["requests_per_second"] / limit
-                rows.append(row)
-                _show(row)
-        start["resident_mib_after"] = resident_mebibytes(server.pid)
-    _write(manifest, artifact, raw, rows, start)
-    _say_whether_batches_pay(rows)
+    """Measures, prints, and writes."""
+    end_with_exception()
+    given = _arguments()
+    store = bench_store(given.store)
+    become_client()
+    figures, starts, lags, lengths = [], [], [], []
+    for name in given.models:
+        manifest = newest_manifest(store, name)
+        cases = SMALL_CASES if name == SMALL_MODEL else LARGE_CASES
+        for artifact in _artifacts(manifest):
+            figures.append(
+                measure_model(store, manifest, artifact, cases, given.rounds, given.seconds)
+            )
+    if SMALL_MODEL in given.models:
+        manifest = newest_manifest(store, SMALL_MODEL)
+        starts.append(measure_starts(store, manifest, FP32, given.rounds))
+        lags.append(measure_lag(store, manifest, served_artifact(manifest, ""), SMALL_RATE, LAG_S))
+    if LENGTHS_MODEL in store.models():
+        lengths = measure_lengths(store, "", given.rounds, given.seconds)
+    print(f"\n{_served_table(figures)}\n")
+    for start in starts:
+        print(
+            f"cold start ({start.artifact}): {start.cold_start_s:.2f} s, "
+            f"{start.resident_mb:.0f} MB resident"
+        )
+    for lag in lags:
+        print(
+            f"event loop at {lag.offered_per_second:,.0f} requests/s (REST JSON): "
+            f"{lag.within_bound:.1%} of {lag.looks} looks within 1 ms; p99 {lag.p99_ms:.2f} ms, "
+            f"failures {lag.failures}; the client sent within {lag.client_lag_p99_ms:.2f} ms (p99)"
+        )
+    document = {
+        "models": list(map(asdict, figures)),
+        "starts": list(map(asdict, starts)),
+        "event_loop": list(map(asdict, lags)),
+        "lengths": list(map(asdict, lengths)),
+    }
+    write_results("latest", document, verdicts(figures, starts, lags, lengths))
+
+
+def verdicts(
+    figures: Sequence[ModelFigures],
+    starts: Sequence[StartFigures],
+    lags: Sequence[LagFigures],
+    lengths: Sequence[LengthFigures],
+) -> list[Verdict]:
+    """Every figure that has a target."""
+    found = []
+    for model in figures:
+        found += _small_verdicts(model) if model.model == SMALL_MODEL else _large_verdicts(model)
+    for start in starts:
+        what = f"{SMALL_MODEL}, {start.artifact}, process start to first right answer"
+        found.append(_at_most(what, start.cold_start_s, 1.0, "s"))
+        what = f"{SMALL_MODEL}, {start.artifact}, memory after it"
+        found.append(_at_most(what, start.resident_mb, 150, "MB"))
+    for lag in lags:
+        what = f"looks at the event loop within 1 ms at {lag.offered_per_second:,.0f} requests/s"
+        found.append(_at_least(what, lag.within_bound * 100, 99, "%"))
+    found += length_verdicts(lengths)
+    failures = sum(f.failures for model in figures for f in model.served)
+    failures += sum(f.failures for f in lags) + sum(f.failures for f in lengths)
+    return [*found, _at_most("failed requests", failures, 0)]
+
+
+def _large_verdicts(model: ModelFigures) -> list[Verdict]:
+    return [
+        _at_least(
+            f"{model.model}, {model.artifact}, {figure.form}, {figure.clients} clients: "
+            "served ÷ raw",
+            figure.ratio_to_raw,
+            RATIO_TARGET,
+        )
+        for figure in model.served
+    ]
+
+
+def _small_verdicts(model: ModelFigures) -> list[Verdict]:
+    rest, grpc = model.of(Form.JSON, 64), model.of(Form.GRPC, 64)
+    single, name = model.of(Form.JSON, 1), f"{model.model}, {model.artifact}"
+    json_us, grpc_us = (f.server_cpu_us if f else MISSING for f in (rest, grpc))
+    return [
+        _at_most(f"{name}, REST JSON, 64 clients: server CPU a request", json_us, 35, "µs"),
+        _at_most(f"{name}, gRPC, 64 clients: server CPU a request", grpc_us, 200, "µs"),
+        _at_most(
+            f"{name}, REST JSON, 1 client: median", single.p50_ms if single else MISSING, 0.3, "ms"
+        ),
+    ]
+
+
+def _at_most(what: str, value: float, target: float, unit: str = "") -> Verdict:
+    return Verdict(what=what, value=value, bound="at most", target=target, unit=unit)
+
+
+def _at_least(what: str, value: float, target: float, unit: str = "") -> Verdict:
+    return Verdict(what=what, value=value, bound="at least", target=target, unit=unit)
+
+
+def _artifacts(manifest: Manifest) -> list[str]:
+    """FP32 and the fastest, which may be the same."""
+    return list(dict.fromkeys((FP32, served_artifact(manifest, ""))))
+
+
+def _served_table(figures: Sequence[ModelFigures]) -> str:
+    head = ["model", "artifact", "form", "clients", "requests/s", "÷ raw", "p50 ms", "p99 ms"]
+    head += ["CPU µs", "batch rows", "loop ≤ 1 ms", "failures", "generator"]
+    rows: list[list[str | float]] = [
+        [
+            model.model, model.artifact, figure.form, figure.clients, figure.requests_per_second,
+            figure.ratio_to_raw, figure.p50_ms, figure.p99_ms, figure.server_cpu_us,
+            figure.batch_rows, figure.lag_within_bound, figure.failures, figure.generator,
+        ]
+        for model in figures
+        for figure in model.served
+    ]  # fmt: skip
+    return table(head, rows)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--store", default=DEFAULT_STORE)
-    parser.add_argument("--model", default="digits")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of load for each figure")
-    return parser.parse_args()
-
-
-def _raw(store: str, manifest: Manifest, artifact: str) -> dict[int, float]:
-    """Samples a second by batch size, measured by a process on the server's core."""
-    command = [sys.executable, "-m", "bench.raw_model", store, manifest.model]
-    command += [str(manifest.version), artifact]
-    pin = pinned_to(SERVER_CORE)
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, preexec_fn=pin).stdout
-    return {int(rows): rate for rows, rate in json.loads(output).items()}
-
-
-def _requests(store: ModelStore, manifest: Manifest) -> tuple[bytes, bytes, bytes]:
-    """One golden row as a whole HTTP request, as a gRPC message, and as a JSON body."""
-    golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
-    arrays = {name: array[:1] for name, array in golden.inputs.items()}
-    specs = {s.name: s for s in manifest.signature.inputs}
-    body = json.dumps(
-        {
-            "inputs": [
-                {"name": n, "datatype": specs[n].datatype, "shape": a.shape, "data": a.tolist()}
-                for n, a in arrays.items()
-            ]
-        }
-    ).encode()
-    head = (
-        f"POST /v2/models/{manifest.model}/infer HTTP/1.1\r\nHost: bench\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    parser.add_argument("--store", default=str(BENCH_STORE), help="model store of the benchmark")
+    parser.add_argument(
+        "--models", type=lambda text: text.split(","), default=list(MODELS), metavar="A,B"
     )
-    message = pb.ModelInferRequest(model_name=manifest.model)
-    for name, array in arrays.items():
-        message.inputs.add(name=name, datatype=specs[name].datatype, shape=array.shape)
-        message.raw_input_contents.append(encode_raw(specs[name].datatype, array))
-    return head.encode() + body, message.SerializeToString(), body
+    parser.add_argument("--seconds", type=int, default=4, help="of load for each figure of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
+    parser.add_argument("--quick", action="store_true", help="one round of a second each")
+    given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.seconds = 1, 1
+    return given
 
 
-def _measure(
-    server: ServerProcess, protocol: str, request: bytes, clients: int, seconds: float
-) -> dict[str, Any]:
-    """Warms up, then loads; CPU counts only the second part."""
-
-    def load(duration: float) -> Latencies:
-        generate, address = (
-            (load_rest, server.http) if protocol == "rest" else (load_grpc, server.grpc)
-        )
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(generate(address, request, clients, duration))
-
-    load(WARM_UP_S)
-    cpu, own_cpu, started = cpu_seconds(server.pid), time.process_time(), time.perf_counter()
-    results = load(seconds)
-    elapsed = time.perf_counter() - started
-    latencies = np.array(results.seconds) * 1000
-    count = len(latencies)
-    return {
-        "protocol": protocol,
-        "clients": clients,
-        "requests_per_second": count / elapsed,
-        "p50_ms": float(np.percentile(latencies, 50)),
-        "p99_ms": float(np.percentile(latencies, 99)),
-        "server_cpu_us": (cpu_seconds(server.pid) - cpu) / count * 1e6,
-        "client_cpu_share": (time.process_time() - own_cpu) / elapsed,
-        "failures": results.failures,
-    }
-
-
-def _show(row: dict[str, Any]) -> None:
-    print(
-        f"{row['protocol']}, {row['clients']:>2} clients: "
-        f"{row['requests_per_second']:>8,.0f} requests/s ({row['ratio_to_raw']:.3f} of raw), "
-        f"p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms, "
-        f"server CPU {row['server_cpu_us']:.0f} µs a request, "
-        f"client busy {row['client_cpu_share']:.0%}, failures {row['failures']}"
-    )
-
-
-def _write(
-    manifest: Manifest,
-    artifact: str,
-    raw: dict[int, float],
-    rows: list[dict[str, Any]],
-    start: dict[str, float],
-) -> None:
-    document = {
-        "model": manifest.model,
-        "artifact": artifact,
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(),
-                    "server_and_client_on_different_cores": cores_apart()},
-        "raw_samples_per_second": raw,
-        "raw_limit_samples_per_second": max(raw.values()),
-        "start": start,
-        "served": rows,
-    }  # fmt: skip
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"wrote {RESULTS}")
-
-
-def _say_whether_batches_pay(rows: list[dict[str, Any]]) -> None:
-    for protocol in ("rest", "grpc"):
-        rates = {r["clients"]: r["requests_per_second"] for r in rows if r["protocol"] == protocol}
-        few, many = min(rates), max(rates)
-        print(f"{protocol}: {many} clients get {rates[many] / rates[few]:.1f}x of {few} client")
-
-
-main()
+if __name__ == "__main__":
+    main()

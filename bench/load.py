@@ -1,107 +1,121 @@
 """Closed-loop load: each client sends its next request when the last is answered.
 
-Both generators send one canned request again and again, so that the client's own work stays as
-small as Python allows; what remains of it is reported beside the server's.
+`wrk` and `h2load` make it where they are installed, for they cost next to nothing (see
+`bench/peers/load.py`); else a generator in Python does, and is named beside its figures.
 """
 
 import asyncio
+import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
-from grpc import aio
+import uvloop
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-CHANNELS = 4
+from bench.peers import load as programs
+from bench.peers.load import Load
+from bench.peers.peer import Ask, Form
+from bench.shooters import Outcome, Shooter, open_shooter
+from bench.verdicts import percentile
+from flambeau.server_process import ServerProcess
+
+PYTHON = "Python"
+"""The generator that is always there."""
+
+
+def generator_of(form: Form) -> str:
+    """The program that makes the load of a form here."""
+    program = "h2load" if form is Form.GRPC else "wrk"
+    return program if shutil.which(program) else PYTHON
+
+
+def closed_loop(
+    server: ServerProcess, form: Form, ask: Ask, clients: int, seconds: int, answer_bytes: int
+) -> Load:
+    """Loads a server with one canned request again and again.
+
+    Args:
+        server: whom to ask.
+        form: how the request travels.
+        ask: the request.
+        clients: requests in flight.
+        seconds: how long.
+        answer_bytes: of a right answer, the gRPC prefix included.
+
+    Raises:
+        PeerError: nothing was answered.
+    """
+    match generator_of(form):
+        case "wrk":
+            return programs.load_rest(server.http, ask, clients, seconds)
+        case "h2load":
+            return programs.load_grpc(server.grpc, ask, clients, seconds, answer_bytes)
+    return python_load(server, form, [ask], clients, seconds)
+
+
+def python_load(
+    server: ServerProcess, form: Form, asks: Sequence[Ask], clients: int, seconds: float
+) -> Load:
+    """Loads a server from this process; unlike the programs it can send different requests.
+
+    Args:
+        server: whom to ask.
+        form: how the requests travel.
+        asks: the requests, sent round and round.
+        clients: requests in flight.
+        seconds: how long.
+    """
+
+    async def run() -> Load:
+        shooter = await open_shooter(form, server.http, server.grpc, asks)
+        try:
+            return await _Clients(shooter, clients, seconds).run()
+        finally:
+            await shooter.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
 
 
 @dataclass(slots=True)
-class Latencies:
-    """Seconds of every answered request, and how many failed."""
+class _Clients:
+    """So many clients of one shooter."""
 
-    seconds: list[float] = field(default_factory=list)
-    failures: int = 0
+    shooter: Shooter
+    clients: int
+    seconds: float
+    latencies_s: list[float] = field(default_factory=list)
+    failed: int = 0
+    sent: int = 0
 
-
-class _RestClient(asyncio.Protocol):
-    """One connection that never rests. Reads just enough HTTP for our own server's answers."""
-
-    def __init__(self, request: bytes, stop_at: float, results: Latencies) -> None:
-        self._request = request
-        self._stop_at = stop_at
-        self._results = results
-        self._buffer = b""
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-        self._send()
-
-    def _send(self) -> None:
-        self._started = time.perf_counter()
-        if self._started >= self._stop_at:
-            self._transport.close()
-            self.done.set_result(None)
-        else:
-            self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        if not found:
-            return
-        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        if len(body) >= length:
-            self._buffer = b""
-            self._results.seconds.append(time.perf_counter() - self._started)
-            self._results.failures += not head.startswith(b"HTTP/1.1 200")
-            self._send()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
-
-
-async def load_rest(address: str, request: bytes, clients: int, seconds: float) -> Latencies:
-    """Loads the REST edge.
-
-    Args:
-        address: host:port.
-        request: a whole HTTP request, head and body.
-        clients: connections, each with one request in flight.
-        seconds: how long.
-    """
-    host, port = address.rsplit(":", 1)
-    results = Latencies()
-    stop_at = time.perf_counter() + seconds
-    loop = asyncio.get_running_loop()
-    connections = [
-        await loop.create_connection(
-            lambda: _RestClient(request, stop_at, results), host, int(port)
+    async def run(self) -> Load:
+        loop = asyncio.get_running_loop()
+        started = time.monotonic()
+        ended = [loop.create_future() for _ in range(self.clients)]
+        for one in ended:
+            self._next(one, started + self.seconds)
+        await asyncio.gather(*ended)
+        return Load(
+            answered=len(self.latencies_s),
+            failed=self.failed,
+            duration_s=time.monotonic() - started,
+            p50_ms=percentile(self.latencies_s, 50) * 1000,
+            p99_ms=percentile(self.latencies_s, 99) * 1000,
         )
-        for _ in range(clients)
-    ]
-    await asyncio.gather(*(protocol.done for _, protocol in connections))
-    return results
 
+    def _next(self, ended: "asyncio.Future[None]", stop_at: float) -> None:
+        """One client's next request, until its time is up."""
+        began = time.monotonic()
+        if began >= stop_at:
+            ended.set_result(None)
+            return
 
-async def load_grpc(address: str, message: bytes, clients: int, seconds: float) -> Latencies:
-    """Loads the gRPC edge with a serialised ModelInferRequest; answers are not parsed."""
-    results = Latencies()
-    stop_at = time.perf_counter() + seconds
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    channels = [aio.insecure_channel(address, options) for _ in range(min(clients, CHANNELS))]
+        def answered(outcome: Outcome, body: bytes) -> None:
+            if outcome is Outcome.ANSWERED:
+                self.latencies_s.append(time.monotonic() - began)
+            else:
+                self.failed += 1
+            self._next(ended, stop_at)
 
-    async def client(number: int) -> None:
-        call = channels[number % len(channels)].unary_unary(INFER, None, None)
-        while (started := time.perf_counter()) < stop_at:
-            try:
-                await call(message)
-            except aio.AioRpcError:
-                results.failures += 1
-            results.seconds.append(time.perf_counter() - started)
-
-    await asyncio.gather(*(client(number) for number in range(clients)))
-    for channel in channels:
-        await channel.close(None)
-    return results
+        self.sent += 1
+        self.shooter.send(self.sent, answered)

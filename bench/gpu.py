@@ -1,0 +1,170 @@
+"""`make bench-gpu`: served ÷ raw on a GPU, for the CNN and the encoder of the bench store.
+
+In: the store that `make bench` fills. Out: samples a second of each FP32 artifact in a loop at its
+best batch size, the same served over REST binary and gRPC, and their ratio, printed and written to
+`bench/results/gpu.json`. Where there is no GPU it says so and measures nothing.
+
+The raw model runs in this process, before and after each served figure, while the server is idle.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from statistics import mean
+
+import numpy as np
+import torch
+
+from bench.golden_model import (
+    BENCH_STORE,
+    ask_for,
+    check_answers,
+    golden_model,
+    newest_manifest,
+    read_golden,
+)
+from bench.load import closed_loop
+from bench.peers.peer import Form
+from bench.pinned_server import end_with_exception, pinned_server
+from bench.raw_model import runs_per_second
+from bench.results_file import bench_store, write_results
+from bench.verdicts import Verdict
+from model_store.manifest import Artifact, Manifest
+from model_store.store import ModelStore
+from model_store.tensors import Array
+from services.errors import DeviceError
+from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.device import Device, parse_device
+
+SERVED_OVER_RAW = 0.95
+FORMS = (Form.BINARY, Form.GRPC)
+WARM_UP_S = 2
+RAW_S = 1.0
+MOST_CLIENTS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One artifact, served in one form."""
+
+    model: str
+    artifact: str
+    form: str
+    clients: int
+    raw_samples_per_second: float
+    """At the best batch size, the mean of before and after."""
+    best_batch_size: int
+    served_samples_per_second: float
+    ratio_to_raw: float
+    p50_ms: float
+    p99_ms: float
+    failures: int
+
+
+def main() -> None:
+    """Measures and prints, or says why not."""
+    given = _arguments()
+    device: Device = given.device
+    if device.kind == "cuda" and not torch.cuda.is_available():
+        print(
+            f"nothing measured: no CUDA GPU here (torch {torch.__version__} says "
+            "torch.cuda.is_available() is False)"
+        )
+        return
+    end_with_exception()
+    store = bench_store(given.store)
+    name = torch.cuda.get_device_name(device.index) if device.kind == "cuda" else "CPU"
+    print(f"device {device}: {name}", flush=True)
+    figures: list[Figure] = []
+    for model in given.models:
+        manifest = newest_manifest(store, model)
+        for artifact in manifest.artifacts:
+            if artifact.precision == "fp32":
+                figures += _measure(store, manifest, artifact, device, given.seconds)
+    verdicts = [
+        Verdict(
+            what=f"{f.model}, {f.artifact}, {f.form}: served over raw",
+            value=f.ratio_to_raw,
+            bound="at least",
+            target=SERVED_OVER_RAW,
+        )
+        for f in figures
+    ]
+    write_results("gpu", {"device": name, "served": [asdict(f) for f in figures]}, verdicts)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--store", default=str(BENCH_STORE))
+    parser.add_argument("--models", nargs="+", default=["cnn", "encoder"])
+    parser.add_argument("--device", type=parse_device, default=parse_device("cuda"))
+    parser.add_argument("--seconds", type=int, default=5, help="of load for each figure")
+    return parser.parse_args()
+
+
+def _measure(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, device: Device, seconds: int
+) -> Iterator[Figure]:
+    """One figure a form; none, and the reason, if no runtime here brings it to the device."""
+    data = store.read_file(manifest, artifact.file)
+    try:
+        backend = open_backend(
+            artifact=artifact, data=data, signature=manifest.signature, threads=1, device=device
+        )
+    except DeviceError as error:
+        print(f"{manifest.model}, {artifact.name}: not measured: {error}")
+        return
+    inputs = read_golden(store, manifest).inputs
+    limit = manifest.signature.max_batch_size
+    sizes = [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
+    rates = {size: _samples_per_second(backend, inputs, size) for size in sizes}
+    best = max(rates, key=lambda size: rates[size])
+    clients = min(max(2 * best, 8), MOST_CLIENTS)
+    print(f"{manifest.model}, {artifact.name}: raw {rates[best]:,.0f} samples/s at batch {best}")
+    asked = golden_model(store, manifest)
+    with pinned_server(store.url, [manifest.model], artifact.name, f"device={device}") as server:
+        lengths = check_answers(server, asked, artifact.name)
+        for form in FORMS:
+            ask = ask_for(asked, form, asked.rows[:1])
+            closed_loop(server, form, ask, clients, WARM_UP_S, lengths[form])
+            before = _samples_per_second(backend, inputs, best)
+            load = closed_loop(server, form, ask, clients, seconds, lengths[form])
+            raw = mean((before, _samples_per_second(backend, inputs, best)))
+            served = load.answered / load.duration_s
+            figure = Figure(
+                model=manifest.model,
+                artifact=artifact.name,
+                form=form,
+                clients=clients,
+                raw_samples_per_second=raw,
+                best_batch_size=best,
+                served_samples_per_second=served,
+                ratio_to_raw=served / raw,
+                p50_ms=load.p50_ms,
+                p99_ms=load.p99_ms,
+                failures=load.failed,
+            )
+            print(f"  {_line(figure)}", flush=True)
+            yield figure
+    backend.close()
+
+
+def _samples_per_second(backend: Backend, inputs: Mapping[str, Array], rows: int) -> float:
+    batch = {}
+    for name, array in inputs.items():
+        whole = np.resize(array, (rows, *array.shape[1:]))
+        batch[name] = backend.buffer(name, whole.shape, whole.dtype)
+        batch[name][...] = whole
+    return rows * runs_per_second(backend, [batch], RAW_S)
+
+
+def _line(figure: Figure) -> str:
+    return (
+        f"{figure.form}, {figure.clients} clients: {figure.served_samples_per_second:,.0f} "
+        f"samples/s, {figure.ratio_to_raw:.3f} of raw, p50 {figure.p50_ms:.2f} ms, "
+        f"p99 {figure.p99_ms:.2f} ms, failures {figure.failures}"
+    )
+
+
+if __name__ == "__main__":
+    main()

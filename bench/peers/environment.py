@@ -1,0 +1,86 @@
+"""One virtual environment a peer, under `var/peers/NAME/venv`, made from PyPI once and reused.
+
+What it was made from is written last, beside it: an environment without that note, or with
+another one, was interrupted or is out of date, and is made again.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.peers.peer import PeerError
+
+FOLDER = Path(__file__).parents[2] / "var" / "peers"
+TORCH = "torch==2.13.0"
+"""Installed first and by this exact pin, so that a CPU build at hand is taken."""
+ALL_NEED = ("numpy", "safetensors")
+INSTALL_TIMEOUT_S = 1800
+
+
+class Environment:
+    """The virtual environment of one peer.
+
+    Args:
+        name: of the peer; names the folder.
+        requirements: what pip installs beside torch; the first is the peer itself.
+    """
+
+    def __init__(self, name: str, requirements: Sequence[str]) -> None:
+        self.folder = FOLDER / name
+        self.venv = self.folder / "venv"
+        self._requirements = (*requirements, *ALL_NEED)
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.venv / "bin" / "python")
+
+    @property
+    def site_packages(self) -> Path:
+        """Where its packages lie."""
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        return self.venv / "lib" / version / "site-packages"
+
+    def script(self, name: str) -> str:
+        """A program a package installed."""
+        return str(self.venv / "bin" / name)
+
+    @property
+    def search_path(self) -> str:
+        """`PATH` with its programs first, for servers that start `python` by that name."""
+        return f"{self.venv / 'bin'}:{os.environ['PATH']}"
+
+    def install(self) -> str:
+        """Makes it unless it is there; returns the version of the peer.
+
+        Raises:
+            PeerError: pip failed; with its last lines.
+        """
+        made_from = "\n".join((sys.version, TORCH, *self._requirements))
+        note = self.folder / "installed.txt"
+        if not note.exists() or note.read_text() != made_from:
+            note.unlink(missing_ok=True)
+            shutil.rmtree(self.venv, ignore_errors=True)
+            print(f"  making {self.venv} (minutes the first time)", flush=True)
+            self._run(sys.executable, "-m", "venv", str(self.venv))
+            for requirements in ((TORCH,), self._requirements):
+                pip = (self.python, "-m", "pip", "install", "--quiet")
+                self._run(*pip, "--disable-pip-version-check", *requirements)
+            note.write_text(made_from)
+        distribution = re.split("[^a-z0-9-]", self._requirements[0])[0]
+        ask = f"from importlib.metadata import version; print(version('{distribution}'))"
+        return self._run(self.python, "-c", ask).strip()
+
+    def _run(self, *argv: str) -> str:
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise PeerError(f"{' '.join(argv[1:4])} took over {INSTALL_TIMEOUT_S} s") from error
+        if done.returncode != 0:
+            said = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+            raise PeerError(f"{' '.join(argv[1:])} failed: {said}")
+        return done.stdout

@@ -1,0 +1,164 @@
+"""The outside clients: `wrk` for REST, `h2load` for gRPC, each a process on the client's core.
+
+In: one canned request. Out: how many were answered, how fast, how many failed. Both are closed
+loops: each client sends its next request when the last is answered.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.peers.peer import Ask, PeerError
+from bench.pinning import CLIENT_CORE, pinned_to
+
+SCRIPT = Path(__file__).with_name("wrk_request.lua")
+MOST_CONNECTIONS = 8
+"""Of h2load; more clients share them as streams, as gRPC channels do."""
+SLOWEST_ANSWER_S = 30
+GRPC_HEADERS = ("content-type: application/grpc", "te: trailers")
+PREFIX_BYTES = 5
+"""Before each gRPC message: a flag and its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a client saw."""
+
+    answered: int
+    """Requests with a right status."""
+    failed: int
+    duration_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+class NothingAnsweredError(PeerError):
+    """No request got a right answer while the load lasted."""
+
+
+def clients_at_hand() -> None:
+    """Checks that both programs are installed.
+
+    Raises:
+        PeerError: naming the Debian package of the one that is not.
+    """
+    for program, package in (("wrk", "wrk"), ("h2load", "nghttp2-client")):
+        if shutil.which(program) is None:
+            raise PeerError(f"{program} is not installed: apt-get install {package}")
+
+
+def load_rest(address: str, ask: Ask, clients: int, seconds: int) -> Load:
+    """Asks over `clients` connections, one request at a time on each.
+
+    Raises:
+        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+    """
+    with tempfile.NamedTemporaryFile(prefix="wrk-") as body:
+        body.write(ask.body)
+        body.flush()
+        headers = [f"{name}: {value}" for name, value in ask.headers.items()]
+        options = ["-t1", f"-c{clients}", f"-d{seconds}s"]
+        options += ["--timeout", f"{SLOWEST_ANSWER_S}s", "--script", str(SCRIPT)]
+        return parse_wrk(
+            _run(["wrk", *options, f"http://{address}{ask.path}", "--", body.name, *headers])
+        )
+
+
+def load_grpc(address: str, ask: Ask, clients: int, seconds: int, answer_bytes: int) -> Load:
+    """Asks over at most `MOST_CONNECTIONS` connections, `clients` calls at a time in all.
+
+    Args:
+        address: host:port.
+        ask: the call.
+        clients: calls in flight; divisible by `MOST_CONNECTIONS` if there are more of them.
+        seconds: how long.
+        answer_bytes: of a right answer, its prefix included. A failed call ends with HTTP status
+            200 and no message, so that only the missing bytes tell.
+
+    Raises:
+        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+    """
+    connections = min(clients, MOST_CONNECTIONS)
+    with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
+        body, log = Path(folder) / "message", Path(folder) / "log"
+        body.write_bytes(b"\0" + len(ask.body).to_bytes(PREFIX_BYTES - 1, "big") + ask.body)
+        options = ["-t1", f"-c{connections}", f"-m{clients // connections}"]
+        options += ["-D", f"{seconds}s", "-d", str(body), f"--log-file={log}"]
+        options += [part for header in GRPC_HEADERS for part in ("-H", header)]
+        summary = _run(["h2load", *options, f"http://{address}{ask.path}"])
+        return parse_h2load(summary, log.read_text(), answer_bytes, seconds)
+
+
+def parse_wrk(output: str) -> Load:
+    """Reads the line our script prints.
+
+    Raises:
+        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+    """
+    line = next((x for x in output.splitlines() if x.startswith("figures ")), None)
+    if line is None:
+        raise PeerError(f"wrk printed no figures: {_last_words(output)}")
+    figures: Mapping[str, int] = json.loads(line.removeprefix("figures "))
+    answered = figures["requests"] - figures["bad_status"]
+    if answered <= 0:
+        raise NothingAnsweredError(f"wrk got no right answer: {line}")
+    return Load(
+        answered=answered,
+        failed=figures["bad_status"] + figures["broken"],
+        duration_s=figures["duration_us"] / 1e6,
+        p50_ms=figures["p50_us"] / 1e3,
+        p99_ms=figures["p99_us"] / 1e3,
+    )
+
+
+def parse_h2load(summary: str, log: str, answer_bytes: int, seconds: int) -> Load:
+    """Reads h2load's summary, and its log: start (µs), HTTP status, duration (µs) a request.
+
+    Raises:
+        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+    """
+    counts = re.search(r"^requests: .*?(\d+) succeeded, (\d+) failed", summary, re.MULTILINE)
+    data = re.search(r"^traffic: .*\((\d+)\) data$", summary, re.MULTILINE)
+    if not counts or not data:
+        raise PeerError(f"h2load printed no figures: {_last_words(summary)}")
+    succeeded, failed = int(counts[1]), int(counts[2])
+    # Numbers in text differ a little in length from answer to answer: hence the rounding.
+    with_message = round(int(data[1]) / answer_bytes)
+    without = succeeded - with_message if with_message < 0.99 * succeeded else 0
+    rows = [line.split("\t") for line in log.splitlines()]
+    times = np.array([int(row[2]) for row in rows if row[1] == "200"]) / 1e3
+    if succeeded - without <= 0 or not times.size:
+        raise NothingAnsweredError(
+            f"h2load got no right answer: {counts[0]}, {data[1]} bytes of data"
+        )
+    return Load(
+        answered=succeeded - without,
+        failed=failed + without,
+        duration_s=seconds,
+        p50_ms=float(np.percentile(times, 50)),
+        p99_ms=float(np.percentile(times, 99)),
+    )
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=pinned_to(CLIENT_CORE),
+    )
+    if done.returncode != 0:
+        raise PeerError(f"{command[0]} failed: {_last_words(done.stdout)}")
+    return done.stdout
+
+
+def _last_words(output: str) -> str:
+    return " / ".join(output.strip().splitlines()[-3:]) or "no output"

@@ -1,0 +1,158 @@
+"""One model, one artifact: the raw limit and what is served, in turn within each round.
+
+The machine's speed drifts, so the raw model is measured before and after the served figures of
+every round, and each is divided by the mean of the two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import mean, median
+
+from bench.golden_model import ask_for, check_answers, golden_model
+from bench.load import closed_loop, generator_of
+from bench.metrics_page import read_metrics
+from bench.peers.peer import Form
+from bench.peers.process_tree import cpu_seconds
+from bench.peers.served_model import ServedModel
+from bench.pinned_server import pinned_server
+from bench.raw_model import raw_rates
+from flambeau.server_process import ServerProcess
+from model_store.manifest import Manifest
+from model_store.store import ModelStore
+
+WARM_UP_S = 1
+LAG_BOUND_S = 0.001
+"""How long nothing of ours may hold the event loop; a bucket of the server's histogram."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFigure:
+    """One load, or the medians of several rounds of it."""
+
+    form: str
+    clients: int
+    generator: str
+    requests_per_second: float
+    ratio_to_raw: float
+    """Samples served over those of the raw model at its best batch size."""
+    p50_ms: float
+    p99_ms: float
+    server_cpu_us: float
+    """User and system time of the server's processes over the requests they answered."""
+    batch_rows: float
+    """On average."""
+    lag_within_bound: float
+    """The share of looks at the event loop answered within `LAG_BOUND_S`."""
+    failures: int
+    """Of all rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigures:
+    """All figures of one artifact."""
+
+    model: str
+    artifact: str
+    raw_samples_per_second: dict[int, float]
+    """By batch size, once at the beginning."""
+    served: list[ServedFigure]
+
+    def of(self, form: Form, clients: int) -> ServedFigure | None:
+        """One load's figure."""
+        return next((f for f in self.served if (f.form, f.clients) == (form, clients)), None)
+
+
+def measure_model(
+    store: ModelStore,
+    manifest: Manifest,
+    artifact: str,
+    cases: Sequence[tuple[Form, int]],
+    rounds: int,
+    seconds: int,
+) -> ModelFigures:
+    """Measures one artifact of one version.
+
+    Args:
+        store: where it lies.
+        manifest: of the version, which must be the live one.
+        artifact: its name.
+        cases: forms and numbers of clients.
+        rounds: of which the medians are taken.
+        seconds: of load for each figure of a round.
+
+    Raises:
+        PeerError: a wrong answer, or none.
+    """
+    raw_s = min(1.0, seconds / 2)
+    raw = raw_rates(store, manifest, artifact, raw_s)
+    best = max(raw, key=lambda size: raw[size])
+    print(f"{manifest.model}, {artifact}: raw, samples/s by batch size: {_rates(raw)}", flush=True)
+    figures: list[list[ServedFigure]] = []
+    model = golden_model(store, manifest)
+    with pinned_server(store.url, [manifest.model], artifact) as server:
+        lengths = check_answers(server, model, artifact)
+        for _ in range(rounds):
+            before = raw_rates(store, manifest, artifact, raw_s, [best])[best]
+            served = [_measure(server, model, *case, seconds, lengths) for case in cases]
+            limit = mean((before, raw_rates(store, manifest, artifact, raw_s, [best])[best]))
+            figures.append([replace(f, ratio_to_raw=f.requests_per_second / limit) for f in served])
+            for figure in figures[-1]:
+                print(f"  {figure_line(figure)}", flush=True)
+        check_answers(server, model, artifact)
+    return ModelFigures(
+        model=manifest.model,
+        artifact=artifact,
+        raw_samples_per_second=raw,
+        served=[medians(group) for group in zip(*figures, strict=True)],
+    )
+
+
+def medians(figures: Sequence[ServedFigure]) -> ServedFigure:
+    """The medians of one load's rounds; failures add up."""
+    numbers = [f.name for f in fields(ServedFigure) if f.type in (float, "float")]
+    middle = {name: median(getattr(figure, name) for figure in figures) for name in numbers}
+    return replace(figures[0], failures=sum(f.failures for f in figures), **middle)
+
+
+def figure_line(figure: ServedFigure) -> str:
+    """One line for people."""
+    return (
+        f"{figure.form}, {figure.clients:>2} clients: {figure.requests_per_second:>8,.0f} "
+        f"requests/s ({figure.ratio_to_raw:.3f} of raw), p50 {figure.p50_ms:.2f} ms, p99 "
+        f"{figure.p99_ms:.2f} ms, {figure.server_cpu_us:,.0f} µs CPU, {figure.batch_rows:.1f} rows "
+        f"a batch, failures {figure.failures}"
+    )
+
+
+def _measure(
+    server: ServerProcess,
+    model: ServedModel,
+    form: Form,
+    clients: int,
+    seconds: int,
+    lengths: dict[Form, int],
+) -> ServedFigure:
+    """Warms up, then loads; CPU and metrics count only the second part."""
+    ask = ask_for(model, form, model.rows[:1])
+    closed_loop(server, form, ask, clients, WARM_UP_S, lengths[form])
+    before, cpu = read_metrics(server.metrics), cpu_seconds(server.pid)
+    load = closed_loop(server, form, ask, clients, seconds, lengths[form])
+    cpu = cpu_seconds(server.pid) - cpu
+    grown = read_metrics(server.metrics).since(before)
+    return ServedFigure(
+        form=form,
+        clients=clients,
+        generator=generator_of(form),
+        requests_per_second=load.answered / load.duration_s,
+        ratio_to_raw=0.0,
+        p50_ms=load.p50_ms,
+        p99_ms=load.p99_ms,
+        server_cpu_us=cpu / load.answered * 1e6,
+        batch_rows=grown.mean_batch_rows(model.name),
+        lag_within_bound=grown.lag_share_within(LAG_BOUND_S),
+        failures=load.failed,
+    )
+
+
+def _rates(rates: dict[int, float]) -> str:
+    return ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items())

@@ -1,0 +1,293 @@
+"""`make soak`: an hour at 70 % load; memory must not grow, and nothing may go wrong.
+
+Small models and large ones, REST JSON, REST binary and gRPC, each an open loop at its share of 70 %
+of what the server can do; besides, callers that hang up before their answer, and requests that are
+wrong and must be refused as such. Memory is looked at every few seconds. Ctrl-C gives the verdict
+so far. Writes `bench/results/soak.json` and, as a picture, `bench/results/soak.svg`.
+"""
+
+import argparse
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+
+import uvloop
+
+from bench.golden_model import (
+    BENCH_STORE,
+    ask_for,
+    check_answers,
+    golden_model,
+    newest_manifest,
+)
+from bench.line_chart import draw_line
+from bench.load import closed_loop
+from bench.open_loop import LAST_ANSWERS_S, OpenLoop, Shots, poisson_arrivals
+from bench.peers.peer import Ask, Form
+from bench.pinned_server import end_with_exception, pinned_server
+from bench.pinning import become_client
+from bench.process_figures import resident_mebibytes
+from bench.results_file import RESULTS, bench_store, write_results
+from bench.shooters import Outcome, Shooter, open_shooter
+from bench.verdicts import MISSING, Verdict, percentile
+from flambeau.server_process import ServerProcess
+from model_store.store import ModelStore
+from protos import open_inference_pb2 as pb
+
+LOAD = 0.7
+STREAMS = (
+    ("tiny-mlp", Form.JSON),
+    ("tiny-mlp", Form.GRPC),
+    ("cnn", Form.BINARY),
+    ("encoder", Form.GRPC),
+)
+"""Each gets an equal share of the server's time."""
+CLIENTS = 32
+SLICE_S = 10.0
+"""Arrivals are drawn, and figures of a stream forgotten, so often."""
+LOOK_S = 5.0
+REPORT_S = 60.0
+LEAVING_A_SECOND = 5.0
+WRONG_A_SECOND = 5.0
+PATIENCE_S = (0.0, 0.002, 0.01, 0.05)
+"""When callers hang up, in turn."""
+SEED = 29
+MAX_GROWTH = 0.02
+SETTLING_S = 300.0
+"""Caches fill and arenas grow meanwhile; less where the whole soak is short."""
+WINDOW_S = 60.0
+"""Memory is compared by medians over so long."""
+
+
+@dataclass(slots=True)
+class StreamFigures:
+    """What became of one stream."""
+
+    model: str
+    form: str
+    offered_per_second: float
+    answered: int = 0
+    errors: int = 0
+    worst_slice_p99_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Soak:
+    """All that has been seen so far; written while the load runs, read whenever it ends."""
+
+    streams: list[StreamFigures] = field(default_factory=list)
+    memory: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds from the start, and MiB in RAM."""
+    hung_up: int = 0
+    refused_as_wrong: int = 0
+    wrong_but_not_refused: int = 0
+    messages: dict[str, int] = field(default_factory=dict)
+    """What errors said, each with its number."""
+    started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the load began."""
+        return time.monotonic() - self.started_at
+
+    @property
+    def errors(self) -> int:
+        """Good requests that were not answered, and wrong ones that were not refused."""
+        return sum(stream.errors for stream in self.streams) + self.wrong_but_not_refused
+
+    def verdicts(self, elapsed_s: float) -> list[Verdict]:
+        """What an hour should show, of whatever has passed."""
+        settling_s = min(SETTLING_S, elapsed_s / 3)
+        name = f"{elapsed_s / 60:.1f} min at {LOAD:.0%} load"
+        return [
+            Verdict(
+                what=f"{name}: growth of memory after the first {settling_s / 60:.1f} min",
+                value=growth_after(self.memory, settling_s, WINDOW_S) * 100,
+                bound="at most", target=MAX_GROWTH * 100, unit="%",
+            ),
+            Verdict(what=f"{name}: errors", value=self.errors, bound="at most", target=0),
+        ]  # fmt: skip
+
+
+def growth_after(
+    memory: Sequence[tuple[float, float]], settling_s: float, window_s: float
+) -> float:
+    """The largest median of any window after the settling over that of the first one, minus 1.
+
+    Args:
+        memory: seconds from the start, ascending, and memory.
+        settling_s: how long memory may still grow.
+        window_s: length of a window.
+
+    Returns:
+        The growth as a share; NaN unless two windows have passed.
+    """
+    windows: dict[int, list[float]] = {}
+    for seconds, size in memory:
+        if seconds >= settling_s:
+            windows.setdefault(int((seconds - settling_s) // window_s), []).append(size)
+    medians = [median(sizes) for sizes in windows.values()]
+    return max(medians[1:]) / medians[0] - 1 if len(medians) > 1 else MISSING
+
+
+def main() -> None:
+    """Measures, prints, and writes."""
+    end_with_exception()
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("--store", default=str(BENCH_STORE), help="model store of the benchmark")
+    parser.add_argument("--minutes", type=float, default=60)
+    given = parser.parse_args()
+    store = bench_store(given.store)
+    become_client()
+    soak, elapsed_s = Soak(), 0.0
+    with pinned_server(store.url, sorted({model for model, _ in STREAMS})) as server:
+        streams = _rates(server, store)
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_run(server, streams, soak, given.minutes * 60))
+        except KeyboardInterrupt:
+            print("interrupted; the verdict so far:", flush=True)
+        elapsed_s = soak.elapsed_s
+    document = {
+        "minutes": elapsed_s / 60,
+        "streams": list(map(asdict, soak.streams)),
+        "hung_up": soak.hung_up,
+        "refused_as_wrong": soak.refused_as_wrong,
+        "wrong_but_not_refused": soak.wrong_but_not_refused,
+        "messages": soak.messages,
+        "memory_mib": soak.memory,
+    }
+    if len(soak.memory) > 1:
+        title = f"Memory of the server over {elapsed_s / 60:.0f} minutes at {LOAD:.0%} load"
+        minutes = [(seconds / 60, mib) for seconds, mib in soak.memory]
+        (RESULTS / "soak.svg").write_text(draw_line(title, "minutes", "MiB", minutes))
+    write_results("soak", document, soak.verdicts(elapsed_s))
+
+
+def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures, Ask]]:
+    """The rate at which each stream alone would take its share of the load."""
+    streams = []
+    for name, form in STREAMS:
+        model = golden_model(store, newest_manifest(store, name))
+        lengths = check_answers(server, model, "")
+        ask = ask_for(model, form, model.rows[:1])
+        closed_loop(server, form, ask, CLIENTS, 1, lengths[form])
+        load = closed_loop(server, form, ask, CLIENTS, 3, lengths[form])
+        rate = LOAD / len(STREAMS) * load.answered / load.duration_s
+        print(f"{name}, {form}: alone {load.answered / load.duration_s:,.0f} requests/s, "
+              f"here {rate:,.0f}", flush=True)  # fmt: skip
+        streams.append((StreamFigures(model=name, form=form, offered_per_second=rate), ask))
+    return streams
+
+
+async def _run(
+    server: ServerProcess,
+    streams: Sequence[tuple[StreamFigures, Ask]],
+    soak: Soak,
+    seconds: float,
+) -> None:
+    soak.streams = [figures for figures, _ in streams]
+    soak.started_at = time.monotonic()
+    shooters: list[Shooter] = []
+    try:
+        async with asyncio.timeout(seconds + 2 * LAST_ANSWERS_S), asyncio.TaskGroup() as tasks:
+            for number, (figures, ask) in enumerate(streams):
+                form = Form(figures.form)
+                good = await open_shooter(form, server.http, server.grpc, [ask])
+                bad = await open_shooter(form, server.http, server.grpc, _wrong(form, ask))
+                shooters += [good, bad]
+                tasks.create_task(_stream(good, figures, soak, seconds, SEED + 1000 * number))
+                tasks.create_task(_leave(good, soak, seconds, len(streams)))
+                tasks.create_task(_ask_wrongly(bad, soak, seconds, len(streams)))
+            tasks.create_task(_look(server, soak, seconds))
+    finally:
+        for shooter in shooters:
+            await shooter.close()
+
+
+async def _stream(
+    shooter: Shooter, figures: StreamFigures, soak: Soak, seconds: float, seed: int
+) -> None:
+    """Good requests, slice after slice; the next slice does not wait for the last answers."""
+    async with asyncio.TaskGroup() as slices:
+        for number in itertools.count():
+            left_s = min(SLICE_S, seconds - soak.elapsed_s)
+            if left_s <= 0:
+                return
+            slices.create_task(_slice(shooter, figures, soak, left_s, seed + number))
+            await asyncio.sleep(left_s)
+
+
+async def _slice(
+    shooter: Shooter, figures: StreamFigures, soak: Soak, seconds: float, seed: int
+) -> None:
+    shots = Shots()
+    arrivals = poisson_arrivals(figures.offered_per_second, seconds, seed)
+    await OpenLoop(shooter, arrivals, shots, spins=False).run()
+    answered = shots.where(Outcome.ANSWERED)
+    figures.answered += int(answered.sum())
+    figures.errors += int((~answered).sum())
+    p99_ms = percentile(shots.durations_ms(answered), 99)
+    figures.worst_slice_p99_ms = max(figures.worst_slice_p99_ms, p99_ms)
+    for message, count in shots.messages.items():
+        soak.messages[message] = soak.messages.get(message, 0) + count
+
+
+async def _leave(shooter: Shooter, soak: Soak, seconds: float, among: int) -> None:
+    """Callers that hang up."""
+    for number, patience_s in enumerate(itertools.cycle(PATIENCE_S)):
+        if soak.elapsed_s >= seconds:
+            return
+        await shooter.send_and_leave(number, patience_s)
+        soak.hung_up += 1
+        await asyncio.sleep(among / LEAVING_A_SECOND)
+
+
+async def _ask_wrongly(shooter: Shooter, soak: Soak, seconds: float, among: int) -> None:
+    """Requests that must be refused, and refused as wrong: not as overload, not as our fault."""
+
+    def answered(outcome: Outcome, body: bytes) -> None:
+        if outcome is Outcome.WRONG:
+            soak.refused_as_wrong += 1
+        else:
+            soak.wrong_but_not_refused += 1
+            message = f"a wrong request: {outcome.name}: {body[:200].decode(errors='replace')}"
+            soak.messages[message] = soak.messages.get(message, 0) + 1
+
+    for number in itertools.count():
+        if soak.elapsed_s >= seconds:
+            return
+        shooter.send(number, answered)
+        await asyncio.sleep(among / WRONG_A_SECOND)
+
+
+def _wrong(form: Form, ask: Ask) -> list[Ask]:
+    """Cut off, of a model that does not exist, and not the protocol at all."""
+    stranger = replace(ask, path=ask.path.replace("/v2/models/", "/v2/models/no-"))
+    if form is Form.GRPC:
+        message = pb.ModelInferRequest.FromString(ask.body)
+        message.model_name = f"no-{message.model_name}"
+        stranger = replace(ask, body=message.SerializeToString())
+    cut, noise = ask.body[: len(ask.body) // 2], b"\xff" * 64
+    return [replace(ask, body=cut), stranger, replace(ask, body=noise)]
+
+
+async def _look(server: ServerProcess, soak: Soak, seconds: float) -> None:
+    """Memory every few seconds, a line of progress every minute."""
+    reported_s = 0.0
+    while soak.elapsed_s < seconds:
+        soak.memory.append((soak.elapsed_s, resident_mebibytes(server.pid)))
+        if soak.elapsed_s - reported_s >= REPORT_S or not reported_s:
+            reported_s = soak.elapsed_s
+            answered = sum(stream.answered for stream in soak.streams)
+            print(f"  {reported_s / 60:5.1f} min: {soak.memory[-1][1]:.1f} MiB, {answered:,} "
+                  f"answered, {soak.hung_up:,} hung up, {soak.refused_as_wrong:,} refused as "
+                  f"wrong, errors {soak.errors}", flush=True)  # fmt: skip
+        await asyncio.sleep(LOOK_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What a start costs, and whether the event loop stays free: tiny figures of a whole server."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import uvloop
+
+from bench.golden_model import ask_for, first_answer, golden_model
+from bench.metrics_page import read_metrics
+from bench.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.peers.peer import Form
+from bench.pinned_server import pinned_server
+from bench.process_figures import resident_mebibytes
+from bench.served_figures import LAG_BOUND_S
+from bench.shooters import Outcome, RestShooter
+from bench.verdicts import percentile
+from model_store.manifest import Manifest
+from model_store.store import ModelStore
+
+MEGABYTES_A_MEBIBYTE = 2**20 / 1e6
+ARRIVALS_SEED = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFigures:
+    """Medians over a few starts."""
+
+    artifact: str
+    cold_start_s: float
+    """From the start of the process to the end of the first right answer, over REST."""
+    resident_mb: float
+    """Megabytes in RAM after that answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagFigures:
+    """The event loop under a steady load of small requests."""
+
+    offered_per_second: float
+    answered: int
+    failures: int
+    within_bound: float
+    """The share of looks at the event loop answered within `LAG_BOUND_S`."""
+    looks: int
+    p99_ms: float
+    client_lag_p99_ms: float
+    """How late the client sent; more than a few tenths, and the client was the bottleneck."""
+
+
+def measure_starts(
+    store: ModelStore, manifest: Manifest, artifact: str, times: int
+) -> StartFigures:
+    """Starts a server a few times and asks it once.
+
+    Raises:
+        PeerError: a wrong answer, or none.
+    """
+    model = golden_model(store, manifest)
+    seconds, megabytes = [], []
+    for _ in range(times):
+        started = time.perf_counter()
+        with pinned_server(store.url, [manifest.model], artifact) as server:
+            first_answer(server, model, artifact)
+            seconds.append(time.perf_counter() - started)
+            megabytes.append(resident_mebibytes(server.pid) * MEGABYTES_A_MEBIBYTE)
+    return StartFigures(
+        artifact=artifact, cold_start_s=median(seconds), resident_mb=median(megabytes)
+    )
+
+
+def measure_lag(
+    store: ModelStore, manifest: Manifest, artifact: str, rate: float, seconds: float
+) -> LagFigures:
+    """Asks in JSON at a steady rate and looks at the event loop's own histogram."""
+    model = golden_model(store, manifest)
+    ask = ask_for(model, Form.JSON, model.rows[:1])
+    with pinned_server(store.url, [manifest.model], artifact) as server:
+
+        async def load(duration: float) -> Shots:
+            shooter, shots = RestShooter(server.http, [ask]), Shots()
+            arrivals = poisson_arrivals(rate, duration, ARRIVALS_SEED)
+            await OpenLoop(shooter, arrivals, shots).run()
+            await shooter.close()
+            return shots
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(load(1.0))
+            before = read_metrics(server.metrics)
+            shots = runner.run(load(seconds))
+            grown = read_metrics(server.metrics).since(before)
+    answered = shots.where(Outcome.ANSWERED)
+    return LagFigures(
+        offered_per_second=rate,
+        answered=int(answered.sum()),
+        failures=int((~answered).sum()),
+        within_bound=grown.lag_share_within(LAG_BOUND_S),
+        looks=int(grown.total("flambeau_event_loop_lag_seconds_count")),
+        p99_ms=percentile(shots.durations_ms(answered), 99),
+        client_lag_p99_ms=percentile(shots.lags_s, 99) * 1000,
+    )

@@ -1,0 +1,83 @@
+"""Figures beside their targets, and tables of text. Pure.
+
+A target missed is said and nothing more: on a shared machine a timing proves no fault, so no
+benchmark fails for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+MISSING = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One figure and what it should be."""
+
+    what: str
+    value: float
+    """NaN if it could not be measured, which reaches nothing."""
+    bound: Literal["at least", "at most"]
+    target: float
+    unit: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the figure is on the right side of its target."""
+        if self.bound == "at least":
+            return self.value >= self.target
+        return self.value <= self.target
+
+    def line(self) -> str:
+        """One line for people."""
+        said = "reached    " if self.reached else "not reached"
+        value, target = (f"{short(v)} {self.unit}".rstrip() for v in (self.value, self.target))
+        return f"{said}  {self.what}: {value} (target: {self.bound} {target})"
+
+    def as_record(self) -> dict[str, Any]:
+        """For the results file; NaN, which JSON has not, as null."""
+        record = asdict(self) | {"reached": self.reached}
+        return record | ({"value": None} if self.value != self.value else {})
+
+
+def percentile(values: npt.ArrayLike, percent: float) -> float:
+    """The percentile of some values, interpolated; NaN if there are none."""
+    array = np.asarray(values, np.float64)
+    return float(np.percentile(array, percent)) if array.size else MISSING
+
+
+def ratio(part: float, whole: float) -> float:
+    """A quotient; NaN where there is nothing to divide by."""
+    return part / whole if whole else MISSING
+
+
+def short(value: float) -> str:
+    """Three digits of a small number, the whole part of a large one."""
+    if value != value:
+        return "-"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str | float]]) -> str:
+    """Aligned columns: text to the left, numbers to the right.
+
+    Args:
+        head: names of the columns.
+        rows: as many cells each.
+    """
+    cells = [[c if isinstance(c, str) else short(c) for c in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    right = [bool(rows) and not isinstance(rows[0][i], str) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in [list(head), *cells]
+    )
