@@ -52,6 +52,10 @@ test: $(DEVELOPING) ## Every test but the slow suites.
 	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo $(ARGS)
 	@$(BIN)/pytest tests/e2e $(ARGS)
 
+.PHONY: test-gpu
+test-gpu: $(DEVELOPING) ## The tests that need a GPU; where there is none each says so and is skipped.
+	@$(BIN)/pytest tests/gpu $(ARGS)
+
 .PHONY: lint
 lint: $(DEVELOPING) ## Format, lint, types, imports, and stubs that agree with their .proto.
 	@$(BIN)/ruff format --check --quiet .
@@ -73,6 +77,10 @@ protos: $(DEVELOPING) ## Generate the stubs from protos/*.proto.
 .PHONY: bench
 bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.
 	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: bench-gpu
+bench-gpu: $(SERVING) ## Served over raw on a GPU, for the CNN and the encoder; says so where there is none.
+	@$(BIN)/python -m bench.gpu $(ARGS)
 
 .PHONY: clean
 clean: ## Remove the environment and caches; models in var/ stay.
