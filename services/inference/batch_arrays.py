@@ -57,7 +57,7 @@ class BatchArrays:
         return inputs
 
     def split(self, outputs: Mapping[str, Array], batch: Batch) -> list[Mapping[str, Array]]:
-        """Each entry's own rows, as views, cut back to its length where that was padded.
+        """Each entry's own rows of what it asked for, as views, cut back where they were padded.
 
         Raises:
             BackendError: an output is missing, or has not the batch's rows.
@@ -77,7 +77,8 @@ class BatchArrays:
         start = 0
         for entry in batch.entries:
             stop = start + entry.request.rows
-            part = {name: outputs[name][start:stop] for name in self._outputs}
+            names = entry.request.outputs or self._outputs
+            part = {name: outputs[name][start:stop] for name in names}
             if self._padding is not None and entry.request.length != batch.length:
                 self._cut(part, entry.request.length or 0)
             parts.append(part)
@@ -86,7 +87,8 @@ class BatchArrays:
 
     def _cut(self, part: dict[str, Array], length: int) -> None:
         assert self._padding is not None
-        for name, axis in self._padding.outputs.items():
+        for name in part.keys() & self._padding.outputs.keys():
+            axis = self._padding.outputs[name]
             part[name] = part[name][(slice(None),) * axis + (slice(length),)]
 
     def _join_padded(

@@ -110,6 +110,8 @@ class _Group:
     bucket: int | None
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
+    soonest: float = math.inf
+    """The earliest deadline of all that have been here; a `time.monotonic()` second."""
 
 
 class Batcher:
@@ -131,19 +133,29 @@ class Batcher:
         """Entries that wait."""
         self.rows = 0
         """Rows that wait."""
+        self.far_s = math.inf
+        """A deadline further off than this is in no danger, so `finish_s` need not be asked."""
+        self._far_row_s = 0.0
+        """What each row that waits adds to it."""
+        self._look_far()
 
     def add(self, entry: Entry) -> None:
         """Sorts an entry in; its deadline and arrival decide where."""
-        entry.order = urgency(entry.request, entry.enqueued_at)
-        group = self._group(entry.request)
+        request = entry.request
+        entry.order = urgency(request, entry.enqueued_at)
+        key = _FIXED if self._only is not None else self._key(request)
+        group = self._groups.get(key) or self._new_group(key, request)
         entries = group.entries
         if not entries or entries[-1].order <= entry.order:
             entries.append(entry)
         else:
             insort(entries, entry, key=_ORDER)
-        rows = entry.request.rows
+        if request.deadline < group.soonest:
+            group.soonest = request.deadline
+        rows = request.rows
         group.rows += rows
         self.rows += rows
+        self.far_s += rows * self._far_row_s
         self.waiting += 1
 
     def remove(self, entry: Entry) -> bool:
@@ -160,15 +172,13 @@ class Batcher:
                 break
         return False
 
-    def far_s(self) -> float:
-        """A deadline further off than this is in no danger, so `finish_s` need not be asked."""
-        curve = self._only
-        if curve is None:
-            return math.inf
-        return NEAR_S + NEAR_RUNS * curve.best_s * (1 + self.rows / curve.best_rows)
-
     def finish_s(self, request: InferRequest, now: float, runs_at_once: float = 1.0) -> float:
         """Seconds from when the lane is free until a request that arrives now would be done.
+
+        Its batch, and those ahead, are taken to be as large as is best and leaves time for one
+        such batch to run and another to be waited for. Judged as if it ran alone, it would be let
+        in with so little time that its batch had to stay small: that makes those behind it late,
+        whose batches then stay small too, and under overload little is done.
 
         Args:
             request: not yet added.
@@ -177,12 +187,13 @@ class Batcher:
                 other lanes share it.
         """
         curve = self._curve(self._key(request))
-        total = self._rows_before(urgency(request, now)) + request.rows
-        full, rest = divmod(total, curve.best_rows)
-        if not rest:
-            full, rest = full - 1, curve.best_rows
-        last_s = curve.cautious_s(self._rules.padded_rows(rest))
-        return full * curve.best_s / runs_at_once + last_s
+        before = self._rows_before(urgency(request, now))
+        together = curve.rows_within((request.deadline - now) / 2)
+        own_s = curve.cautious_s(self._rules.padded_rows(max(together, request.rows)))
+        if before + request.rows <= together:
+            return own_s
+        batch_s = curve.cautious_s(self._rules.padded_rows(together))
+        return before / together * batch_s / runs_at_once + own_s
 
     def doubt(self, request: InferRequest) -> None:
         """Expects less of requests like this one: it was refused by an idle lane."""
@@ -230,7 +241,15 @@ class Batcher:
         curve, most = group.curve, self._most_rows(group)
         padded = self._rules.padded_rows
         # A deadline beyond this can neither be missed nor shrink the batch.
-        far = now + curve.cautious_s(padded(max(most, group.entries[0].request.rows)))
+        far = now + curve.longest_s()
+        if group.soonest >= far and group.rows == len(group.entries):
+            # The usual case: rows of one, all of them with time to spare.
+            together = group.entries[:most]
+            for entry in together:
+                if entry.dead:
+                    break
+            else:
+                return len(together), len(together)
         earliest, rows, count = math.inf, 0, 0
         for entry in group.entries:
             request = entry.request
@@ -277,6 +296,7 @@ class Batcher:
         group.rows -= rows
         self.rows -= rows
         self.waiting -= stop - start
+        self._look_far()
         if not group.entries:
             del self._groups[group.key]
 
@@ -290,13 +310,18 @@ class Batcher:
         return min(groups, key=lambda group: group.entries[0].order, default=None)
 
     def _group_ready_at(self, group: _Group, now: float) -> float:
-        """When a group has waited enough: it fills a batch, or its first or most urgent is due."""
+        """When a group has waited enough: it fills a batch, or its first has waited its time.
+
+        That is `wait_s`, but no more than half of what a run leaves of its deadline: the other
+        half is for the way there and back.
+        """
         rules, curve = self._rules, group.curve
         if group.rows >= min(rules.max_rows, curve.best_rows):
             return now
         run_s = curve.cautious_s(rules.padded_rows(group.rows))
         return min(
-            min(entry.enqueued_at + rules.wait_s, entry.request.deadline - run_s)
+            entry.enqueued_at
+            + min(rules.wait_s, (entry.request.deadline - run_s - entry.enqueued_at) / 2)
             for entry in group.entries
         )
 
@@ -312,11 +337,14 @@ class Batcher:
                 before += group.rows * at // len(entries)
         return before
 
-    def _group(self, request: InferRequest) -> _Group:
-        key = self._key(request)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = _Group(key, self._curve(key), self._bucket(request))
+    def _look_far(self) -> None:
+        curve = self._only
+        if curve is not None:
+            self._far_row_s = NEAR_RUNS * curve.best_s / curve.best_rows
+            self.far_s = NEAR_S + NEAR_RUNS * curve.best_s + self.rows * self._far_row_s
+
+    def _new_group(self, key: _Key, request: InferRequest) -> _Group:
+        group = self._groups[key] = _Group(key, self._curve(key), self._bucket(request))
         return group
 
     def _curve(self, key: _Key) -> LatencyCurve:

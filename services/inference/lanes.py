@@ -38,6 +38,8 @@ class _Loaded:
     worker: Worker
     device: Device
     served: ServedVersion
+    task: asyncio.Task[None]
+    """Ends when the worker's backends are closed."""
 
 
 class Lanes:
@@ -61,7 +63,7 @@ class Lanes:
         self._turns: dict[Device, DeviceTurns] = {}
         self._memory: dict[Device, MemoryAdmission] = {}
         self._one_at_a_time = asyncio.Lock()
-        """Held while a version loads where memory is limited, so that what it takes is known."""
+        """Held while a version loads, so that what it takes is not charged to another."""
 
     def __contains__(self, lane: Lane) -> bool:
         """Whether a lane is loaded, or still finishing."""
@@ -78,12 +80,8 @@ class Lanes:
             LoadError: no artifact of it can be served here, or it does not fit.
             StoreError: its files are broken or out of reach.
         """
-        policy = self._policy.lane_of(lane.model)
-        if not self._policy.max_memory_bytes:
-            await self._load(lane, policy, tasks)
-            return
         async with self._one_at_a_time:
-            await self._load(lane, policy, tasks)
+            await self._load(lane, self._policy.lane_of(lane.model), tasks)
 
     def abandon_runs(self) -> None:
         """Waits for no run any more; see `Worker.abandon_runs`."""
@@ -102,7 +100,10 @@ class Lanes:
         memory = await asyncio.to_thread(self._memory_of, device)
         manifest = await asyncio.to_thread(self._store.manifest, lane.model, lane.version)
         file_bytes = min(artifact.file.size_bytes for artifact in manifest.artifacts)
-        self._make_room(memory, lane, memory.expected_bytes(lane, file_bytes))
+        leaving = self._make_room(memory, lane, memory.expected_bytes(lane, file_bytes))
+        if leaving:
+            # Memory that is freed meanwhile would pass for memory that this version did not take.
+            await asyncio.wait(leaving)
         before = device_memory_bytes(device).used_bytes
         version = await asyncio.to_thread(
             load_version, self._store, lane.model, lane.version, policy.load
@@ -120,14 +121,21 @@ class Lanes:
         self._metrics.memory_bytes.labels(lane.model, str(lane.version)).set(taken)
         self._start(version, lane, policy, tasks)
 
-    def _make_room(self, memory: MemoryAdmission, lane: Lane, need_bytes: int) -> None:
-        """Unloads idle versions for one that needs so much, or refuses it."""
+    def _make_room(
+        self, memory: MemoryAdmission, lane: Lane, need_bytes: int
+    ) -> list[asyncio.Task[None]]:
+        """Unloads idle versions for one that needs so much, or refuses it.
+
+        Returns:
+            A task for each version that leaves, which ends when its memory is free.
+        """
         idle = [
             (loaded.worker.last_used_at, other)
             for other, loaded in self._loaded.items()
             if self._policy.unload_idle and loaded.worker.idle
         ]
         by_age = [other for _, other in sorted(idle, key=lambda pair: pair[0])]
+        leaving = []
         for other in memory.to_unload(lane, need_bytes, by_age):
             logger.info(
                 "unloading an idle version to make room",
@@ -135,8 +143,10 @@ class Lanes:
             )
             closed = self._close(other)
             assert closed is not None
+            leaving.append(closed.task)
             reason = f"unloaded to make room for model {lane}; being loaded again, so retry"
             self._directory.announce(ServedVersion(lane=other, state="unloaded", reason=reason))
+        return leaving
 
     def _start(
         self, version: LoadedVersion, lane: Lane, policy: LanePolicy, tasks: asyncio.TaskGroup
@@ -166,8 +176,8 @@ class Lanes:
             platform=version.backends[0].platform,
             artifact=version.artifact.name,
         )
-        self._loaded[lane] = _Loaded(worker, device, served)
         task = tasks.create_task(worker.run(), name=f"worker {lane}")
+        self._loaded[lane] = _Loaded(worker, device, served, task)
         task.add_done_callback(lambda _: self._forget(lane))
         labels = (lane.model, str(lane.version))
         self._metrics.queue_depth.labels(*labels).set_function(lambda: worker.waiting)
@@ -185,7 +195,7 @@ class Lanes:
                    "agreement": version.parity.agreement},
         )  # fmt: skip
 
-    def _close(self, lane: Lane) -> Worker | None:
+    def _close(self, lane: Lane) -> _Loaded | None:
         """Lets no more requests in; the worker answers what it holds, then closes its backends."""
         loaded = self._loaded.pop(lane, None)
         if loaded is None:
@@ -194,7 +204,7 @@ class Lanes:
         self._memory[loaded.device].unloaded(lane)
         self._draining[lane] = loaded.worker
         loaded.worker.close()
-        return loaded.worker
+        return loaded
 
     def _forget(self, lane: Lane) -> None:
         self._draining.pop(lane, None)

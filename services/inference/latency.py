@@ -39,7 +39,7 @@ class LatencyCurve:
 
     def __init__(self, max_rows: int, seeds: Mapping[int, float]) -> None:
         sizes = {2**power for power in range(max_rows.bit_length()) if 2**power < max_rows}
-        self._sizes = sorted(sizes | {max_rows})
+        self._sizes: list[int] = sorted(sizes | {max_rows})
         self._seconds: list[float] = []
         self._spread = FIRST_SPREAD
         self._doubts = [0] * len(self._sizes)
@@ -72,6 +72,25 @@ class LatencyCurve:
     def cautious_s(self, rows: int) -> float:
         """Seconds within which a batch of so many rows finishes nearly always."""
         return self.expected_s(rows) * (1 + SPREADS_OF_CAUTION * self._spread)
+
+    def longest_s(self) -> float:
+        """Seconds within which any batch finishes nearly always.
+
+        Not always those of the largest: what was learned of sizes that seldom run may be old.
+        """
+        return max(self._seconds, default=0.0) * (1 + SPREADS_OF_CAUTION * self._spread)
+
+    def rows_within(self, limit_s: float) -> int:
+        """The largest size up to the best that nearly always finishes in so long; 1 if none does.
+
+        Args:
+            limit_s: seconds one batch may take.
+        """
+        caution = 1 + SPREADS_OF_CAUTION * self._spread
+        for rows, seconds in zip(reversed(self._sizes), reversed(self._seconds), strict=False):
+            if rows <= self.best_rows and seconds * caution <= limit_s:
+                return rows
+        return 1 if self._seconds else self.best_rows
 
     def size_beside_best(self, steps: int) -> int:
         """The size so many steps beyond the best, or before it; the outermost if there is none."""

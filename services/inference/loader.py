@@ -109,7 +109,7 @@ def load_version(
             for one in proven:
                 one.backend.close()
             reason = str(error) if isinstance(error, StoreError | LoadError) else repr(error)
-            reasons.append(f"{artifact.name}: {reason}")
+            reasons.append(f"artifact {artifact.name}: {reason}")
             logger.warning(
                 "artifact refused",
                 extra={"model": model, "version": version, "artifact": artifact.name,

@@ -60,6 +60,7 @@ class Worker:
         self._turns = turns
         self._batcher = Batcher(plan.rules, plan.latency)
         self._arrays = BatchArrays(plan.lane, plan.signature)
+        self._datatypes = {spec.name: spec.datatype for spec in plan.signature.outputs}
         self._loop = asyncio.get_running_loop()
         self._idle: list[Instance] = []
         self._busy: set[Instance] = set()
@@ -94,7 +95,9 @@ class Worker:
         """Takes an entry in, or refuses it because it would be late."""
         now = self.last_used_at = entry.enqueued_at
         slack = entry.request.deadline - now
-        if (slack < self._batcher.far_s() or self._displaced()) and self._is_late(entry, slack):
+        # Others may hold the whole device, and hold it long.
+        displaced = not self._turns.free and not self._busy
+        if (slack < self._batcher.far_s or displaced) and self._is_late(entry, slack):
             return
         self._batcher.add(entry)
         if not self._asked:
@@ -122,8 +125,7 @@ class Worker:
         instance = self._idle.pop()
         self._busy.add(instance)
         expected_s = batch.curve.expected_s(batch.padded_rows)
-        for entry in batch.entries:
-            self._queue_seconds.observe(now - entry.enqueued_at)
+        self._queue_seconds.observe_all([now - entry.enqueued_at for entry in batch.entries])
         instance.run(batch, expected_s)
         if self._watchdog is None:
             self._watch(self._plan.execution_timeout_s)
@@ -165,10 +167,6 @@ class Worker:
         if moment is not None:
             self._timer = self._loop.call_at(moment, self._ask)
 
-    def _displaced(self) -> bool:
-        """Whether other lanes hold the whole device, and may hold it long."""
-        return not self._turns.free and not self._busy
-
     def _is_late(self, entry: Entry, slack: float) -> bool:
         """Refuses an entry whose deadline leaves less than the backlog and its own run take."""
         now = entry.enqueued_at
@@ -189,8 +187,15 @@ class Worker:
         return True
 
     def frees_at(self) -> float:
-        """When the first of the batches that run should end; see `Runner`."""
-        return min((i.started_at + i.expected_s for i in self._busy), default=0.0)
+        """When the first of the batches that run should have ended; see `Runner`."""
+        return min(
+            (
+                i.started_at + i.batch.curve.cautious_s(i.batch.padded_rows)
+                for i in self._busy
+                if i.batch is not None
+            ),
+            default=0.0,
+        )
 
     def _free_in(self, now: float) -> float:
         """Seconds until an instance and a slot of the device should be free."""
@@ -219,7 +224,9 @@ class Worker:
             else:
                 entry.finish(
                     InferReply(
+                        lane=self._lane,
                         outputs=result,
+                        datatypes=self._datatypes,
                         batch_rows=batch.rows if report.together else entry.request.rows,
                         queue_s=report.started_at - entry.enqueued_at,
                         execution_s=report.seconds,

@@ -45,6 +45,13 @@ class HistogramChild:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Counts several values."""
+        counts, bounds = self.counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
+
 
 class LoopCounter(Collector):
     """A counter family; `name` without `_total`, as in `prometheus_client`."""

@@ -12,7 +12,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         SIMULATED_REQUESTS,
         type=int,
         default=100_000,
-        help="how many requests test_simulation.py sends; 1000000 take about a minute",
+        help="how many requests test_simulation.py sends; 1000000 take a minute and a half",
     )
     parser.addoption(
         SIMULATION_SEED,

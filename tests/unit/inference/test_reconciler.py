@@ -12,15 +12,21 @@ import pytest
 
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
-from services.inference.reconciler import Reconciler, ServingPolicy
+from services.inference import lanes
+from services.inference.backends.device_memory import DeviceMemory
+from services.inference.loader import LoadOptions
+from services.inference.policy import LanePolicy, ServingPolicy
+from services.inference.reconciler import Reconciler
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.telemetry.metrics import Metrics
 from tests.fixtures.onnx_models import linear, publish
 
-POLICY = ServingPolicy(
-    models=(), artifact="", newest_versions=2, threads=1, poll_interval_s=0.01, retry_failed_s=30
-)
+POLICY = ServingPolicy(newest_versions=2, poll_interval_s=0.01, retry_failed_s=30)
+
+
+def only(artifact: str) -> LanePolicy:
+    return LanePolicy(load=LoadOptions(artifact=artifact))
 
 
 class Running:
@@ -163,15 +169,36 @@ async def test_only_the_named_models_are_served(tmp_path: Path, start: Start) ->
 
 async def test_the_named_artifact_is_the_only_candidate(tmp_path: Path, start: Start) -> None:
     publish(str(tmp_path), "m", linear(1), linear(1))
-    running = await start(artifact="onnx-1")
+    running = await start(lane=only("onnx-1"))
     assert running.directory.find("m").artifact == "onnx-1"
 
 
 async def test_an_artifact_that_is_not_there_is_named(tmp_path: Path, start: Start) -> None:
     publish(str(tmp_path), "m", linear(1))
-    running = await start(artifact="tensorrt")
+    running = await start(lane=only("tensorrt"))
     with pytest.raises(ModelNotReadyError, match="no artifact 'tensorrt'; it has: onnx"):
         running.directory.resolve("m")
+
+
+async def test_two_models_with_room_for_one_take_turns_as_they_are_asked_for(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [publish(str(tmp_path), m, linear(1)).artifacts[0].file.size_bytes for m in ("a", "b")]
+    memory = DeviceMemory(used_bytes=1000, total_bytes=10**12)  # it never moves, so files count
+    monkeypatch.setattr(lanes, "device_memory_bytes", lambda device: memory)
+    running = await start(max_memory_bytes=1000 + max(sizes), unload_idle=True)
+
+    def states() -> dict[str, str]:
+        return {s.lane.model: s.state for s in running.directory.all_versions()}
+
+    await running.until(lambda: sorted(states().values()) == ["ready", "unloaded"])
+    for _ in range(2):
+        (gone,) = (name for name, state in states().items() if state == "unloaded")
+        with pytest.raises(ModelNotReadyError, match="being loaded again"):
+            running.directory.resolve(gone)
+        await running.until(lambda gone=gone: states()[gone] == "ready")  # type: ignore[misc]
+        assert sorted(states().values()) == ["ready", "unloaded"]
+        assert running.directory.resolve(gone)[0].lane.version == 1
 
 
 def _states(running: Running) -> dict[int, str]:

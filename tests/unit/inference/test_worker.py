@@ -1,139 +1,425 @@
-"""The worker: every request answered exactly once, whatever arrives, cancels or fails."""
+"""The worker: every request answered exactly once, whatever arrives, cancels, fails or blocks."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.errors import BackendError
-from services.inference.worker import Worker
-from services.queueing.memory_queue import MemoryQueue
+from model_store.signature import Signature, TensorSpec
+from services.errors import (
+    BackendError,
+    DeadlineExceededError,
+    DeviceError,
+    WorkerProcessDiedError,
+    WouldMissDeadlineError,
+)
+from services.inference import worker as worker_module
+from services.inference.batcher import batch_rules
+from services.inference.device_turns import DeviceTurns
+from services.inference.latency import LatencyModel
+from services.inference.worker import Worker, WorkerPlan
+from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.telemetry.metrics import Metrics
-from tests.fixtures.fake_backends import POISON, DoublingBackend, WrongRowsBackend
+from tests.fixtures.fake_backends import (
+    POISON,
+    DoublingBackend,
+    NamelessBackend,
+    WrongRowsBackend,
+)
 
 LANE = Lane("m", 1)
+LABELS = {"model": "m", "version": "1"}
 MAX_ROWS = 4
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 1)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 1)),),
+    max_batch_size=MAX_ROWS,
+)
+
+
+class Call:
+    """One request and all that its caller was told."""
+
+    def __init__(self, queue: MemoryQueue, request: InferRequest) -> None:
+        self.heard: list[Outcome] = []
+        self._first: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.entry: Entry = queue.submit(request, self._hear)
+
+    def _hear(self, outcome: Outcome) -> None:
+        self.heard.append(outcome)
+        if not self._first.done():
+            self._first.set_result(outcome)
+
+    async def error(self) -> BaseException:
+        outcome = await self._first
+        assert isinstance(outcome, BaseException)
+        return outcome
+
+    async def values(self) -> list[float]:
+        outcome = await self._first
+        assert isinstance(outcome, InferReply), outcome
+        return values_of(outcome)
+
+
+class Running:
+    """A worker on a queue, and whatever backends it opens."""
+
+    def __init__(
+        self,
+        backends: Sequence[DoublingBackend],
+        *,
+        reopened: Sequence[DoublingBackend | Exception] = (),
+        seeds: Mapping[int, float] | None = None,
+        wait_s: float = 0.0,
+        execution_timeout_s: float = 60.0,
+    ) -> None:
+        self.queue, self.metrics = MemoryQueue(1000), Metrics("test")
+        self.backends = list(backends)
+        self._reopened = iter(reopened)
+        self.latency = LatencyModel(MAX_ROWS, seeds)
+        plan = WorkerPlan(
+            lane=LANE,
+            signature=SIGNATURE,
+            rules=batch_rules(SIGNATURE, wait_s=wait_s),
+            latency=self.latency,
+            backends=list(backends),
+            reopen=self._reopen,
+            execution_timeout_s=execution_timeout_s,
+        )
+        self.worker = Worker(plan, DeviceTurns(len(backends)), self.metrics)
+        self.queue.open(LANE, self.worker)
+
+    def infer(self, *values: float, timeout_s: float = 60.0) -> Call:
+        """Sends one request, a row for each value."""
+        request = InferRequest(
+            request_id="r",
+            lane=LANE,
+            inputs={"x": np.array(values, np.float32).reshape(-1, 1)},
+            rows=len(values),
+            deadline=time.monotonic() + timeout_s,
+        )
+        return Call(self.queue, request)
+
+    async def busy_with(self, value: float) -> Call:
+        """Closes the first backend's gate behind a request, so that the next ones gather."""
+        self.backends[0].gate.clear()
+        call = self.infer(value)
+        await asyncio.to_thread(self.backends[0].started.wait)
+        return call
+
+    def close(self) -> None:
+        self.queue.close(LANE)
+        self.worker.close()
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, {**LABELS, **labels})
+
+    def _reopen(self) -> DoublingBackend:
+        backend = next(self._reopened)
+        if isinstance(backend, Exception):
+            raise backend
+        self.backends.append(backend)
+        return backend
 
 
 @contextlib.asynccontextmanager
-async def running(backend: DoublingBackend) -> AsyncIterator[tuple[MemoryQueue, Metrics]]:
-    """A worker on a queue; on the way out the lane closes and the worker must end by itself."""
-    queue, metrics = MemoryQueue(1000), Metrics("test")
-    queue.open(LANE)
-    worker = asyncio.create_task(Worker(LANE, backend, MAX_ROWS, queue, metrics).run())
-    try:
-        yield queue, metrics
-    finally:
-        backend.gate.set()
-        queue.close(LANE)
-        await worker
-        assert backend.closed
-
-
-def request(*values: float) -> InferRequest:
-    x = np.array(values, np.float32).reshape(-1, 1)
-    return InferRequest(
-        request_id="r",
-        lane=LANE,
-        inputs={"x": x},
-        rows=len(values),
-        deadline=time.monotonic() + 60,
+async def running(
+    *backends: DoublingBackend,
+    reopened: Sequence[DoublingBackend | Exception] = (),
+    seeds: Mapping[int, float] | None = None,
+    wait_s: float = 0.0,
+    execution_timeout_s: float = 60.0,
+) -> AsyncIterator[Running]:
+    """On the way out the lane closes; the worker must end by itself, and every backend close."""
+    made = Running(
+        backends,
+        reopened=reopened,
+        seeds=seeds,
+        wait_s=wait_s,
+        execution_timeout_s=execution_timeout_s,
     )
+    task = asyncio.create_task(made.worker.run())
+    try:
+        yield made
+    finally:
+        for backend in made.backends:
+            backend.gate.set()
+        made.close()
+        await task
+        for backend in made.backends:
+            assert await asyncio.to_thread(backend.closed.wait, 10)
 
 
 def values_of(reply: InferReply) -> list[float]:
     return [float(v) for v in reply.outputs["y"].ravel()]
 
 
+def ran(backend: DoublingBackend) -> list[list[float]]:
+    return [batch.ravel().tolist() for batch in backend.batches]
+
+
 async def test_an_idle_worker_runs_what_is_there_at_once() -> None:
     backend = DoublingBackend()
-    async with running(backend) as (queue, _):
-        assert values_of(await queue.submit(request(1.0))) == [2.0]
-    assert [len(b) for b in backend.batches] == [1]
+    async with running(backend) as made:
+        assert await made.infer(1.0).values() == [2.0]
+    assert ran(backend) == [[1.0]]
 
 
 async def test_requests_gather_while_the_worker_is_busy() -> None:
     backend = DoublingBackend()
-    backend.gate.clear()
-    async with running(backend) as (queue, metrics):
-        first = asyncio.create_task(queue.submit(request(0.0)))
-        await asyncio.to_thread(backend.started.wait)
-        rest = [asyncio.create_task(queue.submit(request(float(n)))) for n in range(1, 7)]
-        await asyncio.sleep(0)
+    async with running(backend) as made:
+        calls = [await made.busy_with(0.0)]
+        calls += [made.infer(float(n)) for n in range(1, 7)]
         backend.gate.set()
-        replies = await asyncio.gather(first, *rest)
-    assert [values_of(r) for r in replies] == [[2.0 * n] for n in range(7)]
+        assert [await call.values() for call in calls] == [[2.0 * n] for n in range(7)]
+        assert made.counted("flambeau_batch_size_sum") == 7
+        assert made.counted("flambeau_batch_size_count") == 3
+        assert made.counted("flambeau_queue_duration_seconds_count") == 7
     assert [len(b) for b in backend.batches] == [1, 4, 2]
-    assert (
-        metrics.registry.get_sample_value("flambeau_batch_size_sum", {"model": "m", "version": "1"})
-        == 7
-    )
-    assert (
-        metrics.registry.get_sample_value(
-            "flambeau_batch_size_count", {"model": "m", "version": "1"}
-        )
-        == 3
-    )
+
+
+async def test_requests_of_one_moment_share_a_batch() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        calls = [made.infer(float(n)) for n in range(3)]
+        assert [await call.values() for call in calls] == [[0.0], [2.0], [4.0]]
+    assert ran(backend) == [[0.0, 1.0, 2.0]]
+
+
+async def test_the_rows_of_a_request_stay_together() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        calls = [made.infer(1.0, 2.0, 3.0), made.infer(4.0, 5.0, 6.0)]
+        assert [await call.values() for call in calls] == [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
+    assert ran(backend) == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+async def test_every_instance_runs_a_batch_of_its_own() -> None:
+    first, second = DoublingBackend(), DoublingBackend()
+    async with running(first, second) as made:
+        first.gate.clear()
+        second.gate.clear()
+        calls = [made.infer(1.0)]
+        await asyncio.to_thread(second.started.wait)
+        calls += [made.infer(2.0)]
+        await asyncio.to_thread(first.started.wait)
+        first.gate.set()
+        second.gate.set()
+        assert [await call.values() for call in calls] == [[2.0], [4.0]]
+
+
+async def test_a_batch_waits_for_company_as_long_as_it_was_told() -> None:
+    backend = DoublingBackend()
+    async with running(backend, wait_s=0.02) as made:
+        first = made.infer(1.0)
+        assert await first.values() == [2.0]
+        outcome = first.heard[0]
+        assert isinstance(outcome, InferReply)
+        assert outcome.queue_s >= 0.02
+
+
+async def test_a_full_batch_waits_for_nothing() -> None:
+    backend = DoublingBackend()
+    async with running(backend, wait_s=1000.0) as made:
+        calls = [made.infer(float(n)) for n in range(MAX_ROWS)]
+        assert [await call.values() for call in calls] == [[0.0], [2.0], [4.0], [6.0]]
+    assert len(backend.batches) == 1
 
 
 async def test_a_poisoned_request_fails_alone() -> None:
     backend = DoublingBackend()
-    backend.gate.clear()
-    async with running(backend) as (queue, _):
-        first = asyncio.create_task(queue.submit(request(0.0)))
-        await asyncio.to_thread(backend.started.wait)
-        values = (1.0, POISON, 3.0)
-        mates = [asyncio.create_task(queue.submit(request(v))) for v in values]
-        await asyncio.sleep(0)
-        backend.gate.set()
-        await first
-        good, bad, other = await asyncio.gather(*mates, return_exceptions=True)
-    assert isinstance(good, InferReply)
-    assert values_of(good) == [2.0]
-    assert isinstance(other, InferReply)
-    assert values_of(other) == [6.0]
-    assert isinstance(bad, BackendError)
-    assert "cannot double" in str(bad)
+    async with running(backend) as made:
+        good, bad, other = (made.infer(v) for v in (1.0, POISON, 3.0))
+        assert await good.values() == [2.0]
+        assert await other.values() == [6.0]
+        error = await bad.error()
+    assert type(error) is BackendError
+    assert "cannot double" in str(error)
+    assert ran(backend) == [[1.0, POISON, 3.0], [1.0], [POISON], [3.0]]
 
 
-async def test_an_output_without_the_batch_s_rows_is_an_error() -> None:
-    async with running(WrongRowsBackend()) as (queue, _):
-        with pytest.raises(BackendError, match="for a batch of 2 rows"):
-            await queue.submit(request(1.0, 2.0))
+async def test_a_model_that_ends_the_program_only_fails_its_request() -> None:
+    async with running(DoublingBackend(SystemExit("the end"))) as made:
+        assert isinstance(await made.infer(1.0).error(), BackendError)
+        assert await made.infer(2.0).values() == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (WrongRowsBackend(), r"'y' of shape \[1, 1\] for a batch of 2 rows"),
+        (NamelessBackend(), "no output 'y'"),
+    ],
+)
+async def test_outputs_unlike_the_signature_are_an_error(
+    backend: DoublingBackend, message: str
+) -> None:
+    async with running(backend) as made:
+        error = await made.infer(1.0, 2.0).error()
+    with pytest.raises(BackendError, match=message):
+        raise error
 
 
 async def test_cancelled_work_never_reaches_the_backend() -> None:
     backend = DoublingBackend()
-    backend.gate.clear()
-    async with running(backend) as (queue, _):
-        first = asyncio.create_task(queue.submit(request(0.0)))
-        await asyncio.to_thread(backend.started.wait)
-        gone = asyncio.create_task(queue.submit(request(1.0)))
-        stays = asyncio.create_task(queue.submit(request(2.0)))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.sleep(0)
+    async with running(backend) as made:
+        first = await made.busy_with(0.0)
+        gone, stays = made.infer(1.0), made.infer(2.0)
+        gone.entry.cancel()
         backend.gate.set()
-        await asyncio.gather(first, stays)
-    assert [b.ravel().tolist() for b in backend.batches] == [[0.0], [2.0]]
+        await first.values()
+        await stays.values()
+        assert made.counted("flambeau_dropped_requests_total", reason="cancelled") == 1
+    assert ran(backend) == [[0.0], [2.0]]
+    assert not gone.heard
+
+
+async def test_work_whose_time_is_up_never_reaches_the_backend() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        first = await made.busy_with(0.0)
+        assert isinstance(await made.infer(1.0, timeout_s=0.01).error(), DeadlineExceededError)
+        backend.gate.set()
+        await first.values()
+        assert made.counted("flambeau_dropped_requests_total", reason="expired") == 1
+    assert ran(backend) == [[0.0]]
+
+
+async def test_work_that_has_become_hopeless_never_reaches_the_backend() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        first = await made.busy_with(0.0)
+        hopeless = made.infer(1.0, timeout_s=5)
+        made.latency.curve((), 1).observe(1, 100.0)  # only now it turns out how slow the model is
+        backend.gate.set()
+        await first.values()
+        assert isinstance(await hopeless.error(), DeadlineExceededError)
+        assert made.counted("flambeau_dropped_requests_total", reason="infeasible") == 1
+    assert ran(backend) == [[0.0]]
+
+
+async def test_what_cannot_make_its_deadline_is_refused_at_once() -> None:
+    backend = DoublingBackend()
+    async with running(backend, seeds={1: 1.0}) as made:
+        (error,) = made.infer(1.0, timeout_s=0.5).heard
+        assert isinstance(error, WouldMissDeadlineError)
+        assert "would need 1200.0 ms" in str(error)
+        assert "leaves 500.0 ms" in str(error) or "leaves 499." in str(error)
+    assert not backend.batches
+
+
+async def test_the_backlog_counts_when_a_deadline_is_judged() -> None:
+    backend = DoublingBackend()
+    async with running(backend, seeds={1: 10.0, MAX_ROWS: 10.0}) as made:
+        calls = [await made.busy_with(0.0)]
+        calls += [made.infer(float(n)) for n in range(1, 5)]  # a full batch
+        assert isinstance(made.infer(9.0, timeout_s=25).heard[0], WouldMissDeadlineError)
+        calls += [made.infer(5.0, timeout_s=40)]
+        backend.gate.set()
+        assert [await call.values() for call in calls] == [[2.0 * n] for n in range(6)]
+
+
+async def test_what_was_learned_wrongly_is_tried_again_some_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "DOUBT_EVERY_S", 0.0)
+    async with running(DoublingBackend(), seeds={1: 10.0}) as made:
+        calls = [made.infer(1.0, timeout_s=6.0) for _ in range(7)]
+        # 12 s by the seeds and what caution adds, a tenth less each time: 6.4 s, then 5.7 s.
+        assert all(isinstance(call.heard[0], WouldMissDeadlineError) for call in calls)
+        assert await made.infer(1.0, timeout_s=6.0).values() == [2.0]
+
+
+async def test_a_device_s_failure_is_not_looked_for_in_the_requests() -> None:
+    backend = DoublingBackend(DeviceError("out of memory"))
+    async with running(backend) as made:
+        errors = [await call.error() for call in [made.infer(1.0), made.infer(2.0)]]
+        assert [str(error) for error in errors] == ["out of memory"] * 2
+        assert all(isinstance(error, DeviceError) for error in errors)
+        assert await made.infer(3.0).values() == [6.0]
+    assert ran(backend) == [[1.0, 2.0], [3.0]]
+
+
+async def test_a_process_that_died_is_replaced_and_each_request_tried_once_more() -> None:
+    dying, next_one = DoublingBackend(WorkerProcessDiedError("died")), DoublingBackend()
+    async with running(dying, reopened=[next_one]) as made:
+        calls = [made.infer(1.0), made.infer(2.0)]
+        assert [await call.values() for call in calls] == [[2.0], [4.0]]
+        assert made.counted("flambeau_worker_restarts_total", reason="died") == 1
+    assert (ran(dying), ran(next_one)) == ([[1.0, 2.0]], [[1.0], [2.0]])
+
+
+async def test_a_request_that_kills_twice_is_answered_and_its_neighbours_live() -> None:
+    dying = [DoublingBackend(WorkerProcessDiedError("died")) for _ in range(2)]
+    async with running(dying[0], reopened=[dying[1], DoublingBackend()]) as made:
+        killer, neighbour = made.infer(1.0), made.infer(2.0)
+        assert isinstance(await killer.error(), WorkerProcessDiedError)
+        assert await neighbour.values() == [4.0]
+        assert made.counted("flambeau_worker_restarts_total", reason="died") == 2
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again_with_the_next_batch() -> None:
+    dying, next_one = DoublingBackend(WorkerProcessDiedError("died")), DoublingBackend()
+    async with running(dying, reopened=[OSError("no memory"), next_one]) as made:
+        assert isinstance(await made.infer(1.0).error(), WorkerProcessDiedError)
+        assert await made.infer(2.0).values() == [4.0]
+
+
+async def test_a_backend_that_blocks_is_given_up_and_replaced() -> None:
+    blocking, next_one = DoublingBackend(), DoublingBackend()
+    async with running(blocking, reopened=[next_one], execution_timeout_s=0.05) as made:
+        stuck = await made.busy_with(1.0)
+        waits = made.infer(2.0)
+        assert "did not finish within 0.05 s" in str(await stuck.error())
+        assert await waits.values() == [4.0]
+        assert made.counted("flambeau_worker_restarts_total", reason="blocked") == 1
+        blocking.gate.set()  # it comes back after all, and nobody listens
+        assert await asyncio.to_thread(blocking.closed.wait, 10)
+    assert len(stuck.heard) == 1
+
+
+async def test_opening_is_tried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "REOPEN_AFTER_S", 0.001)
+    no_memory, next_one = OSError("no memory"), DoublingBackend()
+    async with running(
+        DoublingBackend(), reopened=[no_memory, no_memory, next_one], execution_timeout_s=0.02
+    ) as made:
+        stuck = await made.busy_with(1.0)
+        waits = made.infer(2.0)
+        assert isinstance(await stuck.error(), BackendError)
+        assert await waits.values() == [4.0]
 
 
 async def test_a_closed_lane_is_drained_before_the_backend_closes() -> None:
     backend = DoublingBackend()
-    backend.gate.clear()
-    async with running(backend) as (queue, _):
-        waiting = [asyncio.create_task(queue.submit(request(float(n)))) for n in range(9)]
-        await asyncio.to_thread(backend.started.wait)
-        queue.close(LANE)
+    async with running(backend) as made:
+        calls = [await made.busy_with(0.0)]
+        calls += [made.infer(float(n)) for n in range(1, 9)]
+        made.close()
+        assert not backend.closed.is_set()
         backend.gate.set()
-        replies = await asyncio.gather(*waiting)
-    assert [values_of(r) for r in replies] == [[2.0 * n] for n in range(9)]
+        assert [await call.values() for call in calls] == [[2.0 * n] for n in range(9)]
+
+
+async def test_a_drain_ends_although_a_backend_blocks() -> None:
+    backend = DoublingBackend()
+    made = Running([backend])
+    task = asyncio.create_task(made.worker.run())
+    stuck = await made.busy_with(1.0)
+    made.close()
+    made.queue.fail_all(BackendError("the end"))
+    assert not task.done()
+    made.worker.abandon_runs()
+    await task
+    backend.gate.set()
+    assert await asyncio.to_thread(backend.closed.wait, 10)
+    assert [str(outcome) for outcome in stuck.heard] == ["the end"]
 
 
 steps = st.lists(
@@ -152,26 +438,28 @@ steps = st.lists(
 def test_every_request_is_answered_exactly_once(
     arrivals: Sequence[tuple[list[float], str, bool]],
 ) -> None:
-    async def scenario() -> None:
+    async def scenario() -> list[tuple[list[float], Call, bool]]:
         backend = DoublingBackend()
-        async with running(backend) as (queue, _):
-            tasks = []
+        sent: list[tuple[list[float], Call, bool]] = []
+        async with running(backend) as made:
             for values, fate, turn in arrivals:
-                task = asyncio.create_task(queue.submit(request(*values)))
-                tasks.append((values, fate, task))
+                call = made.infer(*values)
                 if turn:
                     await asyncio.sleep(0)
-                if fate == "cancel":
-                    task.cancel()
-            results = await asyncio.gather(*(t for _, _, t in tasks), return_exceptions=True)
-        for (values, fate, _), result in zip(tasks, results, strict=True):
-            if fate == "cancel":
-                assert isinstance(result, asyncio.CancelledError)
-            elif POISON in values:
-                assert isinstance(result, BackendError)
-            else:
-                assert isinstance(result, InferReply)
-                assert values_of(result) == [2 * v for v in values]
+                cancelled = fate == "cancel" and not call.entry.dead
+                if cancelled:
+                    call.entry.cancel()
+                sent.append((values, call, cancelled))
         assert all(len(batch) <= MAX_ROWS for batch in backend.batches)
+        return sent
 
-    asyncio.run(scenario())
+    for values, call, cancelled in asyncio.run(scenario()):
+        if cancelled:
+            assert not call.heard
+            continue
+        (outcome,) = call.heard
+        if POISON in values:
+            assert isinstance(outcome, BackendError)
+        else:
+            assert isinstance(outcome, InferReply)
+            assert values_of(outcome) == [2 * v for v in values]

@@ -1,0 +1,156 @@
+"""Turns on a device: fair by measured time, and never an idle slot while somebody asks."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.inference.device_turns import DeviceTurns
+
+
+class FakeLane:
+    """A lane with batches to run, each of which should take so long."""
+
+    def __init__(self, name: str, takes_s: float, batches: int = 1000) -> None:
+        self.name, self.takes_s, self.batches = name, takes_s, batches
+        self.started = 0
+        self.running = 0
+        self.ends_at = 0.0
+
+    def take_turn(self) -> float | None:
+        if not self.batches:
+            return None
+        self.batches -= 1
+        self.started += 1
+        self.running += 1
+        return self.takes_s
+
+    def frees_at(self) -> float:
+        return self.ends_at
+
+    def ends(self, turns: DeviceTurns, took_s: float | None = None) -> None:
+        """One of its batches has run; it asks for more if it has any."""
+        assert self.running, f"{self.name} runs nothing"
+        self.running -= 1
+        took = self.takes_s if took_s is None else took_s
+        turns.done(self, self.takes_s, took, asks=self.batches > 0)
+
+
+def used_s(turns: DeviceTurns, lanes: Sequence[FakeLane], for_s: float) -> dict[str, float]:
+    """Runs one batch after another on a device with one slot; seconds by lane."""
+    used = {lane.name: 0.0 for lane in lanes}
+    while sum(used.values()) < for_s:
+        (lane,) = (lane for lane in lanes if lane.running)
+        used[lane.name] += lane.takes_s
+        lane.ends(turns)
+    return used
+
+
+def test_a_lane_alone_is_never_held_back() -> None:
+    turns, lane = DeviceTurns(1), FakeLane("alone", 1.0, batches=5)
+    turns.ask(lane)
+    for _ in range(5):
+        assert (lane.running, turns.free) == (1, 0)
+        lane.ends(turns)
+    assert (lane.started, lane.running, turns.free) == (5, 0, 1)
+
+
+def test_every_slot_is_used() -> None:
+    turns, lane = DeviceTurns(3), FakeLane("alone", 1.0)
+    turns.ask(lane)
+    assert (lane.running, turns.free) == (3, 0)
+
+
+def test_who_asks_twice_is_not_served_twice() -> None:
+    turns, lane = DeviceTurns(1), FakeLane("m", 1.0)
+    turns.ask(lane)
+    turns.ask(lane)
+    assert lane.started == 1
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=4))
+def test_lanes_that_always_have_work_get_the_same_time(takes_s: list[float]) -> None:
+    turns = DeviceTurns(1)
+    lanes = [FakeLane(str(n), s, batches=10**9) for n, s in enumerate(takes_s)]
+    for lane in lanes:
+        turns.ask(lane)
+    used = used_s(turns, lanes, for_s=50 * max(takes_s))
+    # Never further apart than one run of each.
+    assert max(used.values()) - min(used.values()) <= 2 * max(takes_s) + 1e-6
+
+
+def test_what_a_run_really_took_counts_and_not_what_was_expected() -> None:
+    turns = DeviceTurns(1)
+    liar, honest = FakeLane("liar", 0.001), FakeLane("honest", 1.0)
+    turns.ask(liar)
+    turns.ask(honest)
+    for _ in range(20):
+        if liar.running:
+            liar.ends(turns, took_s=1.0)
+        else:
+            honest.ends(turns)
+    assert abs(liar.started - honest.started) <= 1
+
+
+def test_a_lane_that_was_idle_has_saved_up_nothing() -> None:
+    turns = DeviceTurns(1)
+    busy, idle = FakeLane("busy", 1.0), FakeLane("idle", 1.0, batches=1)
+    turns.ask(idle)
+    idle.ends(turns)
+    turns.ask(busy)
+    for _ in range(100):
+        busy.ends(turns)
+    idle.batches = 1000
+    turns.ask(idle)
+    before = busy.started
+    used_s(turns, [busy, idle], for_s=20.0)
+    assert busy.started - before >= 9
+
+
+def test_a_lane_without_work_gives_its_turn_to_the_next() -> None:
+    turns = DeviceTurns(1)
+    first, empty, last = FakeLane("a", 1.0), FakeLane("b", 1.0, batches=0), FakeLane("c", 1.0)
+    for lane in (first, empty, last):
+        turns.ask(lane)
+    first.ends(turns)
+    assert (empty.started, last.running) == (0, 1)
+
+
+def test_a_lane_that_leaves_gets_no_more_turns() -> None:
+    turns = DeviceTurns(1)
+    stays, leaves = FakeLane("stays", 1.0), FakeLane("leaves", 1.0)
+    turns.ask(stays)
+    turns.ask(leaves)
+    turns.leave(leaves)
+    stays.ends(turns)
+    assert (stays.running, leaves.started) == (1, 0)
+
+
+def test_a_lane_may_leave_while_it_runs() -> None:
+    turns, lane = DeviceTurns(1), FakeLane("m", 1.0, batches=1)
+    turns.ask(lane)
+    turns.leave(lane)
+    lane.ends(turns)
+    assert (turns.free, turns.share_of(lane)) == (1, 1)
+
+
+def test_the_share_of_a_lane_is_what_the_others_leave() -> None:
+    turns = DeviceTurns(2)
+    first, second, third = (FakeLane(name, 1.0) for name in "abc")
+    assert turns.share_of(first) == 2
+    turns.ask(first)
+    assert turns.share_of(first) == 2
+    assert turns.share_of(second) == 1
+    turns.ask(second)
+    assert turns.share_of(third) == pytest.approx(2 / 3)
+
+
+def test_a_slot_is_free_when_the_first_run_ends() -> None:
+    turns = DeviceTurns(2)
+    first, second = FakeLane("a", 1.0, batches=1), FakeLane("b", 1.0, batches=1)
+    first.ends_at, second.ends_at = 7.0, 5.0
+    turns.ask(first)
+    assert turns.frees_at() == 0.0
+    turns.ask(second)
+    assert turns.frees_at() == 5.0
