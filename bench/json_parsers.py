@@ -18,7 +18,6 @@ import simdjson
 
 from model_store.tensors import Array, datatype_of, object_array
 from services.gateway import rest_codec
-from services.gateway.admission import InferAnswer
 from services.gateway.json_tensors import from_json, packed
 from services.gateway.large_request import read_large
 from services.gateway.rest_request import RestRequest, read_exactly
@@ -167,15 +166,18 @@ def _codec() -> None:
         })  # fmt: skip
 
 
-def _joined(answer: InferAnswer, request: RestRequest) -> bytes:
+def _joined(answer: InferReply, request: RestRequest) -> bytes:
     return b"".join(rest_codec.encode(answer, request).parts)
 
 
-def _answer(output: Array) -> InferAnswer:
-    outputs = {"logits": output}
-    reply = InferReply(outputs=outputs, batch_rows=1, queue_s=0, execution_s=0)
-    return InferAnswer(
-        lane=Lane("mlp", 1), outputs=outputs, datatypes={"logits": "FP32"}, reply=reply
+def _answer(output: Array) -> InferReply:
+    return InferReply(
+        lane=Lane("mlp", 1),
+        outputs={"logits": output},
+        datatypes={"logits": "FP32"},
+        batch_rows=1,
+        queue_s=0,
+        execution_s=0,
     )
 
 

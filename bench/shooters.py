@@ -136,7 +136,7 @@ class _Connection(asyncio.Protocol):
             owner.idle.remove(self)
         if answered is None:
             return
-        if False:
+        if not self._fresh and not self._buffer:
             # The server closed an idle connection just then: RFC 9112, 9.3.1 has clients retry.
             owner.on_new_connection(self._request, answered)
         else:

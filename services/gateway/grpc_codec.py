@@ -20,9 +20,10 @@ from model_store.tensors import (
 )
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
-from services.gateway.admission import InferAnswer, InputTensor
+from services.gateway.admission import InputTensor
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling import checked_scheduling
+from services.queueing.records import InferReply
 
 CONTENTS_FIELDS = {
     "BOOL": "bool_contents",
@@ -85,19 +86,19 @@ def scheduling(request: pb.ModelInferRequest) -> tuple[int, int]:
     return checked_scheduling(_parameter(parameters, "timeout"), _parameter(parameters, "priority"))
 
 
-def encode(answer: InferAnswer, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """Writes an answer: raw unless the request came as typed contents.
 
     Outputs without a typed form (FP16, BF16) make the whole answer raw.
     """
     response = pb.ModelInferResponse(
-        model_name=answer.lane.model, model_version=str(answer.lane.version), id=request.id
+        model_name=reply.lane.model, model_version=str(reply.lane.version), id=request.id
     )
     typed = not request.raw_input_contents and all(
-        answer.datatypes[name] in CONTENTS_FIELDS for name in answer.outputs
+        reply.datatypes[name] in CONTENTS_FIELDS for name in reply.outputs
     )
-    for name, array in answer.outputs.items():
-        datatype = answer.datatypes[name]
+    for name, array in reply.outputs.items():
+        datatype = reply.datatypes[name]
         output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         if typed:
             getattr(output.contents, CONTENTS_FIELDS[datatype]).extend(_values(datatype, array))

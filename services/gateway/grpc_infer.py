@@ -10,7 +10,7 @@ A call in five steps, `thread` being grpcio's and `loop` the event loop's:
 4. loop: closes its record and wakes the thread;
 5. thread: writes the answer.
 When the caller cancels, hangs up or is out of time, grpcio says so and the thread is let go at
-once; the loop cancels the ticket.
+once; the loop cancels the entry.
 
 Rules kept here: admission is touched on the loop alone, and a record by the thread until it is
 posted, by the loop from then on; a call has exactly one outcome, whatever comes first.
@@ -30,10 +30,11 @@ from services.errors import (
     TooManyInFlightError,
 )
 from services.gateway import grpc_codec
-from services.gateway.admission import Admission, InferAnswer, InferCall, Ticket
+from services.gateway.admission import Admission, InferCall
 from services.gateway.grpc_mailbox import Mailbox
 from services.gateway.grpc_replies import failure, refuse, refuse_gone
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
+from services.queueing.memory_queue import Entry, Outcome
 
 logger = logging.getLogger("flambeau.grpc")
 
@@ -67,13 +68,13 @@ class InferHandler:
         self, request: pb.ModelInferRequest | InvalidRequestError, context: grpc.ServicerContext
     ) -> pb.ModelInferResponse:
         """One call, from its message to its answer."""
-        record = self._ledger.open("grpc")
         if isinstance(request, InvalidRequestError):
             broken, request = request, pb.ModelInferRequest()
         else:
             broken = None
         given_id = request.id or _metadata(context, REQUEST_ID)
-        request_id = record.name(given_id, request.model_name, request.model_version)
+        record = self._ledger.open("grpc", given_id, request.model_name, request.model_version)
+        request_id = record.request_id
         remaining_s = context.time_remaining()
         wanted = broken or _read(request, request_id, remaining_s)
         call = _Call(self, record, wanted, remaining_s)
@@ -111,7 +112,14 @@ class _Call:
     """
 
     __slots__ = (
-        "_begun", "_done", "_handler", "_late_from", "_record", "_ticket", "_wanted", "outcomes"
+        "_begun",
+        "_done",
+        "_entry",
+        "_handler",
+        "_late_from",
+        "_record",
+        "_wanted",
+        "outcomes"
     )  # fmt: skip
 
     def __init__(
@@ -124,10 +132,10 @@ class _Call:
         self._handler = handler
         self._record = record
         self._wanted = wanted
-        self._ticket: Ticket | None = None
+        self._entry: Entry | None = None
         self._begun = self._done = False
         self._late_from = time.monotonic() + remaining_s * (1 - TIMEOUT_ROUNDING) - NETWORK_DELAY_S
-        self.outcomes: SimpleQueue[InferAnswer | ServingError | None] = SimpleQueue()
+        self.outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
 
     def has_ended(self) -> None:
         """The call is over: answered, or its caller has gone. From any thread, perhaps twice."""
@@ -148,39 +156,41 @@ class _Call:
         handler.running += 1
         try:
             handler.check_limit()
-            self._ticket = handler.admission.infer(wanted, self._answered)
+            self._entry = handler.admission.infer(wanted, self._answered)
         except ServingError as error:
             self._finish(error.grpc_code, error)
         except Exception as error:
             logger.exception("a request failed in the gateway")
             self._finish("INTERNAL", failure(error))
 
-    def _answered(self, outcome: InferAnswer | ServingError) -> None:
+    def _answered(self, outcome: Outcome) -> None:
         if isinstance(outcome, ServingError):
             self._finish(outcome.grpc_code, outcome)
         else:
-            self._record.answered(outcome)
             self._finish("OK", outcome)
 
     def _leave(self) -> None:
         """The caller has gone; what it asked for is not needed any more."""
         if self._done:
             return
-        if self._ticket is not None:
-            self._ticket.cancel()
+        if self._entry is not None:
+            self._entry.cancel()
         if time.monotonic() >= self._late_from:
             late = "the caller's time ran out before the reply"
             self._finish("DEADLINE_EXCEEDED", DeadlineExceededError(late))
         else:
             self._finish("CANCELLED", ServingError("the caller cancelled the call"))
 
-    def _finish(self, code: str, outcome: InferAnswer | ServingError) -> None:
+    def _finish(self, code: str, outcome: Outcome) -> None:
         """Closes the record and wakes the thread, once."""
         self._done = True
-        self._ticket = None  # which holds on to this call
+        self._entry = None  # which holds on to this call
         self._handler.running -= self._begun
         try:
-            self._record.close(code, outcome if isinstance(outcome, ServingError) else None)
+            if isinstance(outcome, ServingError):
+                self._record.close_failed(code, outcome)
+            else:
+                self._record.close(code, outcome)
         finally:
             self.outcomes.put(outcome)
 

@@ -84,25 +84,29 @@ class Exchange:
                 added here.
             parts: the body, in pieces; none of it is sent to a HEAD request.
         """
-        head, connection = self.head, self._connection
+        connection = self._connection
         port = connection.port
-        if port.stopping and connection.ends_with(self):
-            self.last = True
-        if self.last:
-            fields = _CLOSE + fields
-        elif head.version == "1.0":
-            fields = _KEEP_ALIVE + fields
+        if self.last or port.stopping or not self.head.plain:
+            fields = self._connection_field() + fields
         length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         start = b"%b%b%bcontent-length: %d\r\n\r\n" % (
             _STATUS_LINES[status], port.date, fields, length
         )  # fmt: skip
-        if head.method == "HEAD":
-            self.response = [start]
-        elif length <= _JOINED_BYTES:
-            self.response = [start + parts[0] if len(parts) == 1 else b"".join((start, *parts))]
+        response: list[bytes | memoryview]
+        if length <= _JOINED_BYTES and self.head.plain:
+            response = [b"".join((start, *parts))]
         else:
-            self.response = [start, *parts]
-        connection.finish(self)
+            response = [start] if self.head.method == "HEAD" else [start, *parts]
+        self.response = response
+        connection.finish(self, response)
+
+    def _connection_field(self) -> bytes:
+        """What the answer says of the connection, where that is not what HTTP/1.1 takes as said."""
+        if self._connection.port.stopping and self._connection.ends_with(self):
+            self.last = True
+        if self.last:
+            return _CLOSE
+        return _KEEP_ALIVE if self.head.version == "1.0" else b""
 
     def respond_error(self, error: ServingError, fields: bytes = b"") -> None:
         """Answers with the protocol's error body, under the error's own status."""

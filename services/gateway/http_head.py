@@ -48,6 +48,8 @@ class Head(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Whether the caller waits for `100 Continue` before it sends the body."""
     encoding: str
     """Content-Encoding of the body; empty for none."""
+    plain: bool
+    """Whether it is HTTP/1.1 and not a HEAD request: the answer goes out as it is."""
 
     def text(self, name: str) -> str | None:
         """A header's value; None if it is not there.
@@ -71,6 +73,7 @@ NO_HEAD = Head(
     keep_alive=False,
     expects_continue=False,
     encoding="",
+    plain=True,
 )
 """Stands for the head of a request that has none which could be read."""
 
@@ -134,8 +137,9 @@ def parse_head(data: bytes) -> Head:
     path, query = _target(collector.url)
     body_bytes = None if b"transfer-encoding" in by_name else int(by_name.get(b"content-length", 0))
     encoding = by_name.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+    method = parser.get_method().decode()
     return Head(
-        method=parser.get_method().decode(),
+        method=method,
         path=unquote(path.decode("latin-1")),
         raw_path=path,
         query=query,
@@ -150,6 +154,7 @@ def parse_head(data: bytes) -> Head:
             and by_name.get(b"expect", b"").lower() == b"100-continue"
         ),
         encoding="" if encoding == "identity" else encoding,
+        plain=version == "1.1" and method != "HEAD",
     )
 
 

@@ -1,5 +1,6 @@
 """The ledger: counts, times and logs every inference request once, whichever edge took it."""
 
+import functools
 import itertools
 import logging
 import re
@@ -8,9 +9,8 @@ import time
 from collections.abc import Callable
 
 from services.errors import OverloadedError, ServingError, ShuttingDownError
-from services.gateway.admission import InferAnswer
 from services.queueing.directory import Directory
-from services.queueing.records import Lane
+from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.telemetry.metrics import UNKNOWN, Metrics
 
@@ -31,82 +31,96 @@ def _new_ids() -> Callable[[], str]:
 
 
 class Ledger:
-    """Opens one record a request."""
+    """Where all records are counted."""
 
     def __init__(self, metrics: Metrics, directory: Directory, access_log: bool) -> None:
         self.metrics = metrics
         self.directory = directory
         self.access_log = access_log
+        self.open = functools.partial(Record, self)
+        """Starts a `Record`. Not a method: a call less for every request."""
         self.new_id = _new_ids()
+        """Gives an id that no other request has."""
         self._children: dict[tuple[Lane | None, str, str], tuple[CounterChild, HistogramChild]] = {}
 
-    def open(self, protocol: str) -> "Record":
-        """Starts a record and its clock."""
-        return Record(self, protocol)
+    def safe_id(self, given: str) -> str:
+        """The caller's id, or a new one when that is not printable."""
+        return given if _SAFE_ID.fullmatch(given) is not None else self.new_id()
 
     def count(self, lane: Lane | None, protocol: str, code: str, seconds: float) -> None:
         """Counts and times one request; of a lane nobody knows, under `unknown`."""
         key = (lane, protocol, code)
-        children = self._children.get(key)
-        if children is None:
-            if len(self._children) >= _MAX_CACHED_LABELS:
-                self._children.clear()
-            labels = (lane.model, str(lane.version)) if lane else (UNKNOWN, UNKNOWN)
-            children = self._children[key] = (
-                self.metrics.requests.labels(*labels, protocol, code),
-                self.metrics.request_seconds.labels(*labels, protocol),
-            )
-        children[0].inc()
-        children[1].observe(seconds)
+        counter, histogram = self._children.get(key) or self._new_children(*key)
+        counter.value += 1
+        histogram.observe(seconds)
+
+    def _new_children(
+        self, lane: Lane | None, protocol: str, code: str
+    ) -> tuple[CounterChild, HistogramChild]:
+        if len(self._children) >= _MAX_CACHED_LABELS:
+            self._children.clear()
+        labels = (lane.model, str(lane.version)) if lane else (UNKNOWN, UNKNOWN)
+        children = self._children[lane, protocol, code] = (
+            self.metrics.requests.labels(*labels, protocol, code),
+            self.metrics.request_seconds.labels(*labels, protocol),
+        )
+        return children
 
 
 class Record:
-    """One request, from its last byte to the first of its reply."""
+    """One request, from its last byte to the first of its reply.
 
-    __slots__ = (
-        "_batch_rows", "_lane", "_ledger", "_protocol", "_started", "model", "request_id", "version"
-    )  # fmt: skip
+    Args:
+        ledger: where it is counted.
+        protocol: `rest` or `grpc`.
+        given_id: the caller's; a printable one is invented when it gave none.
+        model: as the caller wrote it.
+        version: likewise.
+    """
 
-    def __init__(self, ledger: Ledger, protocol: str) -> None:
+    __slots__ = ("_ledger", "_protocol", "_started", "model", "request_id", "version")
+
+    def __init__(
+        self, ledger: Ledger, protocol: str, given_id: str, model: str, version: str
+    ) -> None:
+        self._started = time.monotonic()
         self._ledger = ledger
         self._protocol = protocol
-        self._started = time.monotonic()
-        self.request_id = ""
-        self.model = ""
-        self.version = ""
-        self._lane: Lane | None = None
-        self._batch_rows = 0
+        self.model = model
+        self.version = version
+        self.request_id = ledger.safe_id(given_id) if given_id else ledger.new_id()
+        """Printable; goes into the log and the reply."""
 
-    def name(self, given_id: str, model: str, version: str) -> str:
-        """Notes what the request is about; invents a printable id when the caller gave none.
-
-        Returns:
-            The id, which goes into the log and the reply.
-        """
-        self.model, self.version = model, version
-        usable = given_id and _SAFE_ID.fullmatch(given_id) is not None
-        self.request_id = given_id if usable else self._ledger.new_id()
-        return self.request_id
-
-    def answered(self, answer: InferAnswer) -> None:
-        """Notes which version answered: by now another one may be live."""
-        self._lane, self._batch_rows = answer.lane, answer.reply.batch_rows
-
-    def close(self, code: str, error: BaseException | None = None) -> None:
-        """Counts, times and logs the request.
+    def close(self, code: str, reply: InferReply) -> None:
+        """Counts, times and, if asked to, logs a request that was answered with outputs.
 
         Args:
             code: the protocol's own: an HTTP status or a gRPC code name.
-            error: why it was not answered with outputs.
+            reply: it says which version answered; by now another one may be live.
         """
+        ledger = self._ledger
         seconds = time.monotonic() - self._started
-        ledger, lane = self._ledger, self._lane or self._find_lane()
+        ledger.count(reply.lane, self._protocol, code, seconds)
+        if ledger.access_log:
+            extra = self._facts(code, seconds, str(reply.lane.version))
+            logger.info("request", extra={**extra, "batch_rows": reply.batch_rows})
+
+    def close_failed(self, code: str, error: ServingError, lane: Lane | None = None) -> None:
+        """Counts, times and logs a request that was not answered with outputs.
+
+        Args:
+            code: as for `close`.
+            error: why.
+            lane: the version that answered, when its answer could not be told.
+        """
+        ledger, lane = self._ledger, lane or self._find_lane()
+        seconds = time.monotonic() - self._started
         ledger.count(lane, self._protocol, code, seconds)
         if isinstance(error, OverloadedError | ShuttingDownError):
             ledger.metrics.refusals.labels(type(error).__name__).inc()
-        if error is not None or ledger.access_log:
-            # The version as counted; of a name nobody knows, what the caller wrote.
-            self._log(code, seconds, error, str(lane.version) if lane else self.version[:32])
+        # The version as counted; of a name nobody knows, what the caller wrote.
+        extra = self._facts(code, seconds, str(lane.version) if lane else self.version[:32])
+        logger.warning("request failed", extra={**extra, "error": str(error)})
 
     def _find_lane(self) -> Lane | None:
         """The served version a refused request named: a caller must not invent label values."""
@@ -115,8 +129,8 @@ class Record:
         except ServingError:
             return None
 
-    def _log(self, code: str, seconds: float, error: BaseException | None, version: str) -> None:
-        extra: dict[str, object] = {
+    def _facts(self, code: str, seconds: float, version: str) -> dict[str, object]:
+        return {
             "request_id": self.request_id,
             "protocol": self._protocol,
             "model": self.model[:128],
@@ -124,9 +138,3 @@ class Record:
             "code": code,
             "duration_ms": round(seconds * 1000, 3),
         }
-        if error is None:
-            extra["batch_rows"] = self._batch_rows
-            logger.info("request", extra=extra)
-        else:
-            extra["error"] = str(error)
-            logger.warning("request failed", extra=extra)

@@ -1,4 +1,4 @@
-"""Bytes of the REST edge to an `InferCall` and back: JSON and the binary tensor extension.
+"""Bytes of the REST edge to a `RestRequest`, and an `InferReply` to bytes: JSON and binary tensors.
 
 Source: Open Inference Protocol v2 "Inference", and Triton's binary tensor data extension. A body
 is JSON alone; or, with the header `Inference-Header-Content-Length`, that many bytes of JSON and
@@ -17,12 +17,13 @@ import orjson
 from model_store.signature import Signature
 from model_store.tensors import DATATYPES, Array, TensorError, decode_raw, encode_raw, raw_view
 from services.errors import InvalidRequestError
-from services.gateway.admission import InferAnswer, InputTensor
+from services.gateway.admission import InputTensor
 from services.gateway.json_tensors import to_json
 from services.gateway.large_request import MIN_LARGE_BYTES, read_large
 from services.gateway.refusals import naming_input
 from services.gateway.rest_request import Buffer, RestRequest, read_exactly
 from services.gateway.usual_request import UNUSUAL, read_usual
+from services.queueing.records import InferReply, Lane
 
 HEADER_LENGTH = "inference-header-content-length"
 MIN_VIEWED_BYTES = 32 * 1024
@@ -56,13 +57,25 @@ def decode(body: Buffer, header_length: str | None, signature: Signature | None)
         InvalidRequestError: whatever is wrong with it, in words.
         UnsupportedError: it asks for an extension this server does not offer.
     """
-    head, binary = body, _NO_BINARY
-    if header_length is not None:
-        length = _json_length(header_length, len(body))
-        if length == 0:
-            return _decode_raw_body(body, signature)
-        view = memoryview(body)
-        head, binary = view[:length], view[length:]
+    if header_length is None:
+        return decode_json(body)
+    length = _json_length(header_length, len(body))
+    if length == 0:
+        return _decode_raw_body(body, signature)
+    view = memoryview(body)
+    return decode_json(view[:length], view[length:])
+
+
+def decode_json(head: Buffer, binary: memoryview = _NO_BINARY) -> RestRequest:
+    """Reads a request body that begins with JSON.
+
+    Args:
+        head: the JSON.
+        binary: what is behind it; binary inputs view it.
+
+    Raises:
+        The same as `decode`.
+    """
     if len(head) >= MIN_LARGE_BYTES:
         with contextlib.suppress(*UNUSUAL):
             return read_large(head, binary)
@@ -72,17 +85,16 @@ def decode(body: Buffer, header_length: str | None, signature: Signature | None)
         return read_exactly(head, binary)
 
 
-def encode(answer: InferAnswer, request: RestRequest) -> RestBody:
+def encode(reply: InferReply, request: RestRequest) -> RestBody:
     """Writes an answer in the form the request asked for.
 
     Raises:
         InvalidRequestError: an output cannot be said in JSON and was not asked for as binary.
     """
-    lane = answer.lane
-    text = [_answer_start(lane.model, lane.version)]
+    text = [_answer_start(*reply.lane)]
     tail: list[bytes | memoryview] = []
-    for name, array in answer.outputs.items():
-        datatype = answer.datatypes[name]
+    for name, array in reply.outputs.items():
+        datatype = reply.datatypes[name]
         text.append(_output_start(name, datatype, array.shape))
         if request.binary.get(name, request.binary_by_default):
             tail.append(_raw(datatype, array))
@@ -98,6 +110,26 @@ def encode(answer: InferAnswer, request: RestRequest) -> RestBody:
     if sum(map(len, tail)) < MIN_VIEWED_BYTES:
         return RestBody([b"".join((head, *tail))], len(head))
     return RestBody([head, *(part for part in tail if len(part))], len(head))
+
+
+def encode_one(reply: InferReply) -> bytes:
+    """What `encode` makes of the usual answer, one output in JSON without an id; in half the time.
+
+    Raises:
+        The same as `encode`.
+    """
+    ((name, array),) = reply.outputs.items()
+    datatype = reply.datatypes[name]
+    try:
+        data = to_json(name, datatype, array)
+    except TensorError as error:
+        raise InvalidRequestError(str(error)) from error
+    return b"%b%b}]}" % (_start_of_one(reply.lane, name, datatype, array.shape), data)
+
+
+@lru_cache(maxsize=1024)
+def _start_of_one(lane: Lane, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return _answer_start(*lane) + _output_start(name, datatype, shape) + b'"data":'
 
 
 @lru_cache(maxsize=1024)

@@ -7,6 +7,7 @@ application for everything else. Every error is `{"error": "..."}`.
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
 
 import orjson
@@ -24,7 +25,7 @@ from services.gateway.http_exchange import RETRY_AFTER_S, Exchange, Opener, erro
 from services.gateway.http_head import Head
 from services.gateway.ledger import Ledger
 from services.gateway.openapi import openapi_document
-from services.gateway.rest_infer import InferRoute
+from services.gateway.rest_infer import InferExchange, InferRoute
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
@@ -47,7 +48,8 @@ class RestEdge:
         if head.method != "POST":
             return _NotAllowed
         model, version = found[1], found[2] or ""
-        return InferRoute(self._admission, self._ledger, head, model, version).open
+        route = InferRoute(self._admission, self._ledger, head, model, version)
+        return partial(InferExchange, route)
 
     def _application(self) -> Starlette:
         application = Starlette(

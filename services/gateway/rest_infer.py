@@ -9,16 +9,17 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from model_store.signature import Signature
 from services.errors import InvalidRequestError, ServingError
 from services.gateway import rest_codec
-from services.gateway.admission import Admission, InferAnswer, InferCall, Ticket
+from services.gateway.admission import Admission, InferCall
 from services.gateway.http_body import Body
 from services.gateway.http_compression import MIN_COMPRESSED_BYTES, accepted_encoding
 from services.gateway.http_exchange import JSON, Exchange
 from services.gateway.http_head import Head
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.rest_request import RestRequest
+from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.records import InferReply, Lane
 
 if TYPE_CHECKING:
     from services.gateway.http_protocol import HttpConnection
@@ -62,30 +63,52 @@ class InferRoute:
         except InvalidRequestError as error:
             self.fault = error
 
-    def open(self, connection: "HttpConnection", head: Head) -> "InferExchange":
-        """The exchange of one request."""
-        return InferExchange(connection, head, self)
-
 
 class InferExchange(Exchange):
     """One inference."""
 
-    __slots__ = ("_record", "_request", "_route", "_ticket")
+    __slots__ = ("_entry", "_record", "_request", "_route")
 
-    def __init__(self, connection: "HttpConnection", head: Head, route: InferRoute) -> None:
-        Exchange.__init__(self, connection, head)
+    def __init__(self, route: InferRoute, connection: "HttpConnection", head: Head) -> None:
+        # What `Exchange.__init__` sets, for a call less.
+        self._connection = connection
+        self.head = head
+        self.last = not head.keep_alive
+        self.response = None
         self._route = route
         self._record: Record | None = None
         self._request: RestRequest | None = None
-        self._ticket: Ticket | None = None
+        self._entry: Entry | None = None
 
     def begin(self, body: Body) -> None:
         """Decodes the request and lets it in."""
+        route = self._route
         record = self._open_record()
         try:
-            self._admit(body, record)
+            if route.header_length is None and route.fault is None:
+                request = self._request = rest_codec.decode_json(body)
+            else:
+                request = self._request = self._decode(body)
+            if request.id:
+                record.request_id = route.ledger.safe_id(request.id)
+            timeout_s = route.timeout_s
+            if request.timeout_us:
+                own_s = request.timeout_us / 1e6
+                timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
+            call = InferCall(
+                request_id=record.request_id,
+                model=route.model,
+                version=route.version,
+                inputs=request.inputs,
+                outputs=request.outputs,
+                timeout_s=timeout_s,
+                priority=request.priority,
+            )
+            entry = route.admission.infer(call, self._answered)
+            if self.response is None:
+                self._entry = entry
         except ServingError as error:
-            self._fail(error)
+            self._fail(error if self._request else self._fault_of_model() or error)
         except Exception as error:
             self._fail_unforeseen(error)
 
@@ -98,99 +121,85 @@ class InferExchange(Exchange):
         """The caller hung up: drops the work, if it has not begun."""
         Exchange.abandon(self)
         record = self._record or self._open_record()
-        if self._ticket is not None:
-            self._ticket.cancel()
-        record.close(_CLIENT_CLOSED, ServingError("the caller hung up"))
+        if self._entry is not None:
+            self._entry.cancel()
+        record.close_failed(_CLIENT_CLOSED, ServingError("the caller hung up"))
 
     def _open_record(self) -> Record:
         route = self._route
-        record = self._record = route.ledger.open("rest")
-        record.name(route.given_id, route.model, route.version)
+        record = self._record = route.ledger.open(
+            "rest", route.given_id, route.model, route.version
+        )
         return record
 
-    def _admit(self, body: Body, record: Record) -> None:
-        route = self._route
-        request = self._request = self._decode(body)
-        if request.id:
-            record.name(request.id, route.model, route.version)
-        timeout_s = route.timeout_s
-        if request.timeout_us:
-            own_s = request.timeout_us / 1e6
-            timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
-        call = InferCall(
-            request_id=record.request_id,
-            model=route.model,
-            version=route.version,
-            inputs=request.inputs,
-            outputs=request.outputs,
-            timeout_s=timeout_s,
-            priority=request.priority,
-        )
-        ticket = route.admission.infer(call, self._answered)
-        if self.response is None:
-            self._ticket = ticket
-
     def _decode(self, body: Body) -> RestRequest:
+        """Reads a body whose head says more of it than that it is JSON."""
+        route = self._route
+        if route.fault is not None:
+            raise route.fault
+        signature = None
+        if route.header_length == "0":
+            signature = route.admission.directory.resolve(route.model, route.version)[1]
+        return rest_codec.decode(body, route.header_length, signature)
+
+    def _fault_of_model(self) -> ServingError | None:
+        """That the model is not there, which is what to say before the body's own faults."""
         route = self._route
         try:
-            if route.fault is not None:
-                raise route.fault
-            signature = self._signature() if route.header_length == "0" else None
-            return rest_codec.decode(body, route.header_length, signature)
-        except ServingError:
-            self._signature()  # a model that is not there is what to say first
-            raise
+            route.admission.directory.resolve(route.model, route.version)
+        except ServingError as error:
+            return error
+        return None
 
-    def _signature(self) -> Signature:
-        route = self._route
-        return route.admission.directory.resolve(route.model, route.version)[1]
-
-    def _answered(self, outcome: InferAnswer | ServingError) -> None:
-        """Admission's answer, on the loop, among those of the same batch."""
-        self._ticket = None  # it holds us, and nothing is to wait for the garbage collector
+    def _answered(self, outcome: Outcome) -> None:
+        """The queue's answer, on the loop, among those of the same batch."""
+        self._entry = None  # it holds us, and nothing is to wait for the garbage collector
         if isinstance(outcome, ServingError):
             self._fail(outcome)
             return
-        assert self._record is not None
-        assert self._request is not None
+        request = self._request
+        assert request is not None
         try:
-            self._record.answered(outcome)
-            self._send(rest_codec.encode(outcome, self._request))
+            if request.usual and len(outcome.outputs) == 1 and not self._route.encoding:
+                self._succeed(outcome, JSON, [rest_codec.encode_one(outcome)])
+            else:
+                self._send(outcome, rest_codec.encode(outcome, request))
         except ServingError as error:
-            self._fail(error)
+            self._fail(error, outcome.lane)
         except Exception as error:
             self._fail_unforeseen(error)
 
-    def _send(self, body: rest_codec.RestBody) -> None:
+    def _send(self, reply: InferReply, body: rest_codec.RestBody) -> None:
+        """Sends an answer in the form that the request and its head ask for."""
         encoding = self._route.encoding
         fields = JSON
         if body.json_length is not None:
             fields = b"%b%b: %d\r\n" % (_OCTETS, _HEADER_LENGTH, body.json_length)
         if encoding and body.length >= MIN_COMPRESSED_BYTES:
             fields += b"content-encoding: %b\r\n" % encoding.encode()
-            self.compress(body.parts, encoding, lambda parts: self._succeed(fields, parts))
+            self.compress(body.parts, encoding, lambda parts: self._succeed(reply, fields, parts))
         else:
-            self._succeed(fields, body.parts)
+            self._succeed(reply, fields, body.parts)
 
-    def _succeed(self, fields: bytes, parts: Sequence[bytes | memoryview]) -> None:
-        assert self._record is not None
-        self._record.close("200")
-        self.respond(200, fields + _id_field(self._record), parts)
+    def _succeed(
+        self, reply: InferReply, fields: bytes, parts: Sequence[bytes | memoryview]
+    ) -> None:
+        record = self._record
+        assert record is not None
+        record.close("200", reply)
+        # Ids are printable ASCII: the ledger replaces any other.
+        self.respond(200, b"%bx-request-id: %b\r\n" % (fields, record.request_id.encode()), parts)
 
-    def _fail(self, error: ServingError) -> None:
-        assert self._record is not None
-        self._record.close(str(error.http_status), error)
-        self.respond_error(error, _id_field(self._record))
+    def _fail(self, error: ServingError, lane: Lane | None = None) -> None:
+        record = self._record
+        assert record is not None
+        record.close_failed(str(error.http_status), error, lane)
+        self.respond_error(error, b"x-request-id: %b\r\n" % record.request_id.encode())
 
     def _fail_unforeseen(self, error: Exception) -> None:
         """A fault of our own. Its neighbours in the batch are to get their answers all the same."""
         logger.error("inference failed", exc_info=error)
         self._fail(ServingError("internal error; the server's log says more"))
-
-
-def _id_field(record: Record) -> bytes:
-    """Ids are printable ASCII: the ledger replaces any other."""
-    return b"x-request-id: %b\r\n" % record.request_id.encode()
 
 
 def _timeout_s(value: str | None) -> float | None:

@@ -33,6 +33,8 @@ class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How long the caller waits, from now; 0 for no limit of its own."""
     priority: int = 0
     """1 (first) to 10 (last); 0 for the default."""
+    usual: bool = False
+    """Whether it asks for nothing but its answer: no id, no choice of outputs or of their form."""
 
 
 def read_exactly(head: Buffer, binary: memoryview) -> RestRequest:

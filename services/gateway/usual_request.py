@@ -117,7 +117,7 @@ def request_of(
     if position != len(binary):
         raise ValueError("binary data that no input claims, or too little of it")
     if not document.outputs and document.parameters is _NOTHING:
-        return RestRequest(id=document.id, inputs=inputs)
+        return RestRequest(id=document.id, inputs=inputs, usual=not document.id)
     return _with_wishes(document, inputs)
 
 

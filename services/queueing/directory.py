@@ -20,13 +20,17 @@ class Directory:
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._live: dict[str, int] = {}
         self._missed: set[Lane] = set()
+        self._resolved: dict[tuple[str, str], tuple[ServedVersion, Signature]] = {}
+        """What `resolve` has found since the last change; only names that are served."""
 
     def announce(self, served: ServedVersion) -> None:
         """Adds a version or replaces what is known about it."""
         self._served.setdefault(served.lane.model, {})[served.lane.version] = served
+        self._resolved.clear()
 
     def withdraw(self, lane: Lane) -> None:
         """Forgets a version; no request reaches it any more."""
+        self._resolved.clear()
         versions = self._served.get(lane.model, {})
         versions.pop(lane.version, None)
         if self._live.get(lane.model) == lane.version:
@@ -46,6 +50,7 @@ class Directory:
     def make_live(self, lane: Lane) -> None:
         """Sends requests without a version to this one from now on."""
         self._live[lane.model] = lane.version
+        self._resolved.clear()
 
     def live_version(self, model: str) -> int | None:
         """The version a request without one gets, or None while there is none."""
@@ -97,6 +102,9 @@ class Directory:
             UnknownModelError, UnknownVersionError: as `find`.
             ModelNotReadyError: it is loading or was refused; the message says why.
         """
+        found = self._resolved.get((model, version))
+        if found is not None:
+            return found
         served = self.find(model, version)
         if served.state != "ready" or served.signature is None:
             if served.state == "unloaded":
@@ -104,7 +112,8 @@ class Directory:
             raise ModelNotReadyError(
                 f"model {served.lane} is not ready: {served.reason or served.state}"
             )
-        return served, served.signature
+        found = self._resolved[model, version] = served, served.signature
+        return found
 
     def _of(self, model: str) -> dict[int, ServedVersion]:
         versions = self._served.get(model)

@@ -14,6 +14,8 @@ Rules kept here:
 Everything runs on one event loop; no call here blocks or awaits.
 """
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -64,37 +66,41 @@ class Entry:
         request: what to run.
         enqueued_at: `time.monotonic()` second.
         order: where the intake has sorted it; smaller runs earlier.
+        tick: where `Deadlines` has put it.
+        dead: whether nobody waits any more: answered, cancelled or given up.
+        queue: where it is counted; set by the queue that lets it in, with
+        intake: who has taken it.
     """
 
-    __slots__ = ("_deadlines", "_done", "_intake", "_tick", "enqueued_at", "order", "request")
+    __slots__ = ("_done", "dead", "enqueued_at", "intake", "order", "queue", "request", "tick")
 
     def __init__(self, request: InferRequest, enqueued_at: float, done: Done) -> None:
         self.request = request
         self.enqueued_at = enqueued_at
         self.order = 0.0
-        self._done: Done | None = done
-        self._intake: Intake | None = None
-        self._deadlines: Deadlines[Entry] | None = None
-        self._tick = 0
+        self.tick = 0
+        self.queue: MemoryQueue | None = None
+        self.intake: Intake | None = None
+        self.dead = False
+        self._done = done
 
     @property
-    def dead(self) -> bool:
-        """Whether nobody waits any more: answered, cancelled or given up."""
-        return self._done is None
-
-    def enter(self, intake: Intake, deadlines: "Deadlines[Entry]") -> None:
-        """Starts the deadline's clock and goes to the intake; called once, by the queue."""
-        self._intake, self._deadlines = intake, deadlines
-        self._tick = deadlines.add(self, self.request.deadline)
-        intake.accept(self)
+    def deadline(self) -> float:
+        """The request's."""
+        return self.request.deadline
 
     def finish(self, outcome: Outcome) -> None:
         """Answers the caller, if it still waits."""
-        done = self._done
-        if done is not None:
-            self._done = None
-            if self._deadlines is not None:
-                self._deadlines.remove(self, self._tick)
+        if not self.dead:
+            self.dead = True
+            done, self._done = self._done, _nobody
+            queue = self.queue
+            if queue is not None:
+                queue.unanswered -= 1
+                if self.tick:
+                    queue.deadlines.remove(self)
+                if queue.emptied is not None and not queue.unanswered:
+                    queue.emptied.set()
             try:
                 done(outcome)
             except Exception:  # a fault of one caller must not cost its batch-mates their answers
@@ -105,25 +111,37 @@ class Entry:
 
     def cancel(self) -> None:
         """The caller waits no more, and is not called."""
-        if self._done is not None:
+        if not self.dead:
             self._done = _nobody
             self.abandon(_CANCELLED, "cancelled")
 
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self.abandon(deadline_exceeded(self.request), "expired")
+
     def abandon(self, outcome: Outcome, reason: str) -> None:
         """Answers the caller although the request has not run, and tells the intake why."""
-        if self._done is not None:
+        if not self.dead:
             self.finish(outcome)
-            if self._intake is not None:
-                self._intake.discard(self, reason)
+            if self.intake is not None:
+                self.intake.discard(self, reason)
 
 
 class MemoryQueue:
-    """Requests by lane."""
+    """Requests by lane.
+
+    Attributes:
+        unanswered: entries whose callers wait, in batches or not.
+        deadlines: theirs.
+        emptied: there while somebody waits for none to be unanswered.
+    """
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         self._intakes: dict[Lane, Intake] = {}
-        self._deadlines: Deadlines[Entry] = Deadlines(_expire)
+        self.unanswered = 0
+        self.deadlines = Deadlines()
+        self.emptied: asyncio.Event | None = None
 
     def open(self, lane: Lane, intake: Intake) -> None:
         """Lets requests for a lane in."""
@@ -157,17 +175,31 @@ class MemoryQueue:
                 )
             )
         else:
-            entry.enter(intake, self._deadlines)
+            entry.queue, entry.intake = self, intake
+            self.unanswered += 1
+            self.deadlines.add(entry, request.deadline - entry.enqueued_at)
+            intake.accept(entry)
         return entry
+
+    async def wait_empty(self, timeout_s: float) -> int:
+        """Waits until every caller has its answer.
+
+        Returns:
+            The callers that still waited when the time was up.
+        """
+        if self.unanswered:
+            self.emptied = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self.emptied.wait()
+            self.emptied = None
+        return self.unanswered
 
     def fail_all(self, error: ServingError) -> None:
         """Answers every caller that still waits with an error; their entries are dead."""
-        for entry in self._deadlines:
+        for entry in self.deadlines:
+            assert isinstance(entry, Entry)
             entry.abandon(error, "failed")
-
-
-def _expire(entry: Entry) -> None:
-    entry.abandon(deadline_exceeded(entry.request), "expired")
 
 
 def _nobody(_: Outcome) -> None:

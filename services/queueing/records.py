@@ -4,7 +4,7 @@ They are `msgspec.Struct`s because one of each is made for every request: a tent
 microsecond instead of the one that a frozen dataclass takes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -43,13 +43,19 @@ class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """1 (first) to 10 (last)."""
     length: int | None = None
     """Of the dimension the signature pads; None when it pads none."""
+    outputs: Sequence[str] = ()
+    """Names asked for, in order; empty for all that the signature has."""
 
 
 class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a worker answers. Every field is set once, by the worker."""
 
+    lane: Lane
+    """Which version answered."""
     outputs: Mapping[str, Array]
-    """Arrays [rows, ...]; rows as in the request."""
+    """Arrays [rows, ...], rows as in the request; in the order asked for, or the signature's."""
+    datatypes: Mapping[str, str]
+    """By name, of all outputs of the signature."""
     batch_rows: int
     """Rows of the whole batch this request ran in, without padding."""
     queue_s: float

@@ -146,7 +146,7 @@ class _Server:
         self._admission.refuse_new()
         self._grpc.announce_health()
         timeout_s = self._config.drain_timeout_s
-        if left := await self._admission.wait_idle(timeout_s):
+        if left := await self._queue.wait_empty(timeout_s):
             logger.warning("drain timed out", extra={"unanswered": left})
             self._queue.fail_all(
                 ShuttingDownError(

@@ -11,7 +11,6 @@ from hypothesis.extra import numpy as npst
 from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.admission import InferAnswer
 from services.gateway.grpc_codec import CONTENTS_FIELDS, decode_inputs, encode
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.queueing.records import InferReply, Lane
@@ -77,11 +76,17 @@ def test_typed_request_survives(inputs: list[Tensor]) -> None:
     assert_survived(typed_request(*inputs), inputs)
 
 
-def answer_of(*outputs: Tensor) -> InferAnswer:
+def answer_of(*outputs: Tensor) -> InferReply:
     arrays = {f"y{i}": array for i, (_, array) in enumerate(outputs)}
     datatypes = {f"y{i}": datatype for i, (datatype, _) in enumerate(outputs)}
-    reply = InferReply(outputs=arrays, batch_rows=1, queue_s=0, execution_s=0)
-    return InferAnswer(lane=Lane("m", 3), outputs=arrays, datatypes=datatypes, reply=reply)
+    return InferReply(
+        lane=Lane("m", 3),
+        outputs=arrays,
+        datatypes=datatypes,
+        batch_rows=1,
+        queue_s=0,
+        execution_s=0,
+    )
 
 
 X: Tensor = ("INT8", np.zeros((1, 1), np.int8))

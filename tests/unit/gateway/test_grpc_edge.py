@@ -73,7 +73,16 @@ class WatchedLedger(Ledger):
 def echo(entry: Entry) -> None:
     """Answers with what was sent."""
     outputs = {"y": entry.request.inputs["x"]}
-    entry.finish(InferReply(outputs=outputs, batch_rows=1, queue_s=0.0, execution_s=0.0))
+    entry.finish(
+        InferReply(
+            lane=entry.request.lane,
+            outputs=outputs,
+            datatypes={"y": "INT64"},
+            batch_rows=1,
+            queue_s=0.0,
+            execution_s=0.0,
+        )
+    )
 
 
 class Gateway:
@@ -87,12 +96,13 @@ class Gateway:
         self.admission = Admission(
             directory, self.queue, self.metrics, max_in_flight_requests=4096, request_timeout_s=60
         )
+        self.ledger = WatchedLedger(self.metrics, directory, self._changed)
         facts = ServerFacts("0", directory, self.admission, ())
         facts.started = True
         self.edge = GrpcEdge(
             self.admission,
             facts,
-            WatchedLedger(self.metrics, directory, self._changed),
+            self.ledger,
             max_request_bytes=2**20,
             max_calls=MAX_CALLS,
         )
@@ -214,7 +224,7 @@ async def test_cancelled_and_late_calls_free_their_work(
     await gateway.until(lambda: all(entry.dead for entry in gateway.worker.entries))
     await gateway.until(lambda: gateway.counted().total() == 2)
     assert gateway.counted() == {"CANCELLED": 1, "DEADLINE_EXCEEDED": 1}
-    assert await gateway.admission.wait_idle(TIMEOUT_S) == 0
+    assert await gateway.queue.wait_empty(TIMEOUT_S) == 0
 
 
 async def test_stop_while_calls_wait(gateway: Gateway, channel: grpc.Channel) -> None:
@@ -231,7 +241,7 @@ async def test_stop_while_calls_wait(gateway: Gateway, channel: grpc.Channel) ->
         with pytest.raises(grpc.RpcError):
             await asyncio.to_thread(list, watch)
     await gateway.until(lambda: gateway.counted().total() == MAX_CALLS)
-    assert await gateway.admission.wait_idle(TIMEOUT_S) == 0
+    assert await gateway.queue.wait_empty(TIMEOUT_S) == 0
     for thread in threading.enumerate():
         if thread.name.startswith("grpc_"):
             await asyncio.to_thread(thread.join, TIMEOUT_S)
@@ -337,19 +347,23 @@ async def test_ten_thousand_calls_have_one_outcome_each(
     opened: list[Record] = []
     closed: Counter[int] = Counter()
     threads: set[int] = set()
-    open_, close = Ledger.open, Record.close
+    open_ = gateway.ledger.open
 
-    def opening(ledger: Ledger, protocol: str) -> Record:
-        opened.append(open_(ledger, protocol))
+    def opening(*request: str) -> Record:
+        opened.append(open_(*request))
         return opened[-1]
 
-    def closing(record: Record, code: str, error: BaseException | None = None) -> None:
-        closed[id(record)] += 1
-        threads.add(threading.get_ident())
-        close(record, code, error)
+    def watched(close: Callable[[Record, str, Any], None]) -> Callable[[Record, str, Any], None]:
+        def closing(record: Record, code: str, outcome: Any) -> None:
+            closed[id(record)] += 1
+            threads.add(threading.get_ident())
+            close(record, code, outcome)
 
-    monkeypatch.setattr(Ledger, "open", opening)
-    monkeypatch.setattr(Record, "close", closing)
+        return closing
+
+    monkeypatch.setattr(gateway.ledger, "open", opening)
+    monkeypatch.setattr(Record, "close", watched(Record.close))
+    monkeypatch.setattr(Record, "close_failed", watched(Record.close_failed))
     calls = await asyncio.to_thread(shoot, gateway.address, seed)
     codes = Counter(call.code() for call in calls.values())
     assert codes.total() == CALLS
@@ -364,7 +378,7 @@ async def test_ten_thousand_calls_have_one_outcome_each(
             assert answer.tolist() == [number], "somebody else's answer"
     # Calls that were cancelled early never came here; of the others none is left.
     await gateway.until(lambda: len(closed) == len(opened))
-    assert await gateway.admission.wait_idle(TIMEOUT_S) == 0
+    assert await gateway.queue.wait_empty(TIMEOUT_S) == 0
     assert set(closed.values()) == {1}
     assert {id(record) for record in opened} == set(closed)
     assert threads == {threading.get_ident()}, "a record was closed outside the loop"

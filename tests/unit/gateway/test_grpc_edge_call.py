@@ -18,12 +18,12 @@ from services.errors import (
     ServingError,
     UnknownModelError,
 )
-from services.gateway.admission import InferAnswer, InferCall
+from services.gateway.admission import InferCall
 from services.gateway.grpc_infer import InferHandler
 from services.gateway.grpc_replies import parser
+from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, Lane
 
-Outcome = InferAnswer | ServingError
 LONG_S = 3600.0
 
 
@@ -87,23 +87,21 @@ class Context:
 
 
 class Record:
-    def __init__(self) -> None:
+    def __init__(self, given_id: str) -> None:
         self.closed: list[str] = []
-        self.request_id = ""
-
-    def name(self, given_id: str, model: str, version: str) -> str:
         self.request_id = given_id
-        return given_id
 
-    def answered(self, answer: InferAnswer) -> None:
-        assert not self.closed
+    def close(self, code: str, reply: InferReply) -> None:
+        assert isinstance(reply, InferReply)
+        self.closed.append(code)
 
-    def close(self, code: str, error: BaseException | None = None) -> None:
-        assert (error is None) == (code == "OK")
+    def close_failed(self, code: str, error: ServingError) -> None:
+        assert code != "OK"
+        assert isinstance(error, ServingError)
         self.closed.append(code)
 
 
-class Ticket:
+class Entry:
     def __init__(self) -> None:
         self.cancelled = 0
 
@@ -118,26 +116,26 @@ class World:
         self.letters = Letters()
         self.records: list[Record] = []
         self.asked: list[tuple[InferCall, Callable[[Outcome], None]]] = []
-        self.ticket = Ticket()
+        self.entry = Entry()
         self.at_once: Outcome | BaseException | None = None
         self.handler = InferHandler(
             cast(Any, self), cast(Any, self), cast(Any, self.letters), max_calls
         )
 
-    def open(self, protocol: str) -> Record:
+    def open(self, protocol: str, given_id: str, model: str, version: str) -> Record:
         """The ledger's part."""
         assert protocol == "grpc"
-        self.records.append(Record())
+        self.records.append(Record(given_id))
         return self.records[-1]
 
-    def infer(self, call: InferCall, answered: Callable[[Outcome], None]) -> Ticket:
+    def infer(self, call: InferCall, answered: Callable[[Outcome], None]) -> Entry:
         """Admission's part."""
         self.asked.append((call, answered))
         if isinstance(self.at_once, BaseException):
             raise self.at_once
         if self.at_once is not None:
             answered(self.at_once)
-        return self.ticket
+        return self.entry
 
     def answer(self, outcome: Outcome) -> None:
         self.asked[-1][1](outcome)
@@ -192,10 +190,15 @@ def good_request(**fields: Any) -> pb.ModelInferRequest:
     return request
 
 
-def good_answer() -> InferAnswer:
-    outputs = {"y": np.array([[3, 4]], np.float32)}
-    reply = InferReply(outputs=outputs, batch_rows=1, queue_s=0.0, execution_s=0.0)
-    return InferAnswer(lane=Lane("m", 1), outputs=outputs, datatypes={"y": "FP32"}, reply=reply)
+def good_answer() -> InferReply:
+    return InferReply(
+        lane=Lane("m", 1),
+        outputs={"y": np.array([[3, 4]], np.float32)},
+        datatypes={"y": "FP32"},
+        batch_rows=1,
+        queue_s=0.0,
+        execution_s=0.0,
+    )
 
 
 @pytest.fixture
@@ -218,7 +221,7 @@ def test_answer(world: World) -> None:
     context.end()
     assert not world.letters.held, "an answered call woke the loop again"
     world.assert_over("OK")
-    assert not world.ticket.cancelled
+    assert not world.entry.cancelled
 
 
 def test_answer_before_admission_returns(world: World) -> None:
@@ -229,7 +232,7 @@ def test_answer_before_admission_returns(world: World) -> None:
     assert call.result() is not None
     context.end()
     world.assert_over("OK")
-    assert not world.ticket.cancelled
+    assert not world.entry.cancelled
 
 
 def test_caller_leaves_while_it_waits(world: World) -> None:
@@ -238,9 +241,9 @@ def test_caller_leaves_while_it_waits(world: World) -> None:
     world.letters.deliver()
     context.end()
     call.result()
-    assert world.ticket.cancelled == 0, "cancelled outside the loop"
+    assert world.entry.cancelled == 0, "cancelled outside the loop"
     world.assert_over("CANCELLED")
-    assert world.ticket.cancelled == 1
+    assert world.entry.cancelled == 1
 
 
 def test_caller_leaves_before_the_loop_saw_it(world: World) -> None:
@@ -249,7 +252,7 @@ def test_caller_leaves_before_the_loop_saw_it(world: World) -> None:
     context.end()
     call.result()
     world.assert_over("CANCELLED")
-    assert world.ticket.cancelled == len(world.asked) == 1
+    assert world.entry.cancelled == len(world.asked) == 1
 
 
 def test_departure_that_overtakes_the_beginning(world: World) -> None:
@@ -279,7 +282,7 @@ def test_departure_that_meets_the_answer(world: World) -> None:
     world.letters.deliver()
     call.result()
     world.assert_over("OK")
-    assert not world.ticket.cancelled
+    assert not world.entry.cancelled
 
 
 def test_thread_is_let_go_although_the_loop_does_nothing(world: World) -> None:

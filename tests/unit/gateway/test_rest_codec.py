@@ -19,7 +19,7 @@ from model_store.tensors import (
     object_array,
 )
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.admission import InferAnswer, InputTensor
+from services.gateway.admission import InputTensor
 from services.gateway.large_request import MAX_KEPT_BYTES, MIN_LARGE_BYTES
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.gateway.rest_codec import MIN_VIEWED_BYTES, decode, encode
@@ -127,11 +127,17 @@ def has_no_json(tensor: InputTensor) -> bool:
     return False
 
 
-def answer_of(outputs: dict[str, InputTensor]) -> InferAnswer:
+def answer_of(outputs: dict[str, InputTensor]) -> InferReply:
     arrays = {name: tensor.array for name, tensor in outputs.items()}
     datatypes = {name: tensor.datatype for name, tensor in outputs.items()}
-    reply = InferReply(outputs=arrays, batch_rows=1, queue_s=0, execution_s=0)
-    return InferAnswer(lane=Lane("m", 3), outputs=arrays, datatypes=datatypes, reply=reply)
+    return InferReply(
+        lane=Lane("m", 3),
+        outputs=arrays,
+        datatypes=datatypes,
+        batch_rows=1,
+        queue_s=0,
+        execution_s=0,
+    )
 
 
 def test_answer_without_binary_outputs_has_no_header() -> None:

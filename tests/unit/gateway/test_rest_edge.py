@@ -10,13 +10,13 @@ import pytest
 
 from model_store.signature import Signature, TensorSpec
 from services.errors import BackendError, QueueFullError, ServingError
-from services.gateway.admission import Admission, Answered, InferAnswer, InferCall
+from services.gateway.admission import Admission, InferCall
 from services.gateway.http_port import HttpLimits, HttpPort
 from services.gateway.ledger import Ledger
 from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
 from services.queueing.directory import Directory
-from services.queueing.memory_queue import MemoryQueue
+from services.queueing.memory_queue import Done, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import Answer, Wire, on_loop, request, settle
@@ -26,8 +26,8 @@ INFER = "/v2/models/m/infer"
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
 
 
-class FakeTicket:
-    def __init__(self, call: InferCall, answered: Answered) -> None:
+class FakeEntry:
+    def __init__(self, call: InferCall, answered: Done) -> None:
         self.call = call
         self.answered = answered
         self.cancelled = False
@@ -38,11 +38,13 @@ class FakeTicket:
     def answer(self, values: Any = (1.0, 2.0)) -> None:
         array = np.array([values], np.float32)
         self.answered(
-            InferAnswer(
+            InferReply(
                 lane=LANE,
                 outputs={"y": array},
                 datatypes={"y": "FP32"},
-                reply=InferReply(outputs={}, batch_rows=1, queue_s=0, execution_s=0),
+                batch_rows=1,
+                queue_s=0,
+                execution_s=0,
             )
         )
 
@@ -53,18 +55,18 @@ class FakeAdmission:
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self.draining = False
-        self.tickets: list[FakeTicket] = []
+        self.entries: list[FakeEntry] = []
         self.error: Exception | None = None
         self.at_once = False
 
-    def infer(self, call: InferCall, answered: Answered) -> FakeTicket:
+    def infer(self, call: InferCall, answered: Done) -> FakeEntry:
         if self.error is not None:
             raise self.error
-        ticket = FakeTicket(call, answered)
-        self.tickets.append(ticket)
+        entry = FakeEntry(call, answered)
+        self.entries.append(entry)
         if self.at_once:
-            ticket.answer()
-        return ticket
+            entry.answer()
+        return entry
 
 
 class Edge:
@@ -99,9 +101,9 @@ class Edge:
         self.wire = Wire(port)
 
     @property
-    def ticket(self) -> FakeTicket:
+    def entry(self) -> FakeEntry:
         """The newest that was let in."""
-        return self.admission.tickets[-1]
+        return self.admission.entries[-1]
 
     def post(self, path: str = INFER, body: bytes = BODY, **headers: Any) -> None:
         """Sends an inference."""
@@ -133,12 +135,12 @@ def test_inference_there_and_back() -> None:
     async def test() -> None:
         edge = Edge()
         edge.post(x_request_id="given")
-        call = edge.ticket.call
+        call = edge.entry.call
         assert (call.model, call.version, call.request_id) == ("m", "", "given")
         assert call.inputs[0].array.tolist() == [[1, 2]]
         assert (call.timeout_s, call.priority) == (None, 0)
         assert edge.wire.output == b""
-        edge.ticket.answer((0.5, 2))
+        edge.entry.answer((0.5, 2))
         answer = edge.one()
         assert (answer.status, answer.header("x-request-id")) == (200, "given")
         assert orjson.loads(answer.body)["outputs"][0]["data"] == [0.5, 2]
@@ -155,7 +157,7 @@ def test_answer_before_the_call_returns() -> None:
         edge.post()
         assert [answer.status for answer in edge.wire.answers()] == [200, 200]
         edge.wire.connection.connection_lost(None)
-        assert not any(ticket.cancelled for ticket in edge.admission.tickets)
+        assert not any(entry.cancelled for entry in edge.admission.entries)
 
     on_loop(test)
 
@@ -175,7 +177,7 @@ def test_names_in_the_url(path: str, model: str, version: str) -> None:
     async def test() -> None:
         edge = Edge()
         edge.post(path)
-        assert (edge.ticket.call.model, edge.ticket.call.version) == (model, version)
+        assert (edge.entry.call.model, edge.entry.call.version) == (model, version)
 
     on_loop(test)
 
@@ -191,7 +193,7 @@ def test_what_is_no_inference(path: str) -> None:
         await settle()
         assert edge.one().status == 404
         assert "there is nothing at" in error_of(edge.one())
-        assert edge.admission.tickets == []
+        assert edge.admission.entries == []
 
     on_loop(test)
 
@@ -227,8 +229,8 @@ def test_smaller_limit_wins(header: str | None, timeout_us: int, timeout_s: floa
         edge = Edge()
         headers = {} if header is None else {"x_request_timeout_ms": header}
         edge.post(body=PARAMETERS % (timeout_us, 3), **headers)
-        assert edge.ticket.call.timeout_s == timeout_s
-        assert edge.ticket.call.priority == 3
+        assert edge.entry.call.timeout_s == timeout_s
+        assert edge.entry.call.priority == 3
 
     on_loop(test)
 
@@ -243,7 +245,7 @@ def test_limit_that_is_none(value: str) -> None:
         edge.post()
         assert "x-request-timeout-ms must be a number of milliseconds" in error_of(edge.one())
         assert edge.one().status == 400
-        edge.ticket.answer()
+        edge.entry.answer()
         assert [answer.status for answer in edge.wire.answers()] == [400, 200]
 
     on_loop(test)
@@ -269,7 +271,7 @@ def test_refusal(error: ServingError, status: int, retry: str | None, later: boo
         edge.admission.error = None if later else error
         edge.post(x_request_id="mine")
         if later:
-            edge.ticket.answered(error)
+            edge.entry.answered(error)
         answer = edge.one()
         assert (answer.status, error_of(answer)) == (status, str(error))
         assert answer.header("retry-after") == retry
@@ -286,7 +288,7 @@ def test_fault_of_our_own_fails_one_request(later: bool, caplog: pytest.LogCaptu
         edge.admission.error = None if later else ZeroDivisionError("secret")
         edge.post()
         if later:
-            edge.ticket.answered(object())  # type: ignore[arg-type]
+            edge.entry.answered(object())  # type: ignore[arg-type]
         answer = edge.one()
         assert answer.status == 500
         assert "log says more" in error_of(answer)
@@ -302,9 +304,9 @@ def test_unsafe_id_is_replaced(value: str) -> None:
     async def test() -> None:
         edge = Edge()
         edge.post(x_request_id=value)
-        edge.ticket.answer()
+        edge.entry.answer()
         found = edge.one().header("x-request-id")
-        assert found == edge.ticket.call.request_id
+        assert found == edge.entry.call.request_id
         assert found is not None
         assert len(found) == 28
 
@@ -319,7 +321,7 @@ def test_hang_up_cancels_the_work() -> None:
         edge = Edge()
         edge.post()
         edge.wire.connection.connection_lost(None)
-        assert edge.ticket.cancelled
+        assert edge.entry.cancelled
         assert edge.counted() == {"499": 1}
 
     on_loop(test)
@@ -331,7 +333,7 @@ def test_hang_up_in_mid_body_is_counted() -> None:
         edge.wire.send(request(INFER, BODY)[:-1])
         edge.wire.connection.connection_lost(None)
         assert edge.counted() == {"499": 1}
-        assert edge.admission.tickets == []
+        assert edge.admission.entries == []
 
     on_loop(test)
 
@@ -340,9 +342,9 @@ def test_answered_request_is_not_cancelled() -> None:
     async def test() -> None:
         edge = Edge()
         edge.post()
-        edge.ticket.answer()
+        edge.entry.answer()
         edge.wire.connection.connection_lost(None)
-        assert not edge.ticket.cancelled
+        assert not edge.entry.cancelled
         assert edge.counted() == {"200": 1}
 
     on_loop(test)
@@ -367,7 +369,7 @@ def test_compressed_answer(accept: str, encoding: str | None) -> None:
     async def test() -> None:
         edge = Edge()
         edge.post(accept_encoding=accept)
-        edge.ticket.answer(list(range(1000)))
+        edge.entry.answer(list(range(1000)))
         assert edge.one().header("content-encoding") == encoding
 
     on_loop(test)
@@ -377,7 +379,7 @@ def test_hang_up_while_a_thread_compresses() -> None:
     async def test() -> None:
         edge = Edge()
         edge.post(accept_encoding="gzip")
-        edge.ticket.answer(list(range(50_000)))
+        edge.entry.answer(list(range(50_000)))
         assert edge.wire.output == b"", "it was compressed on the loop"
         edge.wire.connection.connection_lost(None)
         edge.wire.connection.port.threads._threads.shutdown(wait=True)
