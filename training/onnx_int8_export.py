@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 CALIBRATION_BATCH_ROWS = 64
 SEVEN_BIT_WEIGHTS = True
-"""x86 without VNNI adds two products of 8 bits in 16 and saturates: logits of the digits then move by
-1.35 and not by 0.08. With weights of 7 bits nothing overflows, and one file is right everywhere."""
+"""x86 without VNNI adds two products of 8 bits in 16 and saturates: logits of the digits then move
+by 1.35 and not by 0.08. With weights of 7 bits nothing overflows: one file is right everywhere."""
 
 
 def export_onnx_static_int8(

@@ -133,7 +133,7 @@ def test_requests_of_the_old_version_finish_after_the_switch(tmp_path: Path) -> 
     store = ModelStore(str(tmp_path))
     store.promote("lookup", 1)
     with (
-        running_server(tmp_path, newest_versions=0) as server,
+        running_server(tmp_path, newest_versions=0, access_log=True) as server,
         ThreadPoolExecutor(1) as threads,
     ):
         old = threads.submit(infer, server, "lookup", *lookup_inputs(7, work=200_000), id="old")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from flambeau.commands.train import train
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
-from services.inference.loader import load_version
+from services.inference.loader import LoadOptions, load_version
 from training.datasets import load_splits
 from training.recipe_file import load_recipe, parse_recipe
 from training.report import Report
@@ -192,8 +192,10 @@ def test_golden_rows_were_held_out_and_every_artifact_serves(home: Home) -> None
     learned = {image.tobytes() for image in splits.train.inputs["image"]}
     assert not learned & {image.tobytes() for image in golden["input.image"]}
     for artifact in manifest.artifacts:
-        loaded = load_version(home.store, "digits", 1, threads=1, artifact_name=artifact.name)
-        loaded.backend.close()
+        loaded = load_version(home.store, "digits", 1, LoadOptions(artifact=artifact.name))
+        assert loaded.artifact == artifact
+        for backend in loaded.backends:
+            backend.close()
 
 
 def test_an_artifact_outside_its_tolerance_is_reported_and_not_published(home: Home) -> None:

@@ -27,6 +27,10 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_queue_duration_seconds": ("histogram", LANE),
     "flambeau_execution_duration_seconds": ("histogram", LANE),
     "flambeau_batch_size": ("histogram", LANE),
+    "flambeau_dropped_requests": ("counter", LANE | {"reason"}),
+    "flambeau_worker_restarts": ("counter", LANE | {"reason"}),
+    "flambeau_event_loop_lag_seconds": ("histogram", set()),
+    "flambeau_model_memory_bytes": ("gauge", LANE),
     "flambeau_in_flight_requests": ("gauge", set()),
     "flambeau_queue_depth": ("gauge", LANE),
     "flambeau_model_ready": ("gauge", LANE),
@@ -44,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     publish(str(store), "quiet", linear(2))
     wrong = {"y": np.full((8, 4), 1000, np.float32)}
     publish(str(store), "refused", linear(), golden_outputs=wrong)
-    with running_server(store) as server:
+    with running_server(store, access_log=True) as server:
         yield server
 
 
@@ -122,6 +126,19 @@ def test_gauges(server: ServerProcess) -> None:
         assert server.metric("flambeau_model_ready", model=model, version="1") == ready
         load_count = server.metric("flambeau_model_load_duration_seconds_count", model=model)
         assert load_count == loads
+
+
+def test_event_loop_lag_is_sampled(server: ServerProcess) -> None:
+    sampled = server.metric("flambeau_event_loop_lag_seconds_count")
+    server.wait_until_metric(lambda found: found > sampled, "flambeau_event_loop_lag_seconds_count")
+    assert server.metric("flambeau_event_loop_lag_seconds_sum") > 0
+
+
+def test_memory_of_a_loaded_version_is_measured(server: ServerProcess) -> None:
+    for model in ("linear", "quiet"):
+        assert server.metric("flambeau_model_memory_bytes", model=model, version="1") > 0
+    memory = server.metric_families()["flambeau_model_memory_bytes"]
+    assert {sample.labels["model"] for sample in memory.samples} == {"linear", "quiet"}
 
 
 def test_build_info(server: ServerProcess) -> None:
@@ -218,9 +235,10 @@ def test_load_and_refusal_are_logged(server: ServerProcess) -> None:
     assert (refused["level"], "golden" in refused["reason"]) == ("error", True)
 
 
-def test_access_log_can_be_turned_off_and_failures_stay(tmp_path: Path) -> None:
+def test_only_failures_are_logged_unless_asked(tmp_path: Path) -> None:
+    """`access_log` is off: a line for each request costs as much as a small request."""
     publish(str(tmp_path), "linear", linear())
-    with running_server(tmp_path, access_log=False) as server:
+    with running_server(tmp_path) as server:
         assert infer(server, "linear", linear_input(ROW), id="good").status == 200
         call(server, "POST", infer_path("linear"), b"", {"x-request-id": "bad"})
         server.wait_for_log(request_id="bad")

@@ -1,20 +1,68 @@
-"""The documents name everything there is: every setting, every metric, every verb."""
+"""The documents name everything there is: settings, metrics, verbs, decisions; and it is there."""
 
+import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import typer.main
 
 from flambeau.cli import app
-from services.standalone.config import ServerConfig
+from services.gateway.rest_infer import TIMEOUT_HEADER
+from services.standalone.config import ModelSettings, ServerConfig
 from services.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+DECISIONS = sorted((ROOT / "docs/adr").glob("*.md"))
+MAX_DECISION_LINES = 60
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *DECISIONS]
+
+DEFAULTS_IN_WORDS = {
+    "models": "all",
+    "artifact": "fastest",
+    "max_concurrent_runs": "by the cores",
+    "preferred_batch_sizes": "none",
+    "max_memory_mib": "9/10 of the device",
+    "model_settings": "none",
+}
+"""What the table says of defaults that say nothing as they are."""
 
 
-def test_every_setting_is_in_the_table() -> None:
-    missing = [name for name in ServerConfig.model_fields if f"`{name}`" not in DOCS["serving.md"]]
-    assert missing == []
+def settings_in_the_table() -> Iterator[tuple[str, str]]:
+    """Name and default of each; a row has two of them, a cell perhaps several."""
+    section = DOCS["serving.md"].split("## Every setting")[1].split("## ")[0]
+    for row in section.splitlines():
+        cells = [cell.strip().replace("`", "") for cell in row.strip("|").split("|")]
+        if row.startswith("| `"):
+            for names, defaults in ((cells[0], cells[1]), (cells[3], cells[4])):
+                yield from zip(names.split(", "), defaults.split(", "), strict=True)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_every_setting_is_in_the_table_with_its_default() -> None:
+    def said(value: object) -> str:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return text.removesuffix(".0")
+
+    fields = ServerConfig.model_fields
+    expected = {name: said(field.default) for name, field in fields.items()} | DEFAULTS_IN_WORDS
+    table = list(settings_in_the_table())
+    assert dict(table) == expected
+    assert len(table) == len(expected), "a setting stands there twice"
+
+
+def test_every_setting_a_model_may_have_of_its_own_is_named() -> None:
+    paragraph = DOCS["serving.md"].split("`model_settings` gives")[1].split("\n\n")[0]
+    assert [name for name in ModelSettings.model_fields if f"`{name}`" not in paragraph] == []
+
+
+def test_the_header_with_a_time_limit_is_named() -> None:
+    assert f"`{TIMEOUT_HEADER}`" in DOCS["serving.md"]
 
 
 def test_every_metric_is_in_the_table() -> None:
@@ -33,3 +81,44 @@ def test_every_verb_is_shown_somewhere() -> None:
     verbs = [name for name in group.commands if name not in ("models", "up", "demo")]  # type: ignore[attr-defined]
     verbs += [f"models {name}" for name in group.commands["models"].commands]  # type: ignore[attr-defined]
     assert [verb for verb in verbs if f"flambeau {verb}" not in everything] == []
+
+
+def test_every_verb_of_the_makefile_is_shown_somewhere() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True)
+    verbs = [line.split()[0] for line in shown.stdout.splitlines()]
+    everything = "".join(path.read_text() for path in DOCUMENTS)
+    missing = [v for v in verbs if not re.search(rf"make {v}(?![\w-])|`{v}`", everything)]
+    assert missing == [], "name them in CONTRIBUTING.md or where they belong"
+
+
+def test_decisions_are_numbered_without_a_gap_and_listed() -> None:
+    numbers = [int(path.name[:4]) for path in DECISIONS]
+    assert numbers == list(range(1, len(DECISIONS) + 1))
+    architecture = (ROOT / "ARCHITECTURE.md").read_text()
+    missing = [relative(path) for path in DECISIONS if f"({relative(path)})" not in architecture]
+    assert missing == [], "link them at the end of ARCHITECTURE.md"
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=relative)
+def test_a_decision_is_short_and_says_what_was_decided_and_when(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= MAX_DECISION_LINES
+    assert lines[0].startswith(f"# {int(path.name[:4])}. ")
+    assert re.fullmatch(r"Status: .*\d{4}-\d\d-\d\d.*", lines[2])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+def test_what_a_document_links_to_is_there(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", path.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+def test_files_a_document_names_are_there(path: Path) -> None:
+    """Those given from the root, as `services/errors.py`; other names are examples."""
+    folders = "|".join(
+        folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").exists()
+    )
+    named = re.findall(rf"`((?:{folders}|docs|tests)/[\w./-]+\.\w+)`", path.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import nn
 
 from model_store.signature import Signature, TensorSpec
+from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits
 from training.datasets import Split, Splits
 from training.exporters import Exported, export_all
@@ -178,7 +179,8 @@ def test_dynamic_quantization_of_convolutions_is_refused_with_what_it_costs(
 
 def test_the_method_of_the_recipe_is_the_one_that_is_used(tmp_path: Path) -> None:
     model = Perceptron().eval()
-    inputs = {"x": np.random.default_rng(0).normal(size=(80, 4, 6)).astype(np.float32)}
+    values: Array = np.random.default_rng(0).normal(size=(80, 4, 6)).astype(np.float32)
+    inputs = {"x": values}
     split = Split(inputs, np.zeros(80, np.int64))
     data = Splits(split, split, split)
     counts = {}

@@ -1,0 +1,119 @@
+"""Versions that do not fit into memory: refused with the figures, or in turn.
+
+How much a server and a version take differs from machine to machine, so it is measured first.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.rest_calls import call, infer, linear_input
+from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.servers import ServerProcess, running_server
+
+MEBIBYTE = 2**20
+LARGE_WIDTH = 3000
+LARGE_MIB = 4 * LARGE_WIDTH**2 // MEBIBYTE
+"""Above 32 MiB, malloc gives memory back as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD)."""
+LOADS = "flambeau_model_load_duration_seconds_count"
+ROW = [1.0, 2.0, 3.0, 4.0]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Memory in MiB."""
+
+    two_loaded: float
+    """Of a server that serves two large models."""
+    large: float
+    """Of one of them; the runtime it needs was there before."""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    store = tmp_path_factory.mktemp("store")
+    for model in ("one", "two"):
+        publish_large(store, model)
+    # Any limit makes versions load one after the other, so that each is measured by itself.
+    with running_server(store, max_memory_mib=2**30) as server:
+        resident = server.metric("process_resident_memory_bytes")
+        taken = [server.metric("flambeau_model_memory_bytes", model=m) for m in ("one", "two")]
+    assert min(taken) >= LARGE_MIB * MEBIBYTE
+    return Measured(resident / MEBIBYTE, min(taken) / MEBIBYTE)
+
+
+def publish_large(store: Path, model: str) -> None:
+    """A model whose weights are `LARGE_MIB`, and which is warmed up in no time."""
+    publish(str(store), model, linear(layers=1, width=LARGE_WIDTH), max_batch_size=1)
+
+
+def test_what_does_not_fit_is_refused_with_the_figures(tmp_path: Path, measured: Measured) -> None:
+    publish(str(tmp_path), "small", linear())
+    publish_large(tmp_path, "large")
+    limit_mib = int(measured.two_loaded - 1.5 * measured.large)
+    with running_server(tmp_path, max_memory_mib=limit_mib) as server:
+        assert infer(server, "small", linear_input(ROW)).outputs() == {"y": ROW}
+        reply = infer(server, "large", linear_input(ROW))
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        found = re.search(
+            r"model 'large' version 1 needs (\d+) MiB and does not fit: (\d+) MiB are the limit "
+            r"\(max_memory_mib\), (\d+) MiB the server's own, (\d+) MiB taken by \d other "
+            r"versions; raise the limit, serve fewer models or set when_memory_full=unload_idle",
+            reply.error(),
+        )
+        assert found, reply.error()
+        need, limit, own, others = map(int, found.groups())
+        assert need >= LARGE_MIB
+        assert limit == limit_mib
+        assert 0 < own < limit < own + others + need
+        assert call(server, "GET", "/v2/models/large/ready").status == 503
+        refused = server.wait_for_log(message="version refused", model="large")
+        assert refused["reason"] == found[0]
+        taken = server.metric("flambeau_model_memory_bytes", model="small")
+        assert 0 < taken < limit * MEBIBYTE
+        assert server.metric("flambeau_model_memory_bytes", model="large") == 0
+
+
+def test_the_idle_version_used_longest_ago_makes_room_and_comes_back(
+    tmp_path: Path, measured: Measured
+) -> None:
+    for model in ("first", "second", "third"):
+        publish_large(tmp_path, model)
+    limit_mib = int(measured.two_loaded + 0.5 * measured.large)
+    with running_server(
+        tmp_path,
+        max_memory_mib=limit_mib,
+        when_memory_full="unload_idle",
+        store_poll_interval_s=0.1,
+    ) as server:
+        (out,) = away(server)
+        kept, used = sorted({"first", "second", "third"} - {out})
+        assert infer(server, used, linear_input(ROW)).status == 200
+        reply = infer(server, out, linear_input(ROW))
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert reply.error() == (
+            f"model '{out}' version 1 is not ready: unloaded to make room for "
+            f"model '{made_room(server, out)}' version 1; being loaded again, so retry"
+        )
+        server.wait_for_metric(2, LOADS, model=out)
+        assert away(server) == {kept}, "not the one used longest ago"
+        for model in (out, used):
+            assert infer(server, model, linear_input(ROW)).outputs() == {"y": ROW}
+        assert infer(server, kept, linear_input(ROW)).status == 503
+        server.wait_for_metric(2, LOADS, model=kept)
+        assert away(server) == {out}
+        assert infer(server, kept, linear_input(ROW)).outputs() == {"y": ROW}
+
+
+def away(server: ServerProcess) -> set[str]:
+    """The models that are not ready; none of them is asked for."""
+    models = ("first", "second", "third")
+    return {m for m in models if call(server, "GET", f"/v2/models/{m}/ready").status != 200}
+
+
+def made_room(server: ServerProcess, model: str) -> str:
+    """For which model one was unloaded."""
+    log = server.wait_for_log(message="unloading an idle version to make room", model=model)
+    return str(log["for"]).split("'")[1]
