@@ -30,7 +30,7 @@ from bench.golden_model import (
     newest_manifest,
     served_artifact,
 )
-from bench.load import python_load
+from bench.load import different_load
 from bench.metrics_page import read_metrics
 from bench.networks import VOCABULARY
 from bench.peers.peer import Ask, Form
@@ -51,7 +51,7 @@ REQUESTS = 512
 """Different ones, sent round and round."""
 CLIENTS = 64
 SEED = 5
-WARM_UP_S = 0.5
+WARM_UP_S = 1
 CHECKED_ROWS = 8
 RAW = "raw"
 RAW_SIZES = (16, 32, 64)
@@ -110,7 +110,7 @@ def bucketed(texts: Sequence[Tokens], padding: Padding, size: int) -> list[dict[
 
 
 def measure_lengths(
-    store: ModelStore, artifact: str, rounds: int, seconds: float
+    store: ModelStore, artifact: str, rounds: int, seconds: int
 ) -> list[LengthFigures]:
     """Measures raw and served; prints as it goes.
 
@@ -165,13 +165,13 @@ def main() -> None:
     parser.add_argument("--store", default=str(BENCH_STORE))
     parser.add_argument("--artifact", default="", help="empty for the fastest")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken")
-    parser.add_argument("--seconds", type=float, default=4, help="of load, each way in each round")
-    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=int, default=4, help="of load, each way in each round")
+    parser.add_argument("--raw", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.raw:
         store = ModelStore(given.store)
         manifest = newest_manifest(store, MODEL)
-        print(json.dumps(_raw_here(store, manifest, given.artifact, given.seconds)))
+        print(json.dumps(_raw_here(store, manifest, given.artifact, given.raw)))
         return
     store = bench_store(given.store)
     become_client()
@@ -213,18 +213,18 @@ def _figures(where: str, rounds: Sequence[_Round]) -> LengthFigures:
     return figures
 
 
-def _load(server: ServerProcess, form: Form, asks: Sequence[Ask], seconds: float) -> _Load:
-    python_load(server, form, asks, CLIENTS, WARM_UP_S)
+def _load(server: ServerProcess, form: Form, asks: Sequence[Ask], seconds: int) -> _Load:
+    different_load(server, form, asks, CLIENTS, WARM_UP_S)
     before = read_metrics(server.metrics)
-    load = python_load(server, form, asks, CLIENTS, seconds)
+    load = different_load(server, form, asks, CLIENTS, seconds)
     rows = read_metrics(server.metrics).since(before).mean_batch_rows(MODEL)
     return _Load(load.answered / load.duration_s, rows, load.failed)
 
 
 def _raw(store: ModelStore, manifest: Manifest, artifact: str, seconds: float) -> _Round:
     """Both ways in a process on the server's core."""
-    command = [sys.executable, "-m", "bench.lengths", "--raw", "--store", store.url]
-    command += ["--artifact", artifact, "--seconds", str(seconds / 2)]
+    command = [sys.executable, "-m", "bench.lengths", "--store", store.url]
+    command += ["--artifact", artifact, "--raw", str(seconds / 2)]
     pin = pinned_to(SERVER_CORE)
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, preexec_fn=pin).stdout
     rates = json.loads(output)

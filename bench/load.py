@@ -47,10 +47,30 @@ def closed_loop(
     """
     match generator_of(form):
         case "wrk":
-            return programs.load_rest(server.http, ask, clients, seconds)
+            return programs.load_rest(server.http, [ask], clients, seconds)
         case "h2load":
             return programs.load_grpc(server.grpc, ask, clients, seconds, answer_bytes)
     return python_load(server, form, [ask], clients, seconds)
+
+
+def different_load(
+    server: ServerProcess, form: Form, asks: Sequence[Ask], clients: int, seconds: int
+) -> Load:
+    """Loads a server with different requests, sent round and round.
+
+    Args:
+        server: whom to ask.
+        form: how the requests travel; `h2load` can only send one again and again.
+        asks: the requests.
+        clients: requests in flight.
+        seconds: how long.
+
+    Raises:
+        PeerError: nothing was answered.
+    """
+    if form is not Form.GRPC and generator_of(form) != PYTHON:
+        return programs.load_rest(server.http, asks, clients, seconds)
+    return python_load(server, form, asks, clients, seconds)
 
 
 def python_load(

@@ -1,6 +1,6 @@
 """The outside clients: `wrk` for REST, `h2load` for gRPC, each a process on the client's core.
 
-In: one canned request. Out: how many were answered, how fast, how many failed. Both are closed
+In: canned requests. Out: how many were answered, how fast, how many failed. Both are closed
 loops: each client sends its next request when the last is answered.
 """
 
@@ -54,21 +54,27 @@ def clients_at_hand() -> None:
             raise PeerError(f"{program} is not installed: apt-get install {package}")
 
 
-def load_rest(address: str, ask: Ask, clients: int, seconds: int) -> Load:
-    """Asks over `clients` connections, one request at a time on each.
+def load_rest(address: str, asks: Sequence[Ask], clients: int, seconds: int) -> Load:
+    """Asks over `clients` connections, one request at a time on each, round and round.
 
     Raises:
         PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
     """
-    with tempfile.NamedTemporaryFile(prefix="wrk-") as body:
-        body.write(ask.body)
-        body.flush()
-        headers = [f"{name}: {value}" for name, value in ask.headers.items()]
+    with tempfile.NamedTemporaryFile(prefix="wrk-") as file:
+        for ask in asks:
+            request = http_request(address, ask)
+            file.write(b"%d\n%b" % (len(request), request))
+        file.flush()
         options = ["-t1", f"-c{clients}", f"-d{seconds}s"]
         options += ["--timeout", f"{SLOWEST_ANSWER_S}s", "--script", str(SCRIPT)]
-        return parse_wrk(
-            _run(["wrk", *options, f"http://{address}{ask.path}", "--", body.name, *headers])
-        )
+        return parse_wrk(_run(["wrk", *options, f"http://{address}", "--", file.name]))
+
+
+def http_request(address: str, ask: Ask) -> bytes:
+    """One whole POST."""
+    headers = {"Host": address, **ask.headers, "Content-Length": str(len(ask.body))}
+    lines = [f"POST {ask.path} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items())]
+    return "\r\n".join((*lines, "", "")).encode() + ask.body
 
 
 def load_grpc(address: str, ask: Ask, clients: int, seconds: int, answer_bytes: int) -> Load:

@@ -116,4 +116,4 @@ class _Target:
         if form is Form.GRPC:
             at = self.launch.grpc
             return load_grpc(at, ask, clients, seconds, self.answer_bytes[form])
-        return load_rest(self.launch.http, ask, clients, seconds)
+        return load_rest(self.launch.http, [ask], clients, seconds)

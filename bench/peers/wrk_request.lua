@@ -1,15 +1,20 @@
--- One canned POST, and the figures as one line of JSON.
--- Arguments after `--`: the file with the body, then "Name: value" headers.
+-- Canned requests, one after the other and round again, and the figures as one line of JSON.
+-- Argument after `--`: a file of whole HTTP requests, each behind a line with its length in bytes.
+
+local requests = {}
+local last = 0
 
 function init(arguments)
   local file = assert(io.open(arguments[1], "rb"))
-  wrk.method = "POST"
-  wrk.body = file:read("*a")
-  file:close()
-  for i = 2, #arguments do
-    local name, value = arguments[i]:match("^([^:]+): (.*)$")
-    wrk.headers[name] = value
+  for length in function() return file:read("*l") end do
+    requests[#requests + 1] = file:read(tonumber(length))
   end
+  file:close()
+end
+
+function request()
+  last = last % #requests + 1
+  return requests[last]
 end
 
 -- All durations in microseconds. A status of 400 or more counts as an error.

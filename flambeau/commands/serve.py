@@ -47,6 +47,9 @@ def run(settings: dict[str, Any]) -> None:
     """Serves until SIGTERM or Ctrl-C; settings are those of `ServerConfig`."""
     from flambeau.commands.listening import print_listening
     from model_store.errors import StoreError
+    from services.gateway.grpc_threads import prefer_cheap_pollers
+
+    prefer_cheap_pollers()
     from services.standalone.config import ConfigError, server_config
     from services.standalone.server import PortError
     from services.standalone.server import serve as run_server

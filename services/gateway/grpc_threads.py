@@ -12,6 +12,16 @@ import sys
 from collections.abc import Iterator
 
 
+def prefer_cheap_pollers() -> None:
+    """Has grpcio read its sockets by the older of its two ways, a sixth cheaper a call.
+
+    To be called before `grpc` is first imported, which is when it reads this; whoever set
+    `GRPC_EXPERIMENTS` for the process is obeyed. A grpcio that knows the names no more says so
+    once, on standard error.
+    """
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener,-event_engine_client")
+
+
 def become_patient() -> None:
     """Lets the calling thread, and those it starts, interrupt nobody when they are woken.
 
