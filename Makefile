@@ -16,7 +16,7 @@ DEVELOPING := $(VENV)/.developing-installed
 
 .PHONY: help
 help: ## List every verb.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("flambeau needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
@@ -77,6 +77,22 @@ protos: $(DEVELOPING) ## Generate the stubs from protos/*.proto.
 .PHONY: bench
 bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.
 	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(SERVING) ## The same weights on TorchServe, Triton and others, each installed from PyPI first.
+	@$(BIN)/python -m bench.peers $(ARGS)
+
+.PHONY: bench-overload
+bench-overload: $(SERVING) ## What becomes of requests with 50 ms when twice as much is asked as can be done.
+	@$(BIN)/python -m bench.overload $(ARGS)
+
+.PHONY: bench-swap
+bench-swap: $(SERVING) ## Versions that change under load: failed requests, and p99 beside that before.
+	@$(BIN)/python -m bench.swap $(ARGS)
+
+.PHONY: soak
+soak: $(SERVING) ## An hour at 70 % of capacity: memory, errors, latency. ARGS="--minutes 10"
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: $(SERVING) ## Served over raw on a GPU, for the CNN and the encoder; says so where there is none.

@@ -10,8 +10,9 @@ from typing import Any
 
 from bench.golden_model import BENCH_STORE
 from bench.models import ensure_bench_models
+from bench.performance_page import write_block
 from bench.pinning import cores_apart
-from bench.verdicts import Verdict
+from bench.verdicts import Verdict, short
 from model_store.store import ModelStore
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,7 +26,7 @@ def bench_store(url: str) -> ModelStore:
 
 
 def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
-    """Prints the verdicts and writes everything to `bench/results/NAME.json`."""
+    """Prints the verdicts, writes all to `bench/results/NAME.json`, and them to the page."""
     print("\n" + "\n".join(verdict.line() for verdict in verdicts))
     document = {
         "measured": {
@@ -40,6 +41,30 @@ def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verd
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(_without_nan(document), indent=2) + "\n")
     print(f"wrote {path}")
+    write_block(name, _page_table(verdicts))
+
+
+def _page_table(verdicts: Sequence[Verdict]) -> str:
+    """When, on which Python, and every figure beside its target, as Markdown."""
+    when = datetime.now(UTC).date().isoformat()
+    rows = [
+        f"| {v.what} | {_bound(v)} | {'' if v.reached else '**'}"
+        f"{f'{short(v.value)} {v.unit}'.rstrip()}{'' if v.reached else '**'} |"
+        for v in verdicts
+    ]
+    head = ["| what | target | measured |", "|---|---|---|"]
+    return "\n".join([f"{when}, {machine()}.", "", *head, *rows])
+
+
+def _bound(verdict: Verdict) -> str:
+    sign = "≥" if verdict.bound == "at least" else "≤"
+    return f"{sign} {short(verdict.target)} {verdict.unit}".rstrip()
+
+
+def machine() -> str:
+    """What was measured on, in words."""
+    apart = "server and client on a core each" if cores_apart() else "one core for both"
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {apart}"
 
 
 def _without_nan(value: Any) -> Any:

@@ -15,22 +15,21 @@ from datetime import UTC, datetime
 
 from bench.golden_model import BENCH_STORE
 from bench.peers.bentoml_peer import BentoMl
-from bench.peers.flambeau_peer import ROOT, Flambeau
+from bench.peers.flambeau_peer import Flambeau
 from bench.peers.litserve_peer import LitServe
 from bench.peers.load import clients_at_hand
 from bench.peers.mlserver_peer import MlServer
 from bench.peers.mosec_peer import Mosec
 from bench.peers.peer import Peer, PeerError
-from bench.peers.report import Report, rewrite_block
+from bench.peers.report import Report
 from bench.peers.served_model import CLIENTS, served_model
 from bench.peers.session import Session
 from bench.peers.torchserve_peer import TorchServe
 from bench.peers.triton_peer import Triton
+from bench.performance_page import write_block
 from bench.pinned_server import end_with_exception
 from bench.pinning import CLIENT_CORE, pinned_to
 from bench.results_file import RESULTS, bench_store
-
-DOCUMENT = ROOT / "docs" / "performance.md"
 
 
 def main() -> int:
@@ -90,9 +89,8 @@ def _write(report: Report) -> None:
         return
     (RESULTS / "peers.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     (RESULTS / "peers.svg").write_text(report.plot())
-    text = DOCUMENT.read_text() if DOCUMENT.exists() else ""
-    DOCUMENT.write_text(rewrite_block(text, report.tables()))
-    print(f"wrote {RESULTS}/peers.json, {RESULTS}/peers.svg and {DOCUMENT}")
+    print(f"wrote {RESULTS}/peers.json and {RESULTS}/peers.svg")
+    write_block("peers", report.tables())
 
 
 def _arguments(peers: Sequence[str]) -> argparse.Namespace:

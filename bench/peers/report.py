@@ -11,7 +11,6 @@ from bench.peers.bar_chart import Group, Panel, draw, short
 from bench.peers.figures import Figure, Start, median_figures, median_starts
 from bench.peers.peer import Form
 
-BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
 TITLES = {
     "tiny-mlp": "Tiny MLP, 64 → 256 → 10",
     "cnn": "CNN on 3 x 64 x 64",
@@ -155,15 +154,6 @@ class Report:
             bodies = "; ".join(f"{form}: {body}" for form, body in self.bodies[server].items())
             lines.append(f"- {server} {self.versions[server]}: {asked}. Bodies: {bodies}.")
         return "\n".join(lines)
-
-
-def rewrite_block(text: str, block: str) -> str:
-    """Puts the block between the marks; a text without them gets them at its end."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        before, after = (text.rstrip() + "\n\n" if text.strip() else ""), "\n"
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
 
 
 def _ratio_table(

@@ -34,6 +34,7 @@ from services.gateway.admission import Admission, InferCall
 from services.gateway.grpc_mailbox import Mailbox
 from services.gateway.grpc_replies import failure, refuse, refuse_gone
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
+from services.gateway.scheduling import time_for_work
 from services.queueing.memory_queue import Entry, Outcome
 
 logger = logging.getLogger("flambeau.grpc")
@@ -42,6 +43,8 @@ TIMEOUT_ROUNDING = 0.01
 """A caller rounds the timeout it sends up to two digits, and gives up before we do: by this part
 of it, and by a network's delay. Who leaves that close to the end is out of time."""
 NETWORK_DELAY_S = 0.005
+WAY_BACK_S = 0.005
+"""A thread has to be woken, and grpcio's own, before an answer leaves."""
 
 
 class InferHandler:
@@ -207,7 +210,9 @@ def _read(
             version=request.model_version,
             inputs=grpc_codec.decode_inputs(request),
             outputs=[output.name for output in request.outputs],
-            timeout_s=min(remaining_s, timeout_us / 1e6) if timeout_us else remaining_s,
+            timeout_s=time_for_work(
+                min(remaining_s, timeout_us / 1e6) if timeout_us else remaining_s, WAY_BACK_S
+            ),
             priority=priority,
         )
     except ServingError as error:

@@ -18,6 +18,7 @@ from services.gateway.http_exchange import JSON, Exchange
 from services.gateway.http_head import Head
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.rest_request import RestRequest
+from services.gateway.scheduling import time_for_work
 from services.queueing.memory_queue import Entry, Outcome
 from services.queueing.records import InferReply, Lane
 
@@ -30,6 +31,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 """The caller's own limit, from the last byte of the request. HTTP has no standard header for it;
 the unit is in the name because the customary ones differ in nothing else."""
 
+WAY_BACK_S = 0.002
 _TIMEOUT = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
 _HEADER_LENGTH = rest_codec.HEADER_LENGTH.encode()
 _OCTETS = b"content-type: application/octet-stream\r\n"
@@ -93,7 +95,7 @@ class InferExchange(Exchange):
                 record.request_id = route.ledger.safe_id(request.id)
             timeout_s = route.timeout_s
             if request.timeout_us:
-                own_s = request.timeout_us / 1e6
+                own_s = time_for_work(request.timeout_us / 1e6, WAY_BACK_S)
                 timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
             call = InferCall(
                 request_id=record.request_id,
@@ -210,4 +212,4 @@ def _timeout_s(value: str | None) -> float | None:
             f"the header {TIMEOUT_HEADER} must be a number of milliseconds above 0, "
             f"and is '{value[:40]}'"
         )
-    return float(value) / 1000
+    return time_for_work(float(value) / 1000, WAY_BACK_S)

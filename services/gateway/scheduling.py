@@ -7,8 +7,20 @@ over what its encoding made of the values.
 from services.errors import InvalidRequestError
 from services.queueing.records import LOWEST_PRIORITY
 
+WAY_BACK_SHARE = 0.1
+"""The most of a caller's time that is kept for the way back."""
 MAX_TIMEOUT_US = 2**63 - 1
 """The most that gRPC's `int64_param` can say."""
+
+
+def time_for_work(timeout_s: float, way_back_s: float) -> float:
+    """What a caller's time leaves for the work: its answer is to be there by then, not to leave.
+
+    Args:
+        timeout_s: what the caller allows, from now.
+        way_back_s: what an edge takes to write an answer, the worst of a busy machine.
+    """
+    return timeout_s - min(way_back_s, WAY_BACK_SHARE * timeout_s)
 
 
 def checked_scheduling(timeout: object, priority: object) -> tuple[int, int]:

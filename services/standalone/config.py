@@ -91,6 +91,15 @@ class ServerConfig(StrictModel):
     """Requests accepted and unanswered at once; raise it if memory allows more to wait."""
     max_grpc_calls: int = Field(256, ge=1, le=4096)
     """gRPC calls running at once, a thread each; raise it for slow models with many callers."""
+    max_connections: int = Field(4096, ge=1, le=1_000_000)
+    """REST connections open at once; raise it for many callers, and the system's limit of open
+    files with it."""
+    keep_alive_timeout_s: float = Field(75.0, gt=0, le=86_400)
+    """How long a REST connection may stay open without a request; keep it above that of a proxy
+    in front, or the proxy sends into connections that are just being closed."""
+    receive_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """How long a REST request may take to arrive, and its caller to read nothing of the answer;
+    raise it for large inputs over slow lines."""
     max_queue_depth: int = Field(1024, ge=1)
     """Requests waiting for one version; lower it to refuse early rather than answer late."""
     drain_timeout_s: float = Field(20.0, ge=0, le=3600)

@@ -102,7 +102,12 @@ class _Server:
         edges = (self._admission, self._facts, self._ledger)
         max_bytes = config.max_request_bytes
         self._grpc = GrpcEdge(*edges, max_request_bytes=max_bytes, max_calls=config.max_grpc_calls)
-        limits = HttpLimits(max_request_bytes=max_bytes)
+        limits = HttpLimits(
+            max_request_bytes=max_bytes,
+            max_connections=config.max_connections,
+            keep_alive_timeout_s=config.keep_alive_timeout_s,
+            receive_timeout_s=config.receive_timeout_s,
+        )
         self._rest = HttpServer(RestEdge(*edges).route, limits, self._metrics)
         with contextlib.ExitStack() as stack:
             http_socket = stack.enter_context(_listen(config.host, config.http_port, "http_port"))

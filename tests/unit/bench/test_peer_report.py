@@ -8,7 +8,7 @@ import pytest
 from bench.peers.bar_chart import Group, Panel, draw, scale_for, short
 from bench.peers.figures import Figure, Start, median_figures
 from bench.peers.peer import Form
-from bench.peers.report import BEGIN, END, Report, rewrite_block
+from bench.peers.report import Report
 
 
 def figure(server: str, rate: float, form: Form = Form.JSON, clients: int = 64) -> Figure:
@@ -76,20 +76,6 @@ def test_the_text_says_who_was_asked_what_and_who_was_not_measured() -> None:
     text = report(figure("flambeau", 1000), figure("slow", 500)).tables()
     assert "- slow 1.0: what slow was asked. Bodies: REST JSON: numbers." in text
     assert "- absent: `no wheel`" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", f"{BEGIN}\nnew\n{END}\n"),
-        ("# Title\n", f"# Title\n\n{BEGIN}\nnew\n{END}\n"),
-        (f"# T\n{BEGIN}\nold\nold\n{END}\nafter\n", f"# T\n{BEGIN}\nnew\n{END}\nafter\n"),
-    ],
-)
-def test_only_the_block_between_the_marks_changes(text: str, expected: str) -> None:
-    once = rewrite_block(text, "new")
-    assert once == expected
-    assert rewrite_block(once, "new") == expected
 
 
 def test_the_plot_is_xml_with_every_server_and_value() -> None:

@@ -19,8 +19,9 @@ from services.errors import (
     UnknownModelError,
 )
 from services.gateway.admission import InferCall
-from services.gateway.grpc_infer import InferHandler
+from services.gateway.grpc_infer import WAY_BACK_S, InferHandler
 from services.gateway.grpc_replies import parser
+from services.gateway.scheduling import time_for_work
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, Lane
 
@@ -392,7 +393,7 @@ def test_smaller_of_both_timeouts(
         request.parameters["timeout"].int64_param = timeout_us
     call = world.start(Context(remaining_s), request)
     world.letters.deliver()
-    assert world.asked[0][0].timeout_s == timeout_s
+    assert world.asked[0][0].timeout_s == time_for_work(timeout_s, WAY_BACK_S)
     world.answer(good_answer())
     call.result()
 

@@ -8,6 +8,7 @@ import pytest
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
 from services.gateway import grpc_codec, rest_codec
+from services.gateway.scheduling import time_for_work
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
 
@@ -79,3 +80,10 @@ def test_parameter_of_grpc_without_a_value() -> None:
 def test_timeout_beyond_what_grpc_can_say() -> None:
     with pytest.raises(InvalidRequestError, match="9223372036854775808"):
         over_rest(timeout=2**63)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "left_s"), [(1.0, 0.996), (0.05, 0.046), (0.04, 0.036), (0.02, 0.018), (0.0, 0.0)]
+)
+def test_an_answer_leaves_before_its_caller_gives_up(timeout_s: float, left_s: float) -> None:
+    assert time_for_work(timeout_s, way_back_s=0.004) == pytest.approx(left_s)
