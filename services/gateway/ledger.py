@@ -22,6 +22,8 @@ REQUEST_ID = "x-request-id"
 _SAFE_ID = re.compile(r"[ -~]{1,128}")
 _MAX_CACHED_LABELS = 10_000
 """Served versions times codes; beyond it (versions that came and went) the cache starts anew."""
+FAILURES_LOGGED_A_SECOND = 100
+"""A line costs more than a refusal: under overload, lines for all would leave time for nothing."""
 
 
 def _new_ids() -> Callable[[], str]:
@@ -41,11 +43,25 @@ class Ledger:
         """Starts a `Record`. Not a method: a call less for every request."""
         self.new_id = _new_ids()
         """Gives an id that no other request has."""
+        self._second = self._logged = self._left_out = 0
         self._children: dict[tuple[Lane | None, str, str], tuple[CounterChild, HistogramChild]] = {}
 
     def safe_id(self, given: str) -> str:
         """The caller's id, or a new one when that is not printable."""
         return given if _SAFE_ID.fullmatch(given) is not None else self.new_id()
+
+    def may_log_failure(self, now: float) -> bool:
+        """Whether another failed request may have a line this second; says how many had none."""
+        if int(now) != self._second:
+            self._second, self._logged = int(now), 0
+            if self._left_out:
+                logger.warning("failed requests left out", extra={"requests": self._left_out})
+                self._left_out = 0
+        self._logged += 1
+        if self._logged > FAILURES_LOGGED_A_SECOND:
+            self._left_out += 1
+            return False
+        return True
 
     def count(self, lane: Lane | None, protocol: str, code: str, seconds: float) -> None:
         """Counts and times one request; of a lane nobody knows, under `unknown`."""
@@ -114,13 +130,15 @@ class Record:
             lane: the version that answered, when its answer could not be told.
         """
         ledger, lane = self._ledger, lane or self._find_lane()
-        seconds = time.monotonic() - self._started
+        now = time.monotonic()
+        seconds = now - self._started
         ledger.count(lane, self._protocol, code, seconds)
         if isinstance(error, OverloadedError | ShuttingDownError):
             ledger.metrics.refusals.labels(type(error).__name__).inc()
-        # The version as counted; of a name nobody knows, what the caller wrote.
-        extra = self._facts(code, seconds, str(lane.version) if lane else self.version[:32])
-        logger.warning("request failed", extra={**extra, "error": str(error)})
+        if ledger.may_log_failure(now):
+            # The version as counted; of a name nobody knows, what the caller wrote.
+            extra = self._facts(code, seconds, str(lane.version) if lane else self.version[:32])
+            logger.warning("request failed", extra={**extra, "error": str(error)})
 
     def _find_lane(self) -> Lane | None:
         """The served version a refused request named: a caller must not invent label values."""

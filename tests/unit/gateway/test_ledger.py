@@ -1,0 +1,50 @@
+"""What the ledger logs of requests that fail, and what it leaves out when there are too many."""
+
+import logging
+
+import pytest
+
+from services.errors import QueueFullError
+from services.gateway.ledger import FAILURES_LOGGED_A_SECOND, Ledger
+from services.queueing.directory import Directory
+from services.telemetry.metrics import Metrics
+
+
+@pytest.fixture
+def ledger(caplog: pytest.LogCaptureFixture) -> Ledger:
+    caplog.set_level(logging.INFO, "flambeau.request")
+    return Ledger(Metrics("test"), Directory(), access_log=False)
+
+
+def test_a_failed_request_has_a_line(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    ledger.open("rest", "mine", "m", "3").close_failed("503", QueueFullError("full"))
+    (line,) = caplog.records
+    assert line.getMessage() == "request failed"
+    facts = vars(line)
+    assert (facts["request_id"], facts["model"], facts["version"]) == ("mine", "m", "3")
+    assert (facts["code"], facts["error"]) == ("503", "full")
+
+
+def test_a_flood_of_failures_has_few_lines_and_one_that_counts_the_rest(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed = [ledger.may_log_failure(7.0 + n / 1000) for n in range(FAILURES_LOGGED_A_SECOND + 40)]
+    assert allowed.count(True) == FAILURES_LOGGED_A_SECOND
+    assert not any(allowed[FAILURES_LOGGED_A_SECOND:])
+    assert not caplog.records
+    assert ledger.may_log_failure(8.0)
+    (line,) = caplog.records
+    assert line.getMessage() == "failed requests left out"
+    assert vars(line)["requests"] == 40
+
+
+def test_all_of_a_flood_are_counted(ledger: Ledger) -> None:
+    for _ in range(3 * FAILURES_LOGGED_A_SECOND):
+        ledger.open("rest", "", "m", "").close_failed("503", QueueFullError("full"))
+    counted = [
+        sample.value
+        for family in ledger.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "flambeau_requests_total"
+    ]
+    assert counted == [3 * FAILURES_LOGGED_A_SECOND]
