@@ -21,6 +21,7 @@ from bench.results_file import bench_store, write_results
 from bench.served_figures import ModelFigures, measure_model
 from bench.start_figures import LagFigures, StartFigures, measure_lag, measure_starts
 from bench.verdicts import MISSING, Verdict, table
+from bench.yardstick import YardstickFigures, measure_against_yardstick
 from model_store.manifest import Manifest
 
 MODELS = ("tiny-mlp", "cnn", "encoder")
@@ -35,6 +36,8 @@ SMALL_RATE = 10_000
 LAG_S = 10
 """The server looks ten times a second."""
 RATIO_TARGET = 0.95
+YARDSTICK_TARGET = 1.46
+"""35 µs where the yardstick takes 24, as it does on a quiet machine."""
 
 
 def main() -> None:
@@ -43,7 +46,7 @@ def main() -> None:
     given = _arguments()
     store = bench_store(given.store)
     become_client()
-    figures, starts, lags, lengths = [], [], [], []
+    figures, starts, lags, lengths, yardsticks = [], [], [], [], []
     for name in given.models:
         manifest = newest_manifest(store, name)
         small = name == SMALL_MODEL
@@ -53,6 +56,9 @@ def main() -> None:
             figures.append(measure_model(store, manifest, artifact, cases, given.rounds, seconds))
     if SMALL_MODEL in given.models:
         manifest = newest_manifest(store, SMALL_MODEL)
+        yardsticks.append(
+            measure_against_yardstick(store, manifest, FP32, given.rounds, given.seconds)
+        )
         starts.append(measure_starts(store, manifest, FP32, given.rounds))
         lags.append(measure_lag(store, manifest, served_artifact(manifest, ""), SMALL_RATE, LAG_S))
     if LENGTHS_MODEL in store.models():
@@ -71,15 +77,17 @@ def main() -> None:
         )
     document = {
         "models": list(map(asdict, figures)),
+        "yardsticks": list(map(asdict, yardsticks)),
         "starts": list(map(asdict, starts)),
         "event_loop": list(map(asdict, lags)),
         "lengths": list(map(asdict, lengths)),
     }
-    write_results("latest", document, verdicts(figures, starts, lags, lengths))
+    write_results("latest", document, verdicts(figures, yardsticks, starts, lags, lengths))
 
 
 def verdicts(
     figures: Sequence[ModelFigures],
+    yardsticks: Sequence[YardstickFigures],
     starts: Sequence[StartFigures],
     lags: Sequence[LagFigures],
     lengths: Sequence[LengthFigures],
@@ -88,6 +96,9 @@ def verdicts(
     found = []
     for model in figures:
         found += _small_verdicts(model) if model.model == SMALL_MODEL else _large_verdicts(model)
+    for yardstick in yardsticks:
+        what = f"{SMALL_MODEL}, {FP32}, REST JSON, 64 clients: server CPU ÷ the yardstick's"
+        found.append(_at_most(what, yardstick.ratio, YARDSTICK_TARGET))
     for start in starts:
         what = f"{SMALL_MODEL}, {start.artifact}, process start to first right answer"
         found.append(_at_most(what, start.cold_start_s, 1.0, "s"))
