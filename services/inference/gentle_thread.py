@@ -1,0 +1,47 @@
+"""Work beside serving, such as proving the next version, that should not slow what is served.
+
+In: a function. Out: what it returns or raises, from a thread that yields the processor.
+
+A thread of lower priority gets a third of a core that others want as well, and all of one that
+nobody wants. Much lower would be worse: while it holds the interpreter's lock, everybody waits for
+it to be given the processor.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+NICENESS = 5
+"""See sched(7): a step is a quarter more or less of the processor."""
+
+T = TypeVar("T")
+
+
+def run_gently(work: Callable[[], T]) -> T:
+    """Runs a function at lower priority, and waits for it.
+
+    Threads that it starts inherit the priority, and keep it: what opens thread pools that are
+    to serve later must not be run here.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        if sys.platform == "linux":  # elsewhere priority is the whole process's
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _niceness())
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name="gentle", daemon=True)
+    thread.start()
+    return outcome.result()
+
+
+def _niceness() -> int:
+    return min(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + NICENESS, 19)
