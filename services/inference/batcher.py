@@ -207,6 +207,14 @@ class Batcher:
             return now
         return min(self._group_ready_at(group, now) for group in self._groups.values())
 
+    def next_s(self, now: float) -> float:
+        """About how long the batch takes that `next_batch` would give; infinity for none."""
+        group = self._most_urgent(now)
+        if group is None:
+            return math.inf
+        rows = max(min(group.rows, group.curve.best_rows), group.entries[0].request.rows)
+        return group.curve.expected_s(self._rules.padded_rows(rows))
+
     def next_batch(self, now: float) -> Batch | None:
         """The most urgent entry and all that should run with it; None when nothing is ready.
 

@@ -5,13 +5,23 @@ In: lanes that ask, and how long their batches took. Out: turns. Pure but for ca
 Start-time fair queueing (Goyal, Vin, Cheng 1996): each lane has a virtual time that grows by the
 seconds it used; the one with the least goes next; a lane that was idle starts from the present
 virtual time, so that it cannot save up turns. A lane alone is never held back.
+
+A batch cannot be interrupted, so a lane of short ones would wait many times its own length for a
+long one. One batch that takes a small part of what runs may therefore go beside it; the system's
+scheduler shares the device between the two, and its time counts as ever.
 """
 
 from typing import Protocol
 
+EXPRESS_SHARE = 0.1
+"""The most a batch may take, of the shortest that runs, to go beside it."""
+
 
 class Runner(Protocol):
     """A lane, as the device sees it."""
+
+    def next_s(self) -> float:
+        """Seconds the next batch should take; infinity when none can start."""
 
     def take_turn(self) -> float | None:
         """Starts one batch.
@@ -38,6 +48,10 @@ class DeviceTurns:
         self._asking: dict[Runner, None] = {}
         self._virtual_s: dict[Runner, float] = {}
         self._running: dict[Runner, int] = {}
+        self._expected_s: dict[Runner, float] = {}
+        """Of the last batch each running lane began."""
+        self._express: Runner | None = None
+        """Whose batch goes beside the slots."""
         self._now_s = 0.0
 
     def ask(self, lane: Runner) -> None:
@@ -56,10 +70,13 @@ class DeviceTurns:
             took_s: what it took.
             asks: whether the lane asks for another turn.
         """
-        self.free += 1
+        if lane is self._express:
+            self._express = None
+        else:
+            self.free += 1
         self._running[lane] -= 1
         if not self._running[lane]:
-            del self._running[lane]
+            del self._running[lane], self._expected_s[lane]
         if lane in self._virtual_s:  # else it left meanwhile
             self._virtual_s[lane] += took_s - expected_s
         if asks and lane not in self._asking:
@@ -77,9 +94,9 @@ class DeviceTurns:
             return self.slots
         return self.slots / len(self._asking.keys() | self._running.keys() | {lane})
 
-    def frees_at(self) -> float:
-        """The `time.monotonic()` second at which a slot should be free; 0 when one is."""
-        if self.free:
+    def frees_at(self, run_s: float) -> float:
+        """The `time.monotonic()` second at which a batch of `run_s` may start; 0 for now."""
+        if self.free or self._may_express(run_s):
             return 0.0
         return min((lane.frees_at() for lane in self._running), default=0.0)
 
@@ -91,6 +108,29 @@ class DeviceTurns:
                 del self._asking[lane]
                 continue
             self.free -= 1
-            self._running[lane] = self._running.get(lane, 0) + 1
-            self._now_s = max(self._now_s, self._virtual_s[lane])
-            self._virtual_s[lane] += expected_s
+            self._begin(lane, expected_s)
+        if self._asking and self._express is None:
+            self._grant_express()
+
+    def _grant_express(self) -> None:
+        """Lets the first lane whose batch is short enough go beside those that run."""
+        # Not one that has had more of the device than who runs: that would be more than its share.
+        most_s = min(self._virtual_s.get(lane, 0.0) for lane in self._running)
+        for lane in sorted(self._asking, key=self._virtual_s.__getitem__):
+            if self._virtual_s[lane] < most_s and self._may_express(lane.next_s()):
+                expected_s = lane.take_turn()
+                if expected_s is not None:
+                    self._express = lane
+                    self._begin(lane, expected_s)
+                    return
+                del self._asking[lane]
+
+    def _may_express(self, run_s: float) -> bool:
+        shortest_s = min(self._expected_s.values(), default=0.0)
+        return self._express is None and run_s <= EXPRESS_SHARE * shortest_s
+
+    def _begin(self, lane: Runner, expected_s: float) -> None:
+        self._running[lane] = self._running.get(lane, 0) + 1
+        self._expected_s[lane] = expected_s
+        self._now_s = max(self._now_s, self._virtual_s[lane])
+        self._virtual_s[lane] += expected_s

@@ -11,6 +11,7 @@ answered with an error; everything but the backend's run happens on the event lo
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,6 +112,10 @@ class Worker:
             self._count_dropped(reason)
             self._look_whether_emptied()
 
+    def next_s(self) -> float:
+        """Seconds the next batch should take; see `Runner`."""
+        return self._batcher.next_s(time.monotonic()) if self._idle else math.inf
+
     def take_turn(self) -> float | None:
         """Starts the next batch, if there is one and an instance for it; see `Runner`."""
         if not self._idle:
@@ -171,7 +176,8 @@ class Worker:
         """Refuses an entry whose deadline leaves less than the backlog and its own run take."""
         now = entry.enqueued_at
         at_once = min(len(self._idle) + len(self._busy) or 1, self._turns.share_of(self))
-        need = self._batcher.finish_s(entry.request, now, at_once) + self._free_in(now)
+        run_s = self._batcher.finish_s(entry.request, now, at_once)
+        need = run_s + self._free_in(now, run_s)
         if need <= slack:
             return False
         if slack > 0 and self.idle and now - self._doubted_at > DOUBT_EVERY_S:
@@ -197,10 +203,10 @@ class Worker:
             default=0.0,
         )
 
-    def _free_in(self, now: float) -> float:
+    def _free_in(self, now: float, run_s: float) -> float:
         """Seconds until an instance and a slot of the device should be free."""
         instance_at = 0.0 if self._idle else self.frees_at()
-        return max(instance_at - now, self._turns.frees_at() - now, 0.0)
+        return max(instance_at - now, self._turns.frees_at(run_s) - now, 0.0)
 
     def _finished(
         self, instance: Instance, batch: Batch | None, report: Report | Exception | None

@@ -1,5 +1,6 @@
 """Turns on a device: fair by measured time, and never an idle slot while somebody asks."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -17,6 +18,9 @@ class FakeLane:
         self.started = 0
         self.running = 0
         self.ends_at = 0.0
+
+    def next_s(self) -> float:
+        return self.takes_s if self.batches else math.inf
 
     def take_turn(self) -> float | None:
         if not self.batches:
@@ -38,10 +42,10 @@ class FakeLane:
 
 
 def used_s(turns: DeviceTurns, lanes: Sequence[FakeLane], for_s: float) -> dict[str, float]:
-    """Runs one batch after another on a device with one slot; seconds by lane."""
+    """Runs batches on a device with one slot, the shortest ends first; seconds by lane."""
     used = {lane.name: 0.0 for lane in lanes}
     while sum(used.values()) < for_s:
-        (lane,) = (lane for lane in lanes if lane.running)
+        lane = min((lane for lane in lanes if lane.running), key=lambda lane: lane.takes_s)
         used[lane.name] += lane.takes_s
         lane.ends(turns)
     return used
@@ -151,6 +155,38 @@ def test_a_slot_is_free_when_the_first_run_ends() -> None:
     first, second = FakeLane("a", 1.0, batches=1), FakeLane("b", 1.0, batches=1)
     first.ends_at, second.ends_at = 7.0, 5.0
     turns.ask(first)
-    assert turns.frees_at() == 0.0
+    assert turns.frees_at(1.0) == 0.0
     turns.ask(second)
-    assert turns.frees_at() == 5.0
+    assert turns.frees_at(1.0) == 5.0
+
+
+def test_a_short_batch_goes_beside_a_long_one_and_one_at_a_time() -> None:
+    turns = DeviceTurns(1)
+    long, short, other = FakeLane("long", 1.0), FakeLane("short", 0.1), FakeLane("other", 0.05)
+    turns.ask(long)
+    assert turns.frees_at(0.1) == 0.0
+    turns.ask(short)
+    turns.ask(other)
+    assert (long.running, short.running, other.running, turns.free) == (1, 1, 0, 0)
+    assert turns.frees_at(0.05) == long.ends_at
+    short.ends(turns)
+    assert (long.running, short.running + other.running) == (1, 1)
+
+
+def test_a_batch_that_is_not_much_shorter_waits() -> None:
+    turns = DeviceTurns(1)
+    long, middle = FakeLane("long", 1.0), FakeLane("middle", 0.11)
+    turns.ask(long)
+    turns.ask(middle)
+    assert (long.running, middle.running) == (1, 0)
+
+
+def test_what_went_beside_gives_no_slot_back() -> None:
+    turns = DeviceTurns(1)
+    long, short = FakeLane("long", 1.0, batches=1), FakeLane("short", 0.1, batches=1)
+    turns.ask(long)
+    turns.ask(short)
+    short.ends(turns)
+    assert turns.free == 0
+    long.ends(turns)
+    assert turns.free == 1
