@@ -1,22 +1,19 @@
 """LitServe: FastAPI on uvicorn, a worker process behind a queue."""
 
-import shutil
-
-from bench.peers.environment import Environment
-from bench.peers.peer import MAX_BATCH, WAIT_MS, Array, Ask, Form, Launch, Peer
+from bench.peers.installed_peer import InstalledPeer
+from bench.peers.peer import MAX_BATCH, WAIT_MS, Array, Ask, Form, Launch
 from bench.peers.plain_json import JSON_HEADERS, body_of_row, read_row
 from bench.peers.running_server import free_addresses
 from bench.peers.served_model import ServedModel
-from bench.peers.services import FOLDER as SERVICES
 
-SERVICE = "litserve_service.py"
 BOUNDARY = "flambeau-bench-row"
 
 
-class LitServe(Peer):
+class LitServe(InstalledPeer):
     """One worker. Its only body beside JSON is a form, as a browser sends files."""
 
     name = "litserve"
+    service = "litserve_service.py"
     asked = f"`max_batch_size={MAX_BATCH}, batch_timeout={WAIT_MS / 1000}, workers_per_device=1`"
     forms = {  # noqa: RUF012
         Form.JSON: "JSON",
@@ -24,18 +21,13 @@ class LitServe(Peer):
     }
 
     def __init__(self) -> None:
-        self._environment = Environment("litserve", ["litserve==0.2.19", "python-multipart"])
-
-    def install(self) -> str:
-        return self._environment.install()
+        super().__init__(["litserve==0.2.19", "python-multipart"])
 
     def start(self, model: ServedModel) -> Launch:
-        folder = self._environment.folder / model.name
-        model.write_to(folder)
-        shutil.copy(SERVICES / SERVICE, folder)
+        folder = self.folder_of(model)
         (address,) = free_addresses(1)
         return Launch(
-            argv=(self._environment.python, SERVICE),
+            argv=(self._environment.python, self.service),
             folder=folder,
             http=address,
             environment={

@@ -1,22 +1,19 @@
 """MLServer 1.7: FastAPI and grpc.aio, a pool of worker processes."""
 
 import json
-import shutil
 
 from bench.peers import open_inference
-from bench.peers.environment import Environment
-from bench.peers.peer import MAX_BATCH, WAIT_MS, Array, Ask, Form, Launch, Peer
+from bench.peers.installed_peer import InstalledPeer
+from bench.peers.peer import MAX_BATCH, WAIT_MS, Array, Ask, Form, Launch
 from bench.peers.running_server import free_addresses
 from bench.peers.served_model import ServedModel
-from bench.peers.services import FOLDER as SERVICES
-
-RUNTIME = "mlserver_runtime.py"
 
 
-class MlServer(Peer):
+class MlServer(InstalledPeer):
     """One worker process behind adaptive batching; it has no binary REST body."""
 
     name = "mlserver"
+    service = "mlserver_runtime.py"
     asked = (
         f"`max_batch_size` {MAX_BATCH}, `max_batch_time` {WAIT_MS / 1000}, one parallel worker, "
         "debug, gzip and metrics off"
@@ -27,15 +24,10 @@ class MlServer(Peer):
 
     def __init__(self) -> None:
         # With a newer uvloop every worker dies at start.
-        self._environment = Environment("mlserver", ["mlserver==1.7.1", "uvloop<0.22"])
-
-    def install(self) -> str:
-        return self._environment.install()
+        super().__init__(["mlserver==1.7.1", "uvloop<0.22"])
 
     def start(self, model: ServedModel) -> Launch:
-        folder = self._environment.folder / model.name
-        model.write_to(folder)
-        shutil.copy(SERVICES / RUNTIME, folder)
+        folder = self.folder_of(model)
         http, grpc = free_addresses(2)
         settings = {
             "host": "127.0.0.1",

@@ -1,38 +1,29 @@
 """mosec: a Rust front end, Python workers behind a Unix socket."""
 
-import shutil
-
-from bench.peers.environment import Environment
-from bench.peers.peer import MAX_BATCH, WAIT_MS, Array, Ask, Form, Launch, Peer
+from bench.peers.installed_peer import InstalledPeer
+from bench.peers.peer import MAX_BATCH, WAIT_MS, Array, Ask, Form, Launch
 from bench.peers.plain_json import BYTES_HEADERS, JSON_HEADERS, body_of_row, read_row
 from bench.peers.running_server import free_addresses
 from bench.peers.served_model import ServedModel
-from bench.peers.services import FOLDER as SERVICES
-
-SERVICE = "mosec_service.py"
 
 
-class Mosec(Peer):
+class Mosec(InstalledPeer):
     """One worker; a body of bytes is read by the user's `deserialize`."""
 
     name = "mosec"
+    service = "mosec_service.py"
     asked = f"`append_worker(num=1, max_batch_size={MAX_BATCH}, max_wait_time={WAIT_MS})`"
     forms = {Form.JSON: "JSON", Form.BINARY: "the row's bytes, answer in JSON"}  # noqa: RUF012
 
     def __init__(self) -> None:
-        self._environment = Environment("mosec", ["mosec==0.9.8"])
-
-    def install(self) -> str:
-        return self._environment.install()
+        super().__init__(["mosec==0.9.8"])
 
     def start(self, model: ServedModel) -> Launch:
-        folder = self._environment.folder / model.name
-        model.write_to(folder)
-        shutil.copy(SERVICES / SERVICE, folder)
+        folder = self.folder_of(model)
         (address,) = free_addresses(1)
         host, port = address.split(":")
         return Launch(
-            argv=(self._environment.python, SERVICE, "--address", host, "--port", port,
+            argv=(self._environment.python, self.service, "--address", host, "--port", port,
                   "--log-level", "warning", "--timeout", "30000"),
             folder=folder,
             http=address,
