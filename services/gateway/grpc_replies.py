@@ -10,11 +10,9 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from services.errors import InvalidRequestError, ServingError
+from services.gateway.refusals import RETRY_AFTER_S
 
 Metadata = tuple[tuple[str, str], ...]
-
-RETRY_AFTER_S = 1
-"""When to try again after a refusal that a retry may cure; REST says the same."""
 
 RETRY_HINT: Metadata = (
     ("retry-after", str(RETRY_AFTER_S)),

@@ -13,12 +13,12 @@ import orjson
 from services.errors import ServingError
 from services.gateway.http_body import Body
 from services.gateway.http_head import Head
+from services.gateway.refusals import RETRY_AFTER_S
 
 if TYPE_CHECKING:
     from services.gateway.http_protocol import HttpConnection
 
 JSON = b"content-type: application/json\r\n"
-RETRY_AFTER_S = 1
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _CLOSE = b"connection: close\r\n"

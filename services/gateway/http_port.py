@@ -30,11 +30,11 @@ class HttpLimits:
 
     max_request_bytes: int
     """Largest body, before and after decompression."""
-    max_connections: int = 4096
+    max_connections: int
     """Connections open at once; the next one is refused with 503."""
-    keep_alive_timeout_s: float = 75.0
+    keep_alive_timeout_s: float
     """How long a connection may stay open without a request."""
-    receive_timeout_s: float = 60.0
+    receive_timeout_s: float
     """How long a request may take to arrive, from its first byte to its last; and how long a peer
     may take to read nothing of what is written to it."""
 

@@ -1,10 +1,12 @@
-"""Refusals both codecs share: what an input's error is called, and what is not offered."""
+"""What the refusals of both edges share: an input's name, what is not offered, when to retry."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
 
 from services.errors import InvalidRequestError, UnsupportedError
 
+RETRY_AFTER_S = 1
+"""When to try again after a refusal that a retry may cure; both edges say it."""
 UNSUPPORTED_PARAMETERS = frozenset(
     {"shared_memory_region", "classification", "sequence_id", "sequence_start", "sequence_end"}
 )

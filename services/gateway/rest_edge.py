@@ -21,10 +21,11 @@ from services.errors import MethodNotAllowedError, ServingError, UnknownPathErro
 from services.gateway.admission import Admission
 from services.gateway.http_asgi import asgi_opener
 from services.gateway.http_body import Body
-from services.gateway.http_exchange import RETRY_AFTER_S, Exchange, Opener, error_body
+from services.gateway.http_exchange import Exchange, Opener, error_body
 from services.gateway.http_head import Head
 from services.gateway.ledger import Ledger
 from services.gateway.openapi import openapi_document
+from services.gateway.refusals import RETRY_AFTER_S
 from services.gateway.rest_infer import InferExchange, InferRoute
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 

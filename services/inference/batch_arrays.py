@@ -98,7 +98,7 @@ class BatchArrays:
         padding, length = self._padding, batch.length
         assert padding is not None
         assert length is not None
-        axis = 1 if spec.name == padding.mask else padding.inputs.get(spec.name)
+        axis = padding.axis_of(spec.name)
         tail = self._tail(spec, batch.entries, axis, length)
         whole = buffer(spec.name, (batch.padded_rows, *tail), dtype)
         whole[...] = 0 if spec.name == padding.mask else padding.values.get(spec.name, 0)

@@ -377,7 +377,7 @@ class Batcher:
         for name in sorted(request.inputs):
             shape = request.inputs[name].shape[1:]
             if padding is not None and bucket is not None:
-                if name in (padding.mask, padding.lengths):
+                if padding.is_optional(name):
                     continue  # it follows from the length, and may be left out
                 axis = padding.inputs.get(name)
                 if axis is not None:

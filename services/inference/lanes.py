@@ -105,9 +105,7 @@ class Lanes:
             # Memory that is freed meanwhile would pass for memory that this version did not take.
             await asyncio.wait(leaving)
         before = device_memory_bytes(device).used_bytes
-        version = await asyncio.to_thread(
-            load_version, self._store, lane.model, lane.version, policy.load
-        )
+        version = await asyncio.to_thread(load_version, self._store, manifest, policy.load)
         own = sum(backend.process_bytes() for backend in version.backends)
         measured = max(device_memory_bytes(device).used_bytes - before, 0) + own
         taken = max(measured, version.artifact.file.size_bytes)

@@ -71,14 +71,14 @@ class LatencyCurve:
 
     def cautious_s(self, rows: int) -> float:
         """Seconds within which a batch of so many rows finishes nearly always."""
-        return self.expected_s(rows) * (1 + SPREADS_OF_CAUTION * self._spread)
+        return self.expected_s(rows) * self._caution
 
     def longest_s(self) -> float:
         """Seconds within which any batch finishes nearly always.
 
         Not always those of the largest: what was learned of sizes that seldom run may be old.
         """
-        return max(self._seconds, default=0.0) * (1 + SPREADS_OF_CAUTION * self._spread)
+        return max(self._seconds, default=0.0) * self._caution
 
     def rows_within(self, limit_s: float) -> int:
         """The largest size up to the best that nearly always finishes in so long; 1 if none does.
@@ -86,7 +86,7 @@ class LatencyCurve:
         Args:
             limit_s: seconds one batch may take.
         """
-        caution = 1 + SPREADS_OF_CAUTION * self._spread
+        caution = self._caution
         for rows, seconds in zip(reversed(self._sizes), reversed(self._seconds), strict=False):
             if rows <= self.best_rows and seconds * caution <= limit_s:
                 return rows
@@ -124,6 +124,11 @@ class LatencyCurve:
                 self._seconds[index] *= DOUBT
         if self._seconds:
             self._choose_best()
+
+    @property
+    def _caution(self) -> float:
+        """By how much a promise is longer than what is expected."""
+        return 1 + SPREADS_OF_CAUTION * self._spread
 
     def _correct(self, rows: int, ratio: float) -> None:
         """Scales the sizes beside a run by what it took, as a multiple of what was expected."""

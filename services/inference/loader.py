@@ -82,23 +82,19 @@ class _Proven:
     latency_s: dict[int, float]
 
 
-def load_version(
-    store: ModelStore, model: str, version: int, options: LoadOptions
-) -> LoadedVersion:
+def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
     """Loads the fastest artifact that passes, or the named one.
 
     Args:
         store: where the version lies.
-        model: its model.
-        version: its number.
+        manifest: of the version.
         options: how it is to be run.
 
     Raises:
         LoadError: no artifact passes; nothing is kept open.
-        StoreError: the manifest or the golden file is broken or out of reach.
+        StoreError: the golden file is broken or out of reach.
     """
     started = time.monotonic()
-    manifest = store.manifest(model, version)
     golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
     reasons: list[str] = []
     for artifact in _candidates(manifest, options.artifact):
@@ -113,7 +109,8 @@ def load_version(
             reasons.append(f"artifact {artifact.name}: {reason}")
             logger.warning(
                 "artifact refused",
-                extra={"model": model, "version": version, "artifact": artifact.name,
+                extra={"model": manifest.model, "version": manifest.version,
+                       "artifact": artifact.name,
                        "reason": reason},
             )  # fmt: skip
             continue

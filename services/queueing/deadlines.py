@@ -10,7 +10,7 @@ little time is sorted at once. One timer is armed, for whichever comes first.
 
 import asyncio
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 TICK_S = 0.002
 SORT_EVERY_S = 0.05
@@ -38,19 +38,22 @@ class Waiting(Protocol):
         """Called on the event loop when the deadline has passed; it is forgotten before."""
 
 
-class Deadlines:
+T = TypeVar("T", bound=Waiting)
+
+
+class Deadlines(Generic[T]):
     """What waits until when."""
 
     def __init__(self) -> None:
-        self._unsorted: list[Waiting] = []
-        self._ticks: dict[int, set[Waiting]] = {}
+        self._unsorted: list[T] = []
+        self._ticks: dict[int, set[T]] = {}
         self._look: asyncio.TimerHandle | None = None
         """There while anything is unsorted."""
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0
         """The tick the timer is set for, while there is one."""
 
-    def add(self, item: Waiting, left_s: float) -> None:
+    def add(self, item: T, left_s: float) -> None:
         """Watches an item until its deadline, which is `left_s` away."""
         if left_s > SORTED_AT_ONCE_S:
             self._unsorted.append(item)
@@ -60,7 +63,7 @@ class Deadlines:
         else:
             self._sort(item)
 
-    def remove(self, item: Waiting) -> None:
+    def remove(self, item: T) -> None:
         """Forgets an item whose `tick` is not 0; one that is not there changes nothing."""
         items = self._ticks.get(item.tick)
         if items is not None:
@@ -68,7 +71,7 @@ class Deadlines:
             if not items:
                 del self._ticks[item.tick]
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[T]:
         for item in list(self._unsorted):
             if not item.dead:
                 yield item
@@ -82,7 +85,7 @@ class Deadlines:
             if not item.dead:
                 self._sort(item)
 
-    def _sort(self, item: Waiting) -> None:
+    def _sort(self, item: T) -> None:
         tick = item.tick = int(item.deadline / TICK_S) + 1
         items = self._ticks.get(tick)
         if items is None:

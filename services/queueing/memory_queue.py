@@ -140,7 +140,7 @@ class MemoryQueue:
         self._max_depth = max_depth
         self._intakes: dict[Lane, Intake] = {}
         self.unanswered = 0
-        self.deadlines = Deadlines()
+        self.deadlines: Deadlines[Entry] = Deadlines()
         self.emptied: asyncio.Event | None = None
 
     def open(self, lane: Lane, intake: Intake) -> None:
@@ -198,7 +198,6 @@ class MemoryQueue:
     def fail_all(self, error: ServingError) -> None:
         """Answers every caller that still waits with an error; their entries are dead."""
         for entry in self.deadlines:
-            assert isinstance(entry, Entry)
             entry.abandon(error, "failed")
 
 

@@ -192,7 +192,9 @@ def test_golden_rows_were_held_out_and_every_artifact_serves(home: Home) -> None
     learned = {image.tobytes() for image in splits.train.inputs["image"]}
     assert not learned & {image.tobytes() for image in golden["input.image"]}
     for artifact in manifest.artifacts:
-        loaded = load_version(home.store, "digits", 1, LoadOptions(artifact=artifact.name))
+        loaded = load_version(
+            home.store, home.store.manifest("digits", 1), LoadOptions(artifact=artifact.name)
+        )
         assert loaded.artifact == artifact
         for backend in loaded.backends:
             backend.close()

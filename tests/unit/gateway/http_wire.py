@@ -190,10 +190,20 @@ def wire(route: Any = None, **limits: Any) -> Wire:
     return Wire(make_port(route or echo_route(), **limits))
 
 
+def make_limits(**limits: Any) -> HttpLimits:
+    """Limits that no test reaches, but for those it names."""
+    roomy = {
+        "max_request_bytes": MAX_REQUEST_BYTES,
+        "max_connections": 4096,
+        "keep_alive_timeout_s": 75.0,
+        "receive_timeout_s": 60.0,
+    }
+    return HttpLimits(**(roomy | limits))
+
+
 def make_port(route: Opener, **limits: Any) -> HttpPort:
     """A port that sends everything to one opener."""
-    limits = {"max_request_bytes": MAX_REQUEST_BYTES} | limits
-    port = HttpPort(lambda _: route, HttpLimits(**limits), Metrics("test"))
+    port = HttpPort(lambda _: route, make_limits(**limits), Metrics("test"))
     port.tick()
     return port
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http_port import HttpLimits
 from services.gateway.http_server import HttpServer
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import (
     MAX_REQUEST_BYTES,
     Answer,
     Echo,
+    make_limits,
     on_loop,
     read_answers,
     request,
@@ -51,7 +51,7 @@ class Running:
         lists = {"held": [], "abandoned": [], "refused": [], "happened": asyncio.Event()}
         self.route: type[Echo] = type("_Echo", (Signalling,), {"__slots__": (), **lists})
         self.happened: asyncio.Event = lists["happened"]  # type: ignore[assignment]
-        bounds = HttpLimits(**({"max_request_bytes": MAX_REQUEST_BYTES} | limits))
+        bounds = make_limits(**limits)
         self.server = HttpServer(lambda _: self.route, bounds, Metrics("test"), tls)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]

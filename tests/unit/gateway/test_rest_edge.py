@@ -11,7 +11,7 @@ import pytest
 from model_store.signature import Signature, TensorSpec
 from services.errors import BackendError, QueueFullError, ServingError
 from services.gateway.admission import Admission, InferCall
-from services.gateway.http_port import HttpLimits, HttpPort
+from services.gateway.http_port import HttpPort
 from services.gateway.ledger import Ledger
 from services.gateway.rest_edge import RestEdge
 from services.gateway.rest_infer import WAY_BACK_S
@@ -21,7 +21,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
-from tests.unit.gateway.http_wire import Answer, Wire, on_loop, request, settle
+from tests.unit.gateway.http_wire import Answer, Wire, make_limits, on_loop, request, settle
 
 LANE = Lane("m", 1)
 INFER = "/v2/models/m/infer"
@@ -98,7 +98,7 @@ class Edge:
             ServerFacts("test", directory, real, ()),
             Ledger(self.metrics, directory, access_log=False),
         )
-        port = HttpPort(edge.route, HttpLimits(max_request_bytes=10_000), self.metrics)
+        port = HttpPort(edge.route, make_limits(max_request_bytes=10_000), self.metrics)
         port.tick()
         self.wire = Wire(port)
 

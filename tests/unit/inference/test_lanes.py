@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError
 from services.inference import lanes as lanes_module
@@ -178,9 +179,9 @@ async def test_what_makes_room_is_closed_before_the_next_is_loaded_and_measured(
         _load_with(patch, leaving)
         await serving.load(A)
 
-    def load(store: ModelStore, model: str, version: int, options: LoadOptions) -> LoadedVersion:
+    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
         closed.append(leaving.closed.is_set())
-        return load_version(store, model, version, options)
+        return load_version(store, manifest, options)
 
     monkeypatch.setattr(lanes_module, "load_version", load)
     await serving.load(B)
@@ -224,9 +225,9 @@ async def test_each_model_is_run_by_its_own_policy(
 ) -> None:
     asked: dict[str, LoadOptions] = {}
 
-    def load(store: ModelStore, model: str, version: int, options: LoadOptions) -> LoadedVersion:
-        asked[model] = options
-        return load_version(store, model, version, options)
+    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
+        asked[manifest.model] = options
+        return load_version(store, manifest, options)
 
     monkeypatch.setattr(lanes_module, "load_version", load)
     serving.limit(0, by_model={"a": LanePolicy(load=LoadOptions(instances=2))})
@@ -243,8 +244,8 @@ def test_a_device_runs_as_many_batches_at_once_as_was_said() -> None:
 def _load_with(patch: pytest.MonkeyPatch, backend: DoublingBackend) -> None:
     """What is loaded from now on runs on this backend."""
 
-    def load(store: ModelStore, model: str, version: int, options: LoadOptions) -> LoadedVersion:
-        loaded = load_version(store, model, version, options)
+    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
+        loaded = load_version(store, manifest, options)
         for opened in loaded.backends:
             opened.close()
         return dataclasses.replace(loaded, backends=[backend])
