@@ -21,13 +21,13 @@ class Runner(Protocol):
     """A lane, as the device sees it."""
 
     def next_s(self) -> float:
-        """Seconds the next batch should take; infinity when none can start."""
+        """Seconds the next batch should run; infinity when none may go beside another's now."""
 
     def take_turn(self) -> float | None:
         """Starts one batch.
 
         Returns:
-            The seconds it should take, or None when there is nothing to run now.
+            The seconds it should run, or None when there is nothing to run now.
         """
 
     def frees_at(self) -> float:

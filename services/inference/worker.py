@@ -34,6 +34,11 @@ REOPEN_AFTER_S = 5.0
 """Pause before another try to open a backend that could not be opened."""
 DOUBT_EVERY_S = 1.0
 """An idle lane that refuses doubts what it learned, a tenth at a time, at most so often."""
+RUN_SHARE_RATE = 0.1
+"""How fast the share of a batch's time that is spent in the backend is learned."""
+PAUSE = 2.0
+"""Times what its last batch took, a lane waits before it goes beside another's again. Batches of
+one or two rows would cost the event loop more than the long batch saves by not being waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,12 @@ class Worker:
         self._opening: set[Instance] = set()
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._pauses_until = 0.0
+        """When a batch may go beside another lane's again; a `time.monotonic()` second."""
+        self._run_share = 1.0
+        """Of the time a batch takes, what the backend runs. The rest is spent on the way there and
+        back, which takes nothing of the device."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._closing = False
         self._emptied = asyncio.Event()
@@ -113,8 +124,15 @@ class Worker:
             self._look_whether_emptied()
 
     def next_s(self) -> float:
-        """Seconds the next batch should take; see `Runner`."""
-        return self._batcher.next_s(time.monotonic()) if self._idle else math.inf
+        """Seconds the next batch should run, if it may go beside another lane's; see `Runner`."""
+        if not self._idle:
+            return math.inf
+        now = time.monotonic()
+        if now < self._pauses_until:
+            if self._pause is None:
+                self._pause = self._loop.call_at(self._pauses_until, self._pause_is_over)
+            return math.inf
+        return self._batcher.next_s(now) * self._run_share
 
     def take_turn(self) -> float | None:
         """Starts the next batch, if there is one and an instance for it; see `Runner`."""
@@ -129,7 +147,7 @@ class Worker:
             return None
         instance = self._idle.pop()
         self._busy.add(instance)
-        expected_s = batch.curve.expected_s(batch.padded_rows)
+        expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
         self._queue_seconds.observe_all([now - entry.enqueued_at for entry in batch.entries])
         instance.run(batch, expected_s)
         if self._watchdog is None:
@@ -140,7 +158,7 @@ class Worker:
         """Waits until the lane is closed and all is answered, then closes the backends."""
         await self._emptied.wait()
         self._turns.leave(self)
-        for timer in (self._timer, self._watchdog):
+        for timer in (self._timer, self._pause, self._watchdog):
             if timer is not None:
                 timer.cancel()
         for instance in (*self._idle, *self._opening):
@@ -162,6 +180,10 @@ class Worker:
 
     def _ask(self) -> None:
         self._asked = False
+        self._turns.ask(self)
+
+    def _pause_is_over(self) -> None:
+        self._pause = None
         self._turns.ask(self)
 
     def _ask_at(self, moment: float | None) -> None:
@@ -206,7 +228,10 @@ class Worker:
     def _free_in(self, now: float, run_s: float) -> float:
         """Seconds until an instance and a slot of the device should be free."""
         instance_at = 0.0 if self._idle else self.frees_at()
-        return max(instance_at - now, self._turns.frees_at(run_s) - now, 0.0)
+        slot_at = 0.0
+        if not self._turns.free:
+            slot_at = self._turns.frees_at(run_s * self._run_share) or self._pauses_until
+        return max(instance_at - now, slot_at - now, 0.0)
 
     def _finished(
         self, instance: Instance, batch: Batch | None, report: Report | Exception | None
@@ -217,13 +242,15 @@ class Worker:
         if batch is None or not isinstance(report, Report):
             self._opened(instance, report if isinstance(report, Exception) else None)
             return
-        took_s = time.monotonic() - instance.given_at
+        now = time.monotonic()
+        took_s = now - instance.given_at
         self._learn(batch, report, took_s)
+        self._pauses_until = now + PAUSE * took_s
         self._busy.discard(instance)
         instance.batch = None
         self._idle.append(instance)
         # The next batch first: it runs while these answers are written.
-        self._give_turn_back(instance, took_s)
+        self._give_turn_back(instance, report.seconds)
         for entry, result in zip(batch.entries, report.results, strict=True):
             if isinstance(result, BackendError):
                 entry.finish(result)
@@ -255,6 +282,7 @@ class Worker:
         self._batch_rows.observe(batch.rows)
         self._execution_seconds.observe(report.seconds)
         batch.curve.observe(batch.padded_rows, took_s)
+        self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
 
     def _refuse_hopeless(self) -> None:
         for entry in self._batcher.take_hopeless():
