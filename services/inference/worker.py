@@ -228,9 +228,10 @@ class Worker:
     def _free_in(self, now: float, run_s: float) -> float:
         """Seconds until an instance and a slot of the device should be free."""
         instance_at = 0.0 if self._idle else self.frees_at()
-        slot_at = 0.0
-        if not self._turns.free:
-            slot_at = self._turns.frees_at(run_s * self._run_share) or self._pauses_until
+        turns = self._turns
+        slot_at = turns.frees_at(run_s * self._run_share)
+        if not slot_at and not turns.free:  # it may go beside a longer one
+            slot_at = min(self._pauses_until, turns.frees_at(math.inf))
         return max(instance_at - now, slot_at - now, 0.0)
 
     def _finished(

@@ -20,7 +20,7 @@ from services.errors import (
 )
 from services.inference import worker as worker_module
 from services.inference.batcher import batch_rules
-from services.inference.device_turns import DeviceTurns
+from services.inference.device_turns import DeviceTurns, Runner
 from services.inference.latency import LatencyModel
 from services.inference.worker import Worker, WorkerPlan
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
@@ -78,6 +78,7 @@ class Running:
         seeds: Mapping[int, float] | None = None,
         wait_s: float = 0.0,
         execution_timeout_s: float = 60.0,
+        turns: DeviceTurns | None = None,
     ) -> None:
         self.queue, self.metrics = MemoryQueue(1000), Metrics("test")
         self.backends = list(backends)
@@ -92,7 +93,7 @@ class Running:
             reopen=self._reopen,
             execution_timeout_s=execution_timeout_s,
         )
-        self.worker = Worker(plan, DeviceTurns(len(backends)), self.metrics)
+        self.worker = Worker(plan, turns or DeviceTurns(len(backends)), self.metrics)
         self.queue.open(LANE, self.worker)
 
     def infer(self, *values: float, timeout_s: float = 60.0) -> Call:
@@ -135,6 +136,7 @@ async def running(
     seeds: Mapping[int, float] | None = None,
     wait_s: float = 0.0,
     execution_timeout_s: float = 60.0,
+    turns: DeviceTurns | None = None,
 ) -> AsyncIterator[Running]:
     """On the way out the lane closes; the worker must end by itself, and every backend close."""
     made = Running(
@@ -143,6 +145,7 @@ async def running(
         seeds=seeds,
         wait_s=wait_s,
         execution_timeout_s=execution_timeout_s,
+        turns=turns,
     )
     task = asyncio.create_task(made.worker.run())
     try:
@@ -230,6 +233,57 @@ async def test_a_full_batch_waits_for_nothing() -> None:
         calls = [made.infer(float(n)) for n in range(MAX_ROWS)]
         assert [await call.values() for call in calls] == [[0.0], [2.0], [4.0], [6.0]]
     assert len(backend.batches) == 1
+
+
+async def test_short_batches_go_beside_a_long_one() -> None:
+    turns = DeviceTurns(1)
+    async with (
+        running(DoublingBackend(), seeds={MAX_ROWS: 10.0}, turns=turns) as long,
+        running(DoublingBackend(), seeds={MAX_ROWS: 1e-4}, turns=turns) as short,
+    ):
+        await long.busy_with(1.0)
+        # The second is due after a pause, and nothing else comes that could start it.
+        for value in (1.0, 2.0):
+            assert await short.infer(value).values() == [2 * value]
+
+
+async def test_short_batches_gather_before_they_go_beside_a_long_one_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "PAUSE", 1e9)
+    turns, backend = DeviceTurns(1), DoublingBackend()
+    async with (
+        running(DoublingBackend(), seeds={MAX_ROWS: 10.0}, turns=turns) as long,
+        running(backend, seeds={MAX_ROWS: 1e-4}, turns=turns) as short,
+    ):
+        busy = await long.busy_with(1.0)
+        await short.infer(1.0).values()
+        calls = [short.infer(2.0)]
+        await asyncio.to_thread(lambda: None)  # the worker has been asked, and has not begun
+        calls += [short.infer(3.0)]
+        long.backends[0].gate.set()
+        await busy.values()
+        assert [await call.values() for call in calls] == [[4.0], [6.0]]
+    assert ran(backend) == [[1.0], [2.0, 3.0]]
+
+
+async def test_a_lane_pays_for_what_its_backend_runs_and_not_for_a_busy_event_loop() -> None:
+    class Bill(DeviceTurns):
+        paid_s = 0.0
+
+        def done(
+            self, lane: Runner, expected_s: float, took_s: float, *, asks: bool = False
+        ) -> None:
+            self.paid_s += took_s
+            super().done(lane, expected_s, took_s, asks=asks)
+
+    bill = Bill(1)
+    async with running(DoublingBackend(), turns=bill) as made:
+        call = await made.busy_with(1.0)
+        made.backends[0].gate.set()
+        time.sleep(0.2)  # on the event loop, so that the answer has to wait
+        await call.values()
+    assert 0 < bill.paid_s < 0.1
 
 
 async def test_a_poisoned_request_fails_alone() -> None:
