@@ -235,6 +235,18 @@ async def test_a_full_batch_waits_for_nothing() -> None:
     assert len(backend.batches) == 1
 
 
+async def test_the_event_loop_has_a_turn_between_the_answers_of_a_large_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "ANSWERS_AT_ONCE", 2)
+    async with running(DoublingBackend()) as made:
+        calls = [made.infer(float(n)) for n in range(MAX_ROWS)]
+        await calls[0].values()
+        assert [len(call.heard) for call in calls] == [1, 1, 0, 0]
+        made.close()  # the rest is answered all the same
+        assert [await call.values() for call in calls] == [[0.0], [2.0], [4.0], [6.0]]
+
+
 async def test_short_batches_go_beside_a_long_one() -> None:
     turns = DeviceTurns(1)
     async with (
