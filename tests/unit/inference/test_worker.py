@@ -292,8 +292,8 @@ async def test_a_lane_pays_for_what_its_backend_runs_and_not_for_a_busy_event_lo
     bill = Bill(1)
     async with running(DoublingBackend(), turns=bill) as made:
         call = await made.busy_with(1.0)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # so that the answer has to wait
         made.backends[0].gate.set()
-        time.sleep(0.2)  # on the event loop, so that the answer has to wait
         await call.values()
     assert 0 < bill.paid_s < 0.1
 
