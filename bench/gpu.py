@@ -33,8 +33,9 @@ from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.errors import DeviceError
-from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device, parse_device
+from services.inference.backends.open_backend import open_backend
 
 SERVED_OVER_RAW = 0.95
 FORMS = (Form.BINARY, Form.GRPC)

@@ -16,8 +16,9 @@ import numpy as np
 from bench.golden_model import BENCH_STORE, newest_manifest, read_golden, served_artifact
 from bench.results_file import bench_store
 from model_store.tensors import Array
-from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU
+from services.inference.backends.open_backend import open_backend
 from services.inference.isolation.isolated_backend import open_isolated_backend
 
 BATCH_SIZES = (1, 64)

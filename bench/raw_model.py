@@ -18,7 +18,8 @@ from bench.pinning import SERVER_CORE, pinned_to
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from model_store.tensors import Array
-from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.backend import Backend
+from services.inference.backends.open_backend import open_backend
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 

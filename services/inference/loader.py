@@ -23,8 +23,9 @@ from model_store.manifest import CODE_KINDS, Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
-from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.open_backend import open_backend
 from services.inference.gentle_thread import run_gently
 
 logger = logging.getLogger("flambeau.loader")

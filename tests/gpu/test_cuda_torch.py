@@ -12,10 +12,10 @@ import torch
 
 from model_store.tensors import Array
 from services.errors import DeviceError
-from services.inference.backends.backend import open_backend
 from services.inference.backends.cuda_torch import CudaTorchBackend
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.backends.open_backend import open_backend
 from services.inference.isolation.isolated_backend import open_isolated_backend
 from tests.fixtures.misbehaving_models import artifact_of
 from tests.gpu.closeness import assert_close

@@ -1,14 +1,11 @@
-"""What a backend is, and which one opens an artifact."""
+"""What a backend is: a loaded artifact that runs batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
-from model_store.manifest import Artifact
-from model_store.signature import Signature
 from model_store.tensors import Array
-from services.inference.backends.device import CPU, Device
 
 
 class Backend(Protocol):
@@ -60,42 +57,3 @@ class Backend(Protocol):
     def process_bytes(self) -> int:
         """Memory of the process it has to itself; 0 for one that runs in ours."""
         return 0
-
-
-def open_backend(
-    artifact: Artifact,
-    data: bytes,
-    signature: Signature,
-    threads: int,
-    device: Device = CPU,
-    preferred_batch_sizes: Sequence[int] = (),
-) -> Backend:
-    """Opens an artifact whose bytes have been checked.
-
-    Args:
-        artifact: what the manifest says of it.
-        data: the file's bytes, digest already checked.
-        signature: the names and order of inputs and outputs.
-        threads: CPU threads one run may use.
-        device: where it runs.
-        preferred_batch_sizes: those worth preparing for, where a runtime can.
-
-    Raises:
-        DeviceError: the device is not there, or its runtime is not installed.
-        Exception: whatever the runtime raises on a file it cannot open.
-    """
-    if artifact.kind == "torchscript":
-        if device.kind == "cuda":
-            from services.inference.backends.cuda_torch import CudaTorchBackend
-
-            return CudaTorchBackend(data, signature, device, preferred_batch_sizes)
-        from services.inference.backends.torchscript import TorchScriptBackend
-
-        return TorchScriptBackend(data, signature, threads)
-    if device.kind == "cuda":
-        from services.inference.backends.cuda_onnx import CudaOnnxBackend
-
-        return CudaOnnxBackend(data, signature, device, threads)
-    from services.inference.backends.onnx_runtime import OnnxRuntimeBackend
-
-    return OnnxRuntimeBackend(data, signature, threads)

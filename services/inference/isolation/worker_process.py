@@ -25,8 +25,9 @@ from typing import Any, cast
 from model_store.manifest import Artifact
 from model_store.signature import Signature
 from services.errors import DeviceError
-from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.backend import Backend
 from services.inference.backends.device import parse_device
+from services.inference.backends.open_backend import open_backend
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 

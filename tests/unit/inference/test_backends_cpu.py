@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from model_store.tensors import Array
-from services.inference.backends.backend import Backend, open_backend
+from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU
+from services.inference.backends.open_backend import open_backend
 from tests.fixtures import misbehaving_models
 from tests.fixtures.misbehaving_models import SIGNATURE, TRIGGER, WIDTH, artifact_of
 

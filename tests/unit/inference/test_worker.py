@@ -1,16 +1,12 @@
 """The worker: every request answered exactly once, whatever arrives, cancels, fails or blocks."""
 
 import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.signature import Signature, TensorSpec
 from services.errors import (
     BackendError,
     DeadlineExceededError,
@@ -19,152 +15,21 @@ from services.errors import (
     WouldMissDeadlineError,
 )
 from services.inference import worker as worker_module
-from services.inference.batcher import batch_rules
-from services.inference.device_turns import DeviceTurns, Runner
-from services.inference.latency import LatencyModel
-from services.inference.worker import Worker, WorkerPlan
-from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import InferReply, InferRequest, Lane
-from services.telemetry.metrics import Metrics
+from services.queueing.records import InferReply
 from tests.fixtures.fake_backends import (
     POISON,
     DoublingBackend,
     NamelessBackend,
     WrongRowsBackend,
 )
-
-LANE = Lane("m", 1)
-LABELS = {"model": "m", "version": "1"}
-MAX_ROWS = 4
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 1)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 1)),),
-    max_batch_size=MAX_ROWS,
+from tests.fixtures.running_worker import (
+    MAX_ROWS,
+    Call,
+    Running,
+    ran,
+    running,
+    values_of,
 )
-
-
-class Call:
-    """One request and all that its caller was told."""
-
-    def __init__(self, queue: MemoryQueue, request: InferRequest) -> None:
-        self.heard: list[Outcome] = []
-        self._first: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.entry: Entry = queue.submit(request, self._hear)
-
-    def _hear(self, outcome: Outcome) -> None:
-        self.heard.append(outcome)
-        if not self._first.done():
-            self._first.set_result(outcome)
-
-    async def error(self) -> BaseException:
-        outcome = await self._first
-        assert isinstance(outcome, BaseException)
-        return outcome
-
-    async def values(self) -> list[float]:
-        outcome = await self._first
-        assert isinstance(outcome, InferReply), outcome
-        return values_of(outcome)
-
-
-class Running:
-    """A worker on a queue, and whatever backends it opens."""
-
-    def __init__(
-        self,
-        backends: Sequence[DoublingBackend],
-        *,
-        reopened: Sequence[DoublingBackend | Exception] = (),
-        seeds: Mapping[int, float] | None = None,
-        wait_s: float = 0.0,
-        execution_timeout_s: float = 60.0,
-        turns: DeviceTurns | None = None,
-    ) -> None:
-        self.queue, self.metrics = MemoryQueue(1000), Metrics("test")
-        self.backends = list(backends)
-        self._reopened = iter(reopened)
-        self.latency = LatencyModel(MAX_ROWS, seeds)
-        plan = WorkerPlan(
-            lane=LANE,
-            signature=SIGNATURE,
-            rules=batch_rules(SIGNATURE, wait_s=wait_s),
-            latency=self.latency,
-            backends=list(backends),
-            reopen=self._reopen,
-            execution_timeout_s=execution_timeout_s,
-        )
-        self.worker = Worker(plan, turns or DeviceTurns(len(backends)), self.metrics)
-        self.queue.open(LANE, self.worker)
-
-    def infer(self, *values: float, timeout_s: float = 60.0) -> Call:
-        """Sends one request, a row for each value."""
-        request = InferRequest(
-            request_id="r",
-            lane=LANE,
-            inputs={"x": np.array(values, np.float32).reshape(-1, 1)},
-            rows=len(values),
-            deadline=time.monotonic() + timeout_s,
-        )
-        return Call(self.queue, request)
-
-    async def busy_with(self, value: float) -> Call:
-        """Closes the first backend's gate behind a request, so that the next ones gather."""
-        self.backends[0].gate.clear()
-        call = self.infer(value)
-        await asyncio.to_thread(self.backends[0].started.wait)
-        return call
-
-    def close(self) -> None:
-        self.queue.close(LANE)
-        self.worker.close()
-
-    def counted(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, {**LABELS, **labels})
-
-    def _reopen(self) -> DoublingBackend:
-        backend = next(self._reopened)
-        if isinstance(backend, Exception):
-            raise backend
-        self.backends.append(backend)
-        return backend
-
-
-@contextlib.asynccontextmanager
-async def running(
-    *backends: DoublingBackend,
-    reopened: Sequence[DoublingBackend | Exception] = (),
-    seeds: Mapping[int, float] | None = None,
-    wait_s: float = 0.0,
-    execution_timeout_s: float = 60.0,
-    turns: DeviceTurns | None = None,
-) -> AsyncIterator[Running]:
-    """On the way out the lane closes; the worker must end by itself, and every backend close."""
-    made = Running(
-        backends,
-        reopened=reopened,
-        seeds=seeds,
-        wait_s=wait_s,
-        execution_timeout_s=execution_timeout_s,
-        turns=turns,
-    )
-    task = asyncio.create_task(made.worker.run())
-    try:
-        yield made
-    finally:
-        for backend in made.backends:
-            backend.gate.set()
-        made.close()
-        await task
-        for backend in made.backends:
-            assert await asyncio.to_thread(backend.closed.wait, 10)
-
-
-def values_of(reply: InferReply) -> list[float]:
-    return [float(v) for v in reply.outputs["y"].ravel()]
-
-
-def ran(backend: DoublingBackend) -> list[list[float]]:
-    return [batch.ravel().tolist() for batch in backend.batches]
 
 
 async def test_an_idle_worker_runs_what_is_there_at_once() -> None:
@@ -245,57 +110,6 @@ async def test_the_event_loop_has_a_turn_between_the_answers_of_a_large_batch(
         assert [len(call.heard) for call in calls] == [1, 1, 0, 0]
         made.close()  # the rest is answered all the same
         assert [await call.values() for call in calls] == [[0.0], [2.0], [4.0], [6.0]]
-
-
-async def test_short_batches_go_beside_a_long_one() -> None:
-    turns = DeviceTurns(1)
-    async with (
-        running(DoublingBackend(), seeds={MAX_ROWS: 10.0}, turns=turns) as long,
-        running(DoublingBackend(), seeds={MAX_ROWS: 1e-4}, turns=turns) as short,
-    ):
-        await long.busy_with(1.0)
-        # The second is due after a pause, and nothing else comes that could start it.
-        for value in (1.0, 2.0):
-            assert await short.infer(value).values() == [2 * value]
-
-
-async def test_short_batches_gather_before_they_go_beside_a_long_one_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(worker_module, "PAUSE", 1e9)
-    turns, backend = DeviceTurns(1), DoublingBackend()
-    async with (
-        running(DoublingBackend(), seeds={MAX_ROWS: 10.0}, turns=turns) as long,
-        running(backend, seeds={MAX_ROWS: 1e-4}, turns=turns) as short,
-    ):
-        busy = await long.busy_with(1.0)
-        await short.infer(1.0).values()
-        calls = [short.infer(2.0)]
-        await asyncio.to_thread(lambda: None)  # the worker has been asked, and has not begun
-        calls += [short.infer(3.0)]
-        long.backends[0].gate.set()
-        await busy.values()
-        assert [await call.values() for call in calls] == [[4.0], [6.0]]
-    assert ran(backend) == [[1.0], [2.0, 3.0]]
-
-
-async def test_a_lane_pays_for_what_its_backend_runs_and_not_for_a_busy_event_loop() -> None:
-    class Bill(DeviceTurns):
-        paid_s = 0.0
-
-        def done(
-            self, lane: Runner, expected_s: float, took_s: float, *, asks: bool = False
-        ) -> None:
-            self.paid_s += took_s
-            super().done(lane, expected_s, took_s, asks=asks)
-
-    bill = Bill(1)
-    async with running(DoublingBackend(), turns=bill) as made:
-        call = await made.busy_with(1.0)
-        asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # so that the answer has to wait
-        made.backends[0].gate.set()
-        await call.values()
-    assert 0 < bill.paid_s < 0.1
 
 
 async def test_a_poisoned_request_fails_alone() -> None:
