@@ -12,7 +12,7 @@ from bench.golden_model import BENCH_STORE
 from bench.models import ensure_bench_models
 from bench.performance_page import write_block
 from bench.pinning import cores_apart
-from bench.verdicts import Verdict, short
+from bench.verdicts import Verdict, markdown_table
 from model_store.store import ModelStore
 
 RESULTS = Path(__file__).parent / "results"
@@ -41,24 +41,8 @@ def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verd
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(_without_nan(document), indent=2) + "\n")
     print(f"wrote {path}")
-    write_block(name, _page_table(verdicts))
-
-
-def _page_table(verdicts: Sequence[Verdict]) -> str:
-    """When, on which Python, and every figure beside its target, as Markdown."""
     when = datetime.now(UTC).date().isoformat()
-    rows = [
-        f"| {v.what} | {_bound(v)} | {'' if v.reached else '**'}"
-        f"{f'{short(v.value)} {v.unit}'.rstrip()}{'' if v.reached else '**'} |"
-        for v in verdicts
-    ]
-    head = ["| what | target | measured |", "|---|---|---|"]
-    return "\n".join([f"{when}, {machine()}.", "", *head, *rows])
-
-
-def _bound(verdict: Verdict) -> str:
-    sign = "≥" if verdict.bound == "at least" else "≤"
-    return f"{sign} {short(verdict.target)} {verdict.unit}".rstrip()
+    write_block(name, f"{when}, {machine()}.\n\n{markdown_table(verdicts)}")
 
 
 def machine() -> str:

@@ -64,6 +64,18 @@ def short(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
+def markdown_table(verdicts: Sequence[Verdict]) -> str:
+    """Every figure beside its target; those that miss it are bold."""
+    rows = []
+    for verdict in verdicts:
+        sign = "≥" if verdict.bound == "at least" else "≤"
+        target = f"{sign} {short(verdict.target)} {verdict.unit}".rstrip()
+        bold = "" if verdict.reached else "**"
+        value = f"{bold}{f'{short(verdict.value)} {verdict.unit}'.rstrip()}{bold}"
+        rows.append(f"| {verdict.what} | {target} | {value} |")
+    return "\n".join(["| what | target | measured |", "|---|---|---|", *rows])
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str | float]]) -> str:
     """Aligned columns: text to the left, numbers to the right.
 

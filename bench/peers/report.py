@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from bench.peers.bar_chart import Group, Panel, draw, short
 from bench.peers.figures import Figure, Start, median_figures, median_starts
 from bench.peers.peer import Form
+from bench.verdicts import MISSING, Verdict, markdown_table, ratio
 
 TITLES = {
     "tiny-mlp": "Tiny MLP, 64 → 256 → 10",
@@ -17,6 +18,9 @@ TITLES = {
     "encoder": "Transformer encoder, 64 tokens",
 }
 COLOURS = {Form.JSON: "#3a6ea5", Form.BINARY: "#5aa9a0", Form.GRPC: "#e08a2e"}
+LARGER_MODELS = ("cnn", "encoder")
+AGAINST_BEST_PEER = 3.0
+"""What the best artifact should gain over the FP32 checkpoint that peers serve."""
 NONE = "-"
 LONGEST_REASON = 300
 
@@ -46,12 +50,31 @@ class Report:
         figures = median_figures(self.figures)
         models = list(dict.fromkeys(figure.model for figure in figures))
         sections = [self._opening()]
+        if verdicts := self.verdicts():
+            sections.append(markdown_table(verdicts))
         for model in models:
             sections.append(f"### {TITLES.get(model, model)}")
             sections += self._model_tables([f for f in figures if f.model == model])
         sections += ["### Start and memory", self._start_table(median_starts(self.starts), models)]
         sections += ["### What each was asked", self._asked_list()]
         return "\n\n".join(sections)
+
+    def verdicts(self) -> list[Verdict]:
+        """The larger models: the best we serve beside the best that any peer serves."""
+        figures = [f for f in median_figures(self.figures) if f.model in LARGER_MODELS]
+        return [
+            Verdict(
+                what=f"{TITLES[model]}: our best requests/s ÷ the best of the peers",
+                value=ratio(self._best_rate(figures, model, True),
+                            self._best_rate(figures, model, False)),
+                bound="at least", target=AGAINST_BEST_PEER,
+            )
+            for model in dict.fromkeys(figure.model for figure in figures)
+        ]  # fmt: skip
+
+    def _best_rate(self, figures: Sequence[Figure], model: str, ours: bool) -> float:
+        rates = [_rate(f) for f in figures if f.model == model and (f.server in self.ours) is ours]
+        return max(rates, default=MISSING)
 
     def plot(self) -> str:
         """SVG: requests/s and CPU of the small model, requests/s of the others."""

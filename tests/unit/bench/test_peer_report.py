@@ -65,6 +65,21 @@ def test_a_ratio_by_which_we_lose_is_bold() -> None:
     assert found["flambeau ÷ fast"] == ["**0.25**", "**4.00**"]
 
 
+def test_the_larger_models_are_held_against_the_best_peer_in_any_form() -> None:
+    figures = [
+        replace(figure(server, rate, form), model="cnn")
+        for server, rate, form in (
+            ("flambeau", 100, Form.JSON), ("flambeau", 140, Form.GRPC),
+            ("a", 70, Form.JSON), ("b", 20, Form.GRPC),
+        )
+    ]  # fmt: skip
+    (verdict,) = report(*figures, figure("flambeau", 9), figure("a", 1)).verdicts()
+    assert "CNN" in verdict.what
+    assert verdict.value == 2
+    assert not verdict.reached
+    assert "| ≥ 3 | **2** |" in report(*figures).tables()
+
+
 def test_a_form_a_server_does_not_speak_is_a_dash() -> None:
     figures = [figure("flambeau", 1000, form, 32) for form in (Form.JSON, Form.GRPC)]
     found = rows(report(*figures, figure("plain", 500, Form.JSON, 32)).tables())
