@@ -8,7 +8,7 @@ virtual time, so that it cannot save up turns. A lane alone is never held back.
 
 A batch cannot be interrupted, so a lane of short ones would wait many times its own length for a
 long one. One batch that takes a small part of what runs may therefore go beside it; the system's
-scheduler shares the device between the two, and its time counts as ever.
+scheduler shares the device between the two, and its time counts as ever (docs/adr/0007).
 """
 
 from typing import Protocol
