@@ -58,6 +58,9 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL_ONLY
+    # A plan of a run's memory asks for it in one block, anew for every batch size: larger batches
+    # than there were at first nearly doubled what a transformer holds, for no speed.
+    options.enable_mem_pattern = False
     # Idle threads that spin would take the cores from the gateway.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU
+from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.backends.onnx_runtime import OnnxRuntimeBackend
 from services.inference.backends.open_backend import open_backend
 from tests.fixtures import misbehaving_models
 from tests.fixtures.misbehaving_models import SIGNATURE, TRIGGER, WIDTH, artifact_of
+from tests.fixtures.onnx_models import linear
 
+LARGEST = 16384
 ARTIFACTS = {
     "onnx": misbehaving_models.not_a_number,
     "torchscript": misbehaving_models.well_behaved,
@@ -76,6 +81,22 @@ def test_a_run_of_onnx_runtime_that_blocks_can_be_ended(tmp_path: Path) -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert "terminate" in str(raised[0])
+
+
+def test_onnx_runtime_keeps_no_more_memory_than_its_largest_batch_took() -> None:
+    x, y = (TensorSpec(name=name, datatype="FP32", shape=(-1, 4)) for name in "xy")
+    signature = Signature(inputs=(x,), outputs=(y,), max_batch_size=LARGEST)
+    large = OnnxRuntimeBackend(linear(layers=3, width=256), signature, 1)
+
+    def run(*batches: int) -> None:
+        for count in batches:
+            large.run({"x": np.zeros((count, 4), np.float32)})
+
+    run(LARGEST, 1, 1, 64, 64)
+    before = device_memory_bytes(CPU).used_bytes
+    run(9000, 9000, 12000, 12000, LARGEST, LARGEST)
+    grown = device_memory_bytes(CPU).used_bytes - before
+    assert grown < 8 * 2**20  # the outputs of one layer are 16
 
 
 def test_what_a_model_raises_is_raised(tmp_path: Path) -> None:
