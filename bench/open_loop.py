@@ -63,6 +63,11 @@ class Shots:
         chosen: npt.NDArray[np.bool_] = np.asarray(self.outcomes) == outcome
         return chosen
 
+    def answered_by(self, moment: float) -> int:
+        """How many had their answer at a `time.monotonic()` second."""
+        ended_at = np.asarray(self.sent_at) + np.asarray(self.took_s)
+        return int((self.where(Outcome.ANSWERED) & (ended_at <= moment)).sum())
+
     def durations_ms(self, chosen: npt.NDArray[np.bool_]) -> Floats:
         """How long the chosen requests took."""
         return np.asarray(self.took_s)[chosen] * 1000

@@ -1,8 +1,9 @@
 """`make soak`: an hour at 70 % load; memory must not grow, and nothing may go wrong.
 
-Small models and large ones, REST JSON, REST binary and gRPC, each an open loop at its share of 70 %
-of what the server can do; besides, callers that hang up before their answer, and requests that are
-wrong and must be refused as such. Memory is looked at every few seconds. Ctrl-C gives the verdict
+Small models and large ones, REST JSON, REST binary and gRPC, each an open loop. Their shares are
+equal by what each gets alone, and together they come to 70 % of what is answered when all of them
+ask for all there is; besides, callers that hang up before their answer, and requests that are wrong
+and must be refused as such. Memory is looked at every few seconds. Ctrl-C gives the verdict
 so far. Writes `bench/results/soak.json` and, as a picture, `bench/results/soak.svg`.
 """
 
@@ -12,7 +13,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import median
+from statistics import mean, median
 
 import uvloop
 
@@ -46,6 +47,7 @@ STREAMS = (
 )
 """Each gets an equal share of the server's time."""
 CLIENTS = 32
+CALIBRATION_S = 30.0
 SLICE_S = 10.0
 """Arrivals are drawn, and figures of a stream forgotten, so often."""
 LOOK_S = 5.0
@@ -147,6 +149,7 @@ def main() -> None:
         streams = _rates(server, store)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_scale(server, streams))
                 runner.run(_run(server, streams, soak, given.minutes * 60))
         except KeyboardInterrupt:
             print("interrupted; the verdict so far:", flush=True)
@@ -168,7 +171,7 @@ def main() -> None:
 
 
 def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures, Ask]]:
-    """The rate at which each stream alone would take its share of the load."""
+    """The rate at which each stream takes its share, if sharing cost nothing."""
     streams = []
     for name, form in STREAMS:
         model = golden_model(store, newest_manifest(store, name))
@@ -176,11 +179,41 @@ def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures
         ask = ask_for(model, form, model.rows[:1])
         closed_loop(server, form, ask, CLIENTS, 1, lengths[form])
         load = closed_loop(server, form, ask, CLIENTS, 3, lengths[form])
-        rate = LOAD / len(STREAMS) * load.answered / load.duration_s
-        print(f"{name}, {form}: alone {load.answered / load.duration_s:,.0f} requests/s, "
-              f"here {rate:,.0f}", flush=True)  # fmt: skip
+        rate = load.answered / load.duration_s / len(STREAMS)
+        print(
+            f"{name}, {form}: alone {load.answered / load.duration_s:,.0f} requests/s", flush=True
+        )
         streams.append((StreamFigures(model=name, form=form, offered_per_second=rate), ask))
     return streams
+
+
+async def _scale(server: ServerProcess, streams: Sequence[tuple[StreamFigures, Ask]]) -> None:
+    """Brings the rates down to `LOAD` of what is answered, in time, when they are asked in full."""
+    shooters: list[Shooter] = []
+    trials: list[tuple[int, Shots]] = []
+    end = time.monotonic() + CALIBRATION_S
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number, (figures, ask) in enumerate(streams):
+                form, shots = Form(figures.form), Shots()
+                rate = figures.offered_per_second
+                shooters.append(await open_shooter(form, server.http, server.grpc, [ask]))
+                arrivals = poisson_arrivals(rate, CALIBRATION_S, SEED + number)
+                tasks.create_task(OpenLoop(shooters[-1], arrivals, shots, spins=False).run())
+                trials.append((len(arrivals), shots))
+    finally:
+        for shooter in shooters:
+            await shooter.close()
+    shares = [shots.answered_by(end) / offered for offered, shots in trials]
+    capacity = mean(shares)
+    each = ", ".join(f"{share:.0%}" for share in shares)
+    print(
+        f"all at once: {each} of a quarter of that is answered; {LOAD:.0%} of their mean is asked for"
+    )
+    for figures, _ in streams:
+        figures.offered_per_second *= LOAD * capacity
+        rate = figures.offered_per_second
+        print(f"{figures.model}, {figures.form}: {rate:,.0f} requests/s", flush=True)
 
 
 async def _run(

@@ -215,6 +215,11 @@ class Batcher:
         rows = max(min(group.rows, group.curve.best_rows), group.entries[0].request.rows)
         return group.curve.expected_s(self._rules.padded_rows(rows))
 
+    def fills_batch(self, now: float) -> bool:
+        """Whether waiting would make the batch that `next_batch` would give no larger."""
+        group = self._most_urgent(now)
+        return group is not None and group.rows >= group.curve.best_rows
+
     def next_batch(self, now: float) -> Batch | None:
         """The most urgent entry and all that should run with it; None when nothing is ready.
 

@@ -39,8 +39,8 @@ ANSWERS_AT_ONCE = 32
 RUN_SHARE_RATE = 0.1
 """How fast the share of a batch's time that is spent in the backend is learned."""
 PAUSE = 2.0
-"""Times what its last batch took, a lane waits before it goes beside another's again. Batches of
-one or two rows would cost the event loop more than the long batch saves by not being waited for."""
+"""Times what its last batch took, a lane waits before it goes beside another's again, unless what
+waits fills a batch. Batches of one or two rows would cost the event loop more than is gained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class Worker:
         if not self._idle:
             return math.inf
         now = time.monotonic()
-        if now < self._pauses_until:
+        if now < self._pauses_until and not self._batcher.fills_batch(now):
             if self._pause is None:
                 self._pause = self._loop.call_at(self._pauses_until, self._pause_is_over)
             return math.inf

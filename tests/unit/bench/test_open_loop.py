@@ -106,3 +106,11 @@ async def test_an_endless_number_of_different_reasons_is_not_kept() -> None:
     await OpenLoop(Complaining([]), np.zeros(100), shots).run()
     assert len(shots.messages) == open_loop.MAX_MESSAGES
     assert int(shots.where(Outcome.FAILED).sum()) == 100
+
+
+def test_what_was_answered_by_a_moment_counts_no_refusals() -> None:
+    shots = Shots()
+    shots.sent_at.extend([1.0, 2.0, 2.0])
+    shots.took_s.extend([0.5, 0.5, 9.0])
+    shots.outcomes.extend([Outcome.ANSWERED, Outcome.REFUSED, Outcome.ANSWERED])
+    assert [shots.answered_by(moment) for moment in (1.0, 3.0, 11.0)] == [0, 1, 2]

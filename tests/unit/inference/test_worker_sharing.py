@@ -43,6 +43,19 @@ async def test_short_batches_gather_before_they_go_beside_a_long_one_again(
     assert ran(backend) == [[1.0], [2.0, 3.0]]
 
 
+async def test_a_full_batch_waits_for_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "PAUSE", 1e9)
+    turns = DeviceTurns(1)
+    async with (
+        running(DoublingBackend(), seeds={MAX_ROWS: 10.0}, turns=turns) as long,
+        running(DoublingBackend(), seeds={MAX_ROWS: 1e-4}, turns=turns) as short,
+    ):
+        await long.busy_with(1.0)
+        await short.infer(1.0).values()
+        calls = [short.infer(2.0) for _ in range(MAX_ROWS)]
+        assert [await call.values() for call in calls] == [[4.0]] * MAX_ROWS
+
+
 async def test_a_lane_pays_for_what_its_backend_runs_and_not_for_a_busy_event_loop() -> None:
     class Bill(DeviceTurns):
         paid_s = 0.0
