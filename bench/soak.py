@@ -207,9 +207,7 @@ async def _scale(server: ServerProcess, streams: Sequence[tuple[StreamFigures, A
     shares = [shots.answered_by(end) / offered for offered, shots in trials]
     capacity = mean(shares)
     each = ", ".join(f"{share:.0%}" for share in shares)
-    print(
-        f"all at once: {each} of a quarter of that is answered; {LOAD:.0%} of their mean is asked for"
-    )
+    print(f"all at once: {each} of a quarter each is answered; {LOAD:.0%} of their mean is asked")
     for figures, _ in streams:
         figures.offered_per_second *= LOAD * capacity
         rate = figures.offered_per_second
