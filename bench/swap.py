@@ -48,7 +48,7 @@ LOAD = 0.7
 CALM_S = 4.0
 SETTLE_S = 1.0
 """After the first answer of the new version."""
-SWAP_S = 6.0
+SWAP_S = 10.0
 """Between two calms; a server that has not changed over by then is told so."""
 SEED = 17
 TARGET = 1.5
