@@ -298,7 +298,8 @@ class Worker:
         self._batch_rows.observe(batch.rows)
         self._execution_seconds.observe(report.seconds)
         batch.curve.observe(batch.padded_rows, took_s)
-        self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
+        if took_s:  # a coarse clock may not have moved
+            self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
 
     def _refuse_hopeless(self) -> None:
         for entry in self._batcher.take_hopeless():
