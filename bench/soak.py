@@ -179,11 +179,10 @@ def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures
         ask = ask_for(model, form, model.rows[:1])
         closed_loop(server, form, ask, CLIENTS, 1, lengths[form])
         load = closed_loop(server, form, ask, CLIENTS, 3, lengths[form])
-        rate = load.answered / load.duration_s / len(STREAMS)
-        print(
-            f"{name}, {form}: alone {load.answered / load.duration_s:,.0f} requests/s", flush=True
-        )
-        streams.append((StreamFigures(model=name, form=form, offered_per_second=rate), ask))
+        alone = load.answered / load.duration_s
+        print(f"{name}, {form}: alone {alone:,.0f} requests/s", flush=True)
+        share = alone / len(STREAMS)
+        streams.append((StreamFigures(model=name, form=form, offered_per_second=share), ask))
     return streams
 
 

@@ -32,10 +32,16 @@ class Verdict:
             return self.value >= self.target
         return self.value <= self.target
 
+    @property
+    def figures(self) -> tuple[str, str]:
+        """The value and the target, each with the unit."""
+        value, target = (f"{short(v)} {self.unit}".rstrip() for v in (self.value, self.target))
+        return value, target
+
     def line(self) -> str:
         """One line for people."""
         said = "reached    " if self.reached else "not reached"
-        value, target = (f"{short(v)} {self.unit}".rstrip() for v in (self.value, self.target))
+        value, target = self.figures
         return f"{said}  {self.what}: {value} (target: {self.bound} {target})"
 
     def as_record(self) -> dict[str, Any]:
@@ -68,11 +74,10 @@ def markdown_table(verdicts: Sequence[Verdict]) -> str:
     """Every figure beside its target; those that miss it are bold."""
     rows = []
     for verdict in verdicts:
+        value, target = verdict.figures
         sign = "≥" if verdict.bound == "at least" else "≤"
-        target = f"{sign} {short(verdict.target)} {verdict.unit}".rstrip()
         bold = "" if verdict.reached else "**"
-        value = f"{bold}{f'{short(verdict.value)} {verdict.unit}'.rstrip()}{bold}"
-        rows.append(f"| {verdict.what} | {target} | {value} |")
+        rows.append(f"| {verdict.what} | {sign} {target} | {bold}{value}{bold} |")
     return "\n".join(["| what | target | measured |", "|---|---|---|", *rows])
 
 

@@ -67,7 +67,7 @@ class DeviceTurns:
         Args:
             lane: whose batch it was.
             expected_s: what `take_turn` said.
-            took_s: what it took.
+            took_s: what it ran, or held its slot where that is not known.
             asks: whether the lane asks for another turn.
         """
         if lane is self._express:
