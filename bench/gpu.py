@@ -23,7 +23,7 @@ from bench.golden_model import (
     newest_manifest,
     read_golden,
 )
-from bench.load import closed_loop
+from bench.load import closed_loop, warm_up
 from bench.peers.peer import Form
 from bench.pinned_server import end_with_exception, pinned_server
 from bench.raw_model import runs_per_second
@@ -39,7 +39,6 @@ from services.inference.backends.open_backend import open_backend
 
 SERVED_OVER_RAW = 0.95
 FORMS = (Form.BINARY, Form.GRPC)
-WARM_UP_S = 2
 RAW_S = 1.0
 MOST_CLIENTS = 256
 
@@ -127,7 +126,7 @@ def _measure(
         lengths = check_answers(server, asked, artifact.name)
         for form in FORMS:
             ask = ask_for(asked, form, asked.rows[:1])
-            closed_loop(server, form, ask, clients, WARM_UP_S, lengths[form])
+            warm_up(server, form, ask, clients, lengths[form])
             before = _samples_per_second(backend, inputs, best)
             load = closed_loop(server, form, ask, clients, seconds, lengths[form])
             raw = mean((before, _samples_per_second(backend, inputs, best)))

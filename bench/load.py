@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from bench.shooters import Outcome, Shooter, open_shooter
 from bench.verdicts import percentile
 from flambeau.server_process import ServerProcess
 
+WARM_UP_S = 2
 PYTHON = "Python"
 """The generator that is always there."""
 
@@ -51,6 +53,12 @@ def closed_loop(
         case "h2load":
             return programs.load_grpc(server.grpc, ask, clients, seconds, answer_bytes)
     return python_load(server, form, [ask], clients, seconds)
+
+
+def warm_up(server: ServerProcess, form: Form, ask: Ask, clients: int, answer_bytes: int) -> None:
+    """Loads a server for a second or so; nothing need come of it: a slow batch may take longer."""
+    with contextlib.suppress(programs.NothingAnsweredError):
+        closed_loop(server, form, ask, clients, WARM_UP_S, answer_bytes)
 
 
 def different_load(

@@ -25,7 +25,7 @@ from bench.golden_model import (
     newest_manifest,
     served_artifact,
 )
-from bench.load import closed_loop
+from bench.load import closed_loop, warm_up
 from bench.open_loop import OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Ask, Form
 from bench.pinned_server import end_with_exception, pinned_server
@@ -179,7 +179,7 @@ def _measure(
     print(f"{name}, {artifact}, {form}", flush=True)
     with pinned_server(store.url, [name], artifact) as server:
         lengths = check_answers(server, model, artifact)
-        closed_loop(server, form, patient, CAPACITY_CLIENTS, 1, lengths[form])
+        warm_up(server, form, patient, CAPACITY_CLIENTS, lengths[form])
         closed = closed_loop(server, form, patient, CAPACITY_CLIENTS, 3, lengths[form])
         per_second = closed.answered / closed.duration_s
         print(f"  closed loop, no deadline: {per_second:,.0f} requests/s", flush=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import mean, median
 
 from bench.golden_model import ask_for, check_answers, golden_model
-from bench.load import closed_loop, generator_of
+from bench.load import closed_loop, generator_of, warm_up
 from bench.metrics_page import read_metrics
 from bench.peers.peer import Form
 from bench.peers.process_tree import cpu_seconds
@@ -20,7 +20,6 @@ from flambeau.server_process import ServerProcess
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 
-WARM_UP_S = 1
 LAG_BOUND_S = 0.001
 """How long nothing of ours may hold the event loop; a bucket of the server's histogram."""
 
@@ -134,7 +133,7 @@ def _measure(
 ) -> ServedFigure:
     """Warms up, then loads; CPU and metrics count only the second part."""
     ask = ask_for(model, form, model.rows[:1])
-    closed_loop(server, form, ask, clients, WARM_UP_S, lengths[form])
+    warm_up(server, form, ask, clients, lengths[form])
     before, cpu = read_metrics(server.metrics), cpu_seconds(server.pid)
     load = closed_loop(server, form, ask, clients, seconds, lengths[form])
     cpu = cpu_seconds(server.pid) - cpu

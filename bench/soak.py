@@ -25,7 +25,7 @@ from bench.golden_model import (
     newest_manifest,
 )
 from bench.line_chart import draw_line
-from bench.load import closed_loop
+from bench.load import closed_loop, warm_up
 from bench.open_loop import LAST_ANSWERS_S, OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Ask, Form
 from bench.pinned_server import end_with_exception, pinned_server
@@ -177,7 +177,7 @@ def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures
         model = golden_model(store, newest_manifest(store, name))
         lengths = check_answers(server, model, "")
         ask = ask_for(model, form, model.rows[:1])
-        closed_loop(server, form, ask, CLIENTS, 1, lengths[form])
+        warm_up(server, form, ask, CLIENTS, lengths[form])
         load = closed_loop(server, form, ask, CLIENTS, 3, lengths[form])
         alone = load.answered / load.duration_s
         print(f"{name}, {form}: alone {alone:,.0f} requests/s", flush=True)

@@ -29,7 +29,7 @@ from bench.golden_model import (
     golden_model,
     newest_manifest,
 )
-from bench.load import closed_loop
+from bench.load import closed_loop, warm_up
 from bench.open_loop import OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Ask, Form
 from bench.pinned_server import end_with_exception, pinned_server
@@ -163,7 +163,7 @@ def _measure(store: ModelStore, name: str, count: int) -> ModelSwaps:
         ask = ask_for(model, form, model.rows[:1])
         with pinned_server(own.url, [name]) as server:
             lengths = check_answers(server, model, "")
-            closed_loop(server, form, ask, CAPACITY_CLIENTS, 1, lengths[form])
+            warm_up(server, form, ask, CAPACITY_CLIENTS, lengths[form])
             load = closed_loop(server, form, ask, CAPACITY_CLIENTS, 4, lengths[form])
             capacity = load.answered / load.duration_s
             print(f"{name}, {form}: capacity {capacity:,.0f} requests/s", flush=True)
