@@ -18,7 +18,7 @@ def test_nothing_need_be_answered_while_warming_up(monkeypatch: pytest.MonkeyPat
         raise NothingAnsweredError("too slow")
 
     monkeypatch.setattr(load, "generator_of", lambda _: "wrk")
-    monkeypatch.setattr(load.programs, "load_rest", unanswered)
+    monkeypatch.setattr("bench.peers.load.load_rest", unanswered)
     warm_up(SERVER, Form.BINARY, ASK, 1, 0)
     with pytest.raises(NothingAnsweredError):
         closed_loop(SERVER, Form.BINARY, ASK, 1, 1, 0)
