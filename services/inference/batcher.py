@@ -113,6 +113,11 @@ class _Group:
     soonest: float = math.inf
     """The earliest deadline of all that have been here; a `time.monotonic()` second."""
 
+    @property
+    def fills_batch(self) -> bool:
+        """Whether there are as many rows as are best run together."""
+        return self.rows >= self.curve.best_rows
+
 
 class Batcher:
     """The entries of one lane that wait for a batch.
@@ -218,7 +223,7 @@ class Batcher:
     def fills_batch(self, now: float) -> bool:
         """Whether waiting would make the batch that `next_batch` would give no larger."""
         group = self._most_urgent(now)
-        return group is not None and group.rows >= group.curve.best_rows
+        return group is not None and group.fills_batch
 
     def next_batch(self, now: float) -> Batch | None:
         """The most urgent entry and all that should run with it; None when nothing is ready.
@@ -329,7 +334,7 @@ class Batcher:
         half is for the way there and back.
         """
         rules, curve = self._rules, group.curve
-        if group.rows >= min(rules.max_rows, curve.best_rows):
+        if group.fills_batch:
             return now
         run_s = curve.cautious_s(rules.padded_rows(group.rows))
         return min(
