@@ -42,8 +42,12 @@ LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Protocol Buffers cannot serialise more."""
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
+def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tuple[str, int | str]]:
     """The options of a channel.
+
+    Args:
+        max_message_bytes: limit on one message, in either direction.
+        service: whose calls are retried.
 
     Raises:
         ValueError: the limit is not positive, or larger than any message can be.
@@ -53,7 +57,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
             f"max_message_bytes is {max_message_bytes}; give 1 to {LARGEST_MESSAGE_BYTES}"
         )
     service_config = {
-        "methodConfig": [{"name": [{"service": SERVICE}], "retryPolicy": RETRY_POLICY}]
+        "methodConfig": [{"name": [{"service": service}], "retryPolicy": RETRY_POLICY}]
     }
     return [
         ("grpc.service_config", json.dumps(service_config)),

@@ -6,17 +6,23 @@ ServingError
 ├── NotFoundError               404 NOT_FOUND
 │   ├── UnknownModelError
 │   ├── UnknownVersionError
+│   ├── UnknownJobError
 │   └── UnknownPathError
+├── ConflictError               409 ALREADY_EXISTS      the same name for something else
+├── JobNotOverError             409 FAILED_PRECONDITION there is no result, or not yet
+├── JobFailedError              500 INTERNAL            there will be none
 ├── MethodNotAllowedError       405 UNIMPLEMENTED
 ├── UnsupportedError            501 UNIMPLEMENTED       an extension this server does not offer
 ├── ModelNotReadyError          503 UNAVAILABLE         loading, or refused at load
 ├── ShuttingDownError           503 UNAVAILABLE         retry on another server
+├── QueueUnavailableError       503 UNAVAILABLE         retry later
 ├── OverloadedError             503 RESOURCE_EXHAUSTED  retry later
 │   ├── QueueFullError
 │   ├── TooManyInFlightError
 │   └── WouldMissDeadlineError
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
+    ├── DeadLetterError
     └── DeviceError             503 UNAVAILABLE         what runs the model failed, not the model
         └── WorkerProcessDiedError
 
@@ -64,6 +70,28 @@ class UnknownVersionError(NotFoundError):
     """The model is served, this version of it is not."""
 
 
+class UnknownJobError(NotFoundError):
+    """No such job, or its result is no longer kept."""
+
+
+class ConflictError(ServingError):
+    """Something of this name is there, and is not the same."""
+
+    http_status = 409
+    grpc_code = "ALREADY_EXISTS"
+
+
+class JobNotOverError(ServingError):
+    """The job has no result: not yet, or not any more."""
+
+    http_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+
+
+class JobFailedError(ServingError):
+    """The job is over and has no result, for the reason that the message gives."""
+
+
 class UnknownPathError(NotFoundError):
     """No such URL."""
 
@@ -92,6 +120,14 @@ class ModelNotReadyError(ServingError):
 
 class ShuttingDownError(ServingError):
     """The server drains and takes no new requests."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    retryable = True
+
+
+class QueueUnavailableError(ServingError):
+    """What carries requests to the workers is out of reach; the request was not let in."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
@@ -127,6 +163,10 @@ class DeadlineExceededError(ServingError):
 
 class BackendError(ServingError):
     """The model raised, or returned something other than its signature says."""
+
+
+class DeadLetterError(BackendError):
+    """The request ended the workers that ran it, and is kept for a person to look at."""
 
 
 class DeviceError(BackendError):

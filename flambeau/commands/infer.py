@@ -42,15 +42,15 @@ def infer(
     from flambeau.tensor_text import as_json, describe
 
     with failing_with({ClientError: 1}):
-        values = _read_inputs(inputs)
+        values = read_inputs(inputs)
         with Client(server, timeout_s=timeout_s) as client:
             served = client.model(model, version)
-            arrays = served.infer(_fit_inputs(served, values), outputs=outputs or ())
+            arrays = served.infer(fit_inputs(served, values), outputs=outputs or ())
     bf16 = {spec.name for spec in served.signature.outputs if spec.datatype == "BF16"}
     typer.echo(as_json(arrays, bf16) if json else describe(arrays, bf16))
 
 
-def _read_inputs(arguments: list[str]) -> dict[str, Any]:
+def read_inputs(arguments: list[str]) -> dict[str, Any]:
     """Reads every `NAME=VALUE`, before anything is asked of the server."""
     from flambeau.errors import InvalidRequestError
     from flambeau.tensor_text import read_input
@@ -66,7 +66,7 @@ def _read_inputs(arguments: list[str]) -> dict[str, Any]:
     return values
 
 
-def _fit_inputs(served: "Model", values: dict[str, Any]) -> dict[str, "Array"]:
+def fit_inputs(served: "Model", values: dict[str, Any]) -> dict[str, "Array"]:
     """Types and shapes the values as the model's signature says."""
     from flambeau.errors import InvalidRequestError
     from flambeau.tensor_text import fit_input

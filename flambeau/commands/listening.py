@@ -6,8 +6,8 @@ import sys
 
 from model_store.signature import Signature
 from model_store.tensors import DATATYPES
+from services.gateway.front import Listening
 from services.queueing.records import ServedVersion
-from services.standalone.server import Listening
 
 MAX_EXAMPLE_ELEMENTS = 256
 """Inputs larger than this make no line anybody wants to paste."""

@@ -50,12 +50,13 @@ def run(settings: dict[str, Any]) -> None:
     from services.gateway.grpc_threads import prefer_cheap_pollers
 
     prefer_cheap_pollers()
-    from services.standalone.config import ConfigError, server_config
-    from services.standalone.server import PortError
+    from services.ports import PortError
+    from services.settings import ConfigError, checked
+    from services.standalone.config import ServerConfig
     from services.standalone.server import serve as run_server
 
     with failing_with({ConfigError: 2, StoreError: 1, PortError: 1}):
-        run_server(server_config(settings), print_listening)
+        run_server(checked(ServerConfig, settings), print_listening)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Rules kept here: nothing waits between 1 and 5, so the lane cannot go away in be
 called once, or never after it cancelled.
 """
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ from services.errors import (
 )
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, Entry, MemoryQueue
-from services.queueing.records import DEFAULT_PRIORITY, InferRequest, Lane
+from services.queueing.records import DEFAULT_PRIORITY, JOB_PRIORITY, InferRequest, Lane
 from services.telemetry.metrics import Metrics
 
 
@@ -167,6 +168,27 @@ class Admission:
             outputs=call.outputs,
         )
         return self._queue.submit(request, answered)
+
+    def checked(self, call: InferCall) -> InferRequest:
+        """A request that keeps every rule of its model, for a queue of its own: a job.
+
+        Takes no permit and stamps no deadline.
+
+        Raises:
+            ServingError: the model is not ready, or the request breaks one of its rules.
+        """
+        served, signature = self.directory.resolve(call.model, call.version)
+        rows, length = _check(call, served.lane, signature)
+        return InferRequest(
+            request_id=call.request_id,
+            lane=served.lane,
+            inputs={tensor.name: tensor.array for tensor in call.inputs},
+            rows=rows,
+            deadline=math.inf,
+            priority=JOB_PRIORITY,
+            length=length,
+            outputs=call.outputs,
+        )
 
     def _learn(self, signature: Signature) -> _Known:
         """Works out a signature that is new, and forgets those that are not served any more."""

@@ -23,6 +23,8 @@ from services.gateway.http_asgi import asgi_opener
 from services.gateway.http_body import Body
 from services.gateway.http_exchange import Exchange, Opener, error_body
 from services.gateway.http_head import Head
+from services.gateway.job_desk import JobDesk
+from services.gateway.job_routes import JobRoutes
 from services.gateway.ledger import Ledger
 from services.gateway.openapi import openapi_document
 from services.gateway.refusals import RETRY_AFTER_S
@@ -35,8 +37,15 @@ _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 class RestEdge:
     """What the HTTP port answers."""
 
-    def __init__(self, admission: Admission, facts: ServerFacts, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        facts: ServerFacts,
+        ledger: Ledger,
+        desk: JobDesk | None = None,
+    ) -> None:
         self._admission = admission
+        self._jobs = JobRoutes(admission, ledger, desk)
         self._facts = facts
         self._ledger = ledger
         self._open_other = asgi_opener(self._application())
@@ -54,7 +63,7 @@ class RestEdge:
 
     def _application(self) -> Starlette:
         application = Starlette(
-            routes=[*self._server_routes(), *self._model_routes()],
+            routes=[*self._server_routes(), *self._model_routes(), *self._jobs.routes()],
             exception_handlers={
                 ServingError: _serving_error,
                 HTTPException: _http_error,

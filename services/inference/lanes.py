@@ -23,7 +23,7 @@ from services.inference.memory_admission import MemoryAdmission
 from services.inference.policy import LanePolicy, ServingPolicy
 from services.inference.worker import Worker, WorkerPlan
 from services.queueing.directory import Directory
-from services.queueing.memory_queue import MemoryQueue
+from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 
@@ -48,7 +48,7 @@ class Lanes:
     def __init__(
         self,
         store: ModelStore,
-        queue: MemoryQueue,
+        queue: LaneQueue,
         directory: Directory,
         metrics: Metrics,
         policy: ServingPolicy,
@@ -68,6 +68,10 @@ class Lanes:
     def __contains__(self, lane: Lane) -> bool:
         """Whether a lane is loaded, or still finishing."""
         return lane in self._loaded or lane in self._draining
+
+    def row_s(self) -> dict[Lane, float]:
+        """By lane, seconds by which each row that waits delays the next; 0 if unknown."""
+        return {lane: loaded.worker.row_s for lane, loaded in self._loaded.items()}
 
     def loaded(self, model: str = "") -> list[Lane]:
         """The lanes that take requests: of one model, or all."""
@@ -198,10 +202,9 @@ class Lanes:
         loaded = self._loaded.pop(lane, None)
         if loaded is None:
             return None
-        self._queue.close(lane)
         self._memory[loaded.device].unloaded(lane)
         self._draining[lane] = loaded.worker
-        loaded.worker.close()
+        self._queue.close(lane, loaded.worker.close)
         return loaded
 
     def _forget(self, lane: Lane) -> None:

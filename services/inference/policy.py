@@ -1,4 +1,4 @@
-"""What of a store to serve, and how. Plain values; `ServerConfig` has the defaults and the help."""
+"""What of a store to serve, and how. Plain values; the defaults are in `config.py`."""
 
 import os
 from collections.abc import Mapping

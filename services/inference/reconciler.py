@@ -29,7 +29,7 @@ from services.inference.lanes import Lanes
 from services.inference.loader import LoadError
 from services.inference.policy import ServingPolicy
 from services.queueing.directory import Directory
-from services.queueing.memory_queue import MemoryQueue
+from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 
@@ -50,16 +50,19 @@ class Reconciler:
     def __init__(
         self,
         store: ModelStore,
-        queue: MemoryQueue,
+        queue: LaneQueue,
         directory: Directory,
         metrics: Metrics,
         policy: ServingPolicy,
+        go_live: Callable[[Lane, int], None] | None = None,
     ) -> None:
         self._store = store
         self._lanes = Lanes(store, queue, directory, metrics, policy)
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
+        self._go_live = go_live or self._go_live_at_once
+        """Told, again and again, which ready version should be live, by which generation."""
         self._models: dict[str, _Model] = {}
         self._converging: dict[str, asyncio.Task[None]] = {}
         self._complaints: dict[str, str] = {}
@@ -88,6 +91,10 @@ class Reconciler:
     def abandon_runs(self) -> None:
         """Waits for no run any more: the time to drain is over and every caller is answered."""
         self._lanes.abandon_runs()
+
+    def row_s(self) -> dict[Lane, float]:
+        """By lane, seconds by which each row that waits delays the next; 0 if unknown."""
+        return self._lanes.row_s()
 
     async def _pass(self, tasks: asyncio.TaskGroup) -> None:
         """Looks at the store and converges every model that is not still being converged."""
@@ -179,10 +186,14 @@ class Reconciler:
         target = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
         if target is None and ready:
             target = max(ready)
-        if target is None or target not in ready or target == self._directory.live_version(name):
-            return
-        self._directory.make_live(Lane(name, target))
-        logger.info("version live", extra={"model": name, "version": target})
+        if target is not None and target in ready:
+            self._go_live(Lane(name, target), model.pointers.generation if model.pointers else 0)
+
+    def _go_live_at_once(self, lane: Lane, generation: int) -> None:
+        """The rule of a process that serves alone."""
+        if lane.version != self._directory.live_version(lane.model):
+            self._directory.make_live(lane)
+            logger.info("version live", extra={"model": lane.model, "version": lane.version})
 
     def _complain(self, topic: str, fault: str, reason: str) -> None:
         """Logs a fault of the store when it appears or changes, not at every pass."""

@@ -19,6 +19,9 @@ class Directory:
     def __init__(self) -> None:
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._live: dict[str, int] = {}
+        self.complete = True
+        """Whether all that is served has been announced once: until then nothing is unknown. A
+        process that starts says so, for as long as it does."""
         self._missed: set[Lane] = set()
         self._resolved: dict[tuple[str, str], tuple[ServedVersion, Signature]] = {}
         """What `resolve` has found since the last change; only names that are served."""
@@ -117,6 +120,10 @@ class Directory:
 
     def _of(self, model: str) -> dict[int, ServedVersion]:
         versions = self._served.get(model)
+        if versions is None and not self.complete:
+            raise ModelNotReadyError(
+                f"model '{model}' is not ready: this server is starting; try again"
+            )
         if versions is None:
             raise UnknownModelError(
                 f"model '{model}' is not served{nearest_name(model, self._served)}"

@@ -147,9 +147,16 @@ class MemoryQueue:
         """Lets requests for a lane in."""
         self._intakes[lane] = intake
 
-    def close(self, lane: Lane) -> None:
-        """Lets no more in; the intake still answers what it holds."""
+    def close(self, lane: Lane, closed: Callable[[], None] | None = None) -> None:
+        """Lets no more in; the intake still answers what it holds.
+
+        Args:
+            lane: which.
+            closed: called when nothing more will come: at once.
+        """
         self._intakes.pop(lane, None)
+        if closed is not None:
+            closed()
 
     def submit(self, request: InferRequest, done: Done) -> Entry:
         """Enqueues a request.

@@ -15,6 +15,8 @@ from model_store.tensors import Array
 
 HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = 10
+JOB_PRIORITY = LOWEST_PRIORITY + 1
+"""Of requests nobody waits for: they run when the device has nothing else to do."""
 DEFAULT_PRIORITY = 5
 """What a request that gives 0, or nothing, gets."""
 
@@ -30,7 +32,7 @@ class Lane(NamedTuple):
 
 
 class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An accepted request. Every field is set once, by the gateway."""
+    """An accepted request. Every field is set once, by the gateway; `alone` by the queue."""
 
     request_id: str
     lane: Lane
@@ -40,11 +42,13 @@ class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     deadline: float
     """`time.monotonic()` second after which nobody wants the reply."""
     priority: int = DEFAULT_PRIORITY
-    """1 (first) to 10 (last)."""
+    """1 (first) to 10 (last); `JOB_PRIORITY` for a job."""
     length: int | None = None
     """Of the dimension the signature pads; None when it pads none."""
     outputs: Sequence[str] = ()
     """Names asked for, in order; empty for all that the signature has."""
+    alone: bool = False
+    """Whether it must not share a batch: a worker died while it held this request."""
 
 
 class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):

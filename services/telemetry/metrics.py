@@ -39,6 +39,7 @@ class Metrics:
         self._make_request_metrics(self.registry)
         self._make_batch_metrics(self.registry)
         self._make_server_metrics(self.registry)
+        self._make_stream_metrics(self.registry)
 
     def _make_request_metrics(self, registry: CollectorRegistry) -> None:
         self.requests = LoopCounter(
@@ -134,8 +135,67 @@ class Metrics:
             registry=registry,
         )
 
+    def _make_stream_metrics(self, registry: CollectorRegistry) -> None:
+        """Of a queue across processes: every worker tells the same of a lane it serves."""
+        self.stream_waiting = Gauge(
+            "flambeau_stream_waiting_requests",
+            "Requests in Redis that no worker has taken.",
+            LANE,
+            registry=registry,
+        )
+        self.stream_taken = Gauge(
+            "flambeau_stream_taken_requests",
+            "Requests in Redis that a worker has taken and not answered.",
+            LANE,
+            registry=registry,
+        )
+        self.stream_oldest_seconds = Gauge(
+            "flambeau_stream_oldest_age_seconds",
+            "Age of the oldest request in Redis; 0 when there is none.",
+            LANE,
+            registry=registry,
+        )
+
+        self.waiting_jobs = Gauge(
+            "flambeau_waiting_jobs",
+            "Jobs in Redis that no worker has taken.",
+            LANE,
+            registry=registry,
+        )
+        self.running_jobs = Gauge(
+            "flambeau_running_jobs",
+            "Jobs that a worker has taken and that are not over.",
+            LANE,
+            registry=registry,
+        )
+
+    def set_jobs(self, model: str, version: int, *, waiting: int, running: int) -> None:
+        """Sets what Redis holds of a lane's jobs."""
+        self.waiting_jobs.labels(model, str(version)).set(waiting)
+        self.running_jobs.labels(model, str(version)).set(running)
+
+    def set_stream(
+        self, model: str, version: int, *, waiting: int, taken: int, oldest_s: float
+    ) -> None:
+        """Sets what Redis holds of a lane."""
+        labels = (model, str(version))
+        self.stream_waiting.labels(*labels).set(waiting)
+        self.stream_taken.labels(*labels).set(taken)
+        self.stream_oldest_seconds.labels(*labels).set(oldest_s)
+
     def forget_lane(self, model: str, version: int) -> None:
         """Drops the gauges of a lane that is no longer served; counters stay."""
-        for gauge in (self.queue_depth, self.model_ready, self.memory_bytes):
-            with contextlib.suppress(KeyError):  # never set for a version that did not load
+        for gauge in (
+            self.queue_depth,
+            self.model_ready,
+            self.memory_bytes,
+            self.stream_waiting,
+            self.stream_taken,
+            self.stream_oldest_seconds,
+            self.waiting_jobs,
+            self.running_jobs,
+        ):
+            with contextlib.suppress(
+                KeyError
+            ):  # never set for a version that did not load, or by no such process
                 gauge.remove(model, str(version))

@@ -1,0 +1,54 @@
+"""The configuration of a gateway. Read once, at start-up; nothing else configures it."""
+
+from pydantic import Field
+
+from services.settings import ProcessSettings
+
+
+class GatewaySettings(ProcessSettings):
+    """What there is to set where requests come in, each with the reason to change it."""
+
+    http_port: int = Field(8000, ge=0, le=65_535)
+    """REST; 0 picks a free port."""
+    grpc_port: int = Field(8001, ge=0, le=65_535)
+    """gRPC; 0 picks a free port."""
+    request_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """The longest a request may take, whatever its caller allows; raise it for slow models."""
+    max_request_bytes: int = Field(64 * 2**20, ge=1024, le=2**31 - 1)
+    """Largest body or message, after decompression; raise it for large inputs."""
+    max_in_flight_requests: int = Field(4096, ge=1)
+    """Requests accepted and unanswered at once; raise it if memory allows more to wait."""
+    max_grpc_calls: int = Field(256, ge=1, le=4096)
+    """gRPC calls running at once, a thread each; raise it for slow models with many callers."""
+    max_connections: int = Field(4096, ge=1, le=1_000_000)
+    """REST connections open at once; raise it for many callers, and the system's limit of open
+    files with it."""
+    keep_alive_timeout_s: float = Field(75.0, gt=0, le=86_400)
+    """How long a REST connection may stay open without a request; keep it above that of a proxy
+    in front, or the proxy sends into connections that are just being closed."""
+    receive_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """How long a REST request may take to arrive, and its caller to read nothing of the answer;
+    raise it for large inputs over slow lines."""
+    max_queue_depth: int = Field(1024, ge=1)
+    """Requests waiting for one version; lower it to refuse early rather than answer late."""
+    access_log: bool = False
+    """One log line for every answered request; turn it on to trace requests one by one, at the
+    cost of as much time as a small request takes. Failures are always logged."""
+
+
+class GatewayConfig(GatewaySettings):
+    """Every setting of `python -m services.gateway`."""
+
+    queue: str
+    """URL of the Redis or Valkey that the workers read from."""
+    max_waiting_jobs: int = Field(100_000, ge=1)
+    """Jobs that may wait for one version; lower it where Redis has little memory."""
+    job_timeout_s: float = Field(86_400.0, gt=0, le=30 * 86_400)
+    """The longest a job may take, whatever its caller allows."""
+    job_result_ttl_s: int = Field(86_400, ge=1, le=30 * 86_400)
+    """How long the result of a job is kept; lower it where Redis has little memory."""
+    webhook_hosts: tuple[str, ...] = ()
+    """Hosts that may be told that a job is over; `.example.org` means all below it. Empty allows
+    none, so that no caller can make the gateway call what only it can reach."""
+    webhook_secret_file: str = ""
+    """File with the secret that webhooks are signed with; needed for any."""

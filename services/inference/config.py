@@ -1,0 +1,84 @@
+"""The configuration of a worker process. Read once, at start-up; nothing else configures it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from model_store.strict import StrictModel
+from services.inference.backends.device import parse_device
+from services.settings import ProcessSettings
+
+
+class ModelSettings(StrictModel):
+    """Settings one model may have of its own; each unset one is the server's."""
+
+    artifact: str | None = None
+    """Serve this artifact of the model's versions."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of one run."""
+    instances: int | None = Field(default=None, ge=1, le=64)
+    """Backends of each version."""
+    isolate: bool | None = None
+    """Run each backend in a process of its own."""
+    preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] | None = None
+    """Sizes batches are padded up to."""
+    batch_wait_ms: float | None = Field(default=None, ge=0, le=10_000)
+    """How long the first request of a batch waits for company."""
+    execution_timeout_s: float | None = Field(default=None, gt=0, le=86_400)
+    """How long one run of a backend may take."""
+
+
+class InferenceSettings(ProcessSettings):
+    """What there is to set where models run, each with the reason to change it."""
+
+    store: str = "./var/model_store"
+    """URL of the model store: a folder, or `s3://bucket/prefix` when several machines serve it."""
+    artifact: str = ""
+    """Serve this artifact of every version instead of the fastest one; to compare or to debug."""
+    newest_versions: int = Field(2, ge=0, le=100)
+    """How many of the newest versions to keep loaded beside those a pointer names; raise it to
+    answer requests for older versions, lower it to save memory."""
+    device: str = "cpu"
+    """Where models run: `cpu`, `cuda` or `cuda:N`; a GPU needs CUDA builds of the runtimes."""
+    threads: int = Field(1, ge=1, le=1024)
+    """CPU threads one run of a backend may use; raise it for large models on idle cores."""
+    instances: int = Field(1, ge=1, le=64)
+    """Backends of each version, a thread each, so that its batches overlap; raise it where one
+    batch leaves the device idle, and memory allows it."""
+    isolate: bool = False
+    """Run each backend in a process of its own: one that crashes takes nothing else with it;
+    costs memory for each, and a tenth of a millisecond a batch."""
+    preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
+    """Sizes batches are padded up to; set it for engines built for fixed sizes."""
+    batch_wait_ms: float = Field(0.0, ge=0, le=10_000)
+    """How long the first request of a batch waits for company; throughput needs no wait, because
+    requests gather while a batch runs, so raise it only to save a device's energy."""
+    execution_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """How long one run of a backend may take before its worker is given up and replaced; raise
+    it for models that take minutes."""
+    max_concurrent_runs: int = Field(0, ge=0, le=1024)
+    """Batches that run at once on the device, fairly shared among models by measured time; 0
+    takes as many as it has cores for, and one on a GPU."""
+    max_memory_mib: int = Field(0, ge=0)
+    """The most memory of its device the server may use; 0 is nine tenths of what there is."""
+    when_memory_full: Literal["refuse", "unload_idle"] = "refuse"
+    """What a version does that does not fit: stay out, or push out the idle one used longest
+    ago, which is loaded again when it is asked for."""
+    model_settings: dict[str, ModelSettings] = Field(default_factory=dict)
+    """Other values of these settings for single models, as `{digits: {instances: 2}}`."""
+    store_poll_interval_s: float = Field(0.5, ge=0.05, le=3600)
+    """Pause between looks at the store; raise it for a bucket that bills by the request."""
+    retry_failed_s: float = Field(30.0, ge=0, le=86_400)
+    """How long a version that failed to load is left alone before it is tried again."""
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        return str(parse_device(value))
+
+
+class InferenceConfig(InferenceSettings):
+    """Every setting of `python -m services.inference`."""
+
+    queue: str
+    """URL of the Redis or Valkey that the gateways write to."""

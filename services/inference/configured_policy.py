@@ -1,0 +1,43 @@
+"""A process' settings as inference takes them: one policy, and one for each model with its own."""
+
+from services.inference.backends.device import parse_device
+from services.inference.config import InferenceSettings, ModelSettings
+from services.inference.loader import LoadOptions
+from services.inference.policy import LanePolicy, ServingPolicy
+
+MEBIBYTE = 2**20
+
+
+def serving_policy(config: InferenceSettings) -> ServingPolicy:
+    """What of the store to serve, and how."""
+    return ServingPolicy(
+        models=config.models,
+        newest_versions=config.newest_versions,
+        poll_interval_s=config.store_poll_interval_s,
+        retry_failed_s=config.retry_failed_s,
+        lane=_lane_policy(config, ModelSettings()),
+        by_model={n: _lane_policy(config, own) for n, own in config.model_settings.items()},
+        max_memory_bytes=config.max_memory_mib * MEBIBYTE,
+        unload_idle=config.when_memory_full == "unload_idle",
+        max_concurrent_runs=config.max_concurrent_runs,
+    )
+
+
+def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
+    """The server's settings, with those the model has of its own in their place."""
+    chosen = {
+        name: getattr(config, name) if value is None else value
+        for name, value in ((name, getattr(own, name)) for name in ModelSettings.model_fields)
+    }
+    return LanePolicy(
+        load=LoadOptions(
+            device=parse_device(config.device),
+            threads=chosen["threads"],
+            instances=chosen["instances"],
+            isolate=chosen["isolate"],
+            preferred_batch_sizes=chosen["preferred_batch_sizes"],
+            artifact=chosen["artifact"],
+        ),
+        batch_wait_s=chosen["batch_wait_ms"] / 1000,
+        execution_timeout_s=chosen["execution_timeout_s"],
+    )

@@ -1,0 +1,102 @@
+"""What every server process may be told, and how it is told: checked once, at start-up."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, get_origin
+
+import yaml
+from pydantic import ConfigDict, Field, ValidationError
+
+from model_store.strict import StrictModel, explain
+
+
+class ConfigError(Exception):
+    """A setting that is unknown or has a bad value; the message names it."""
+
+
+class ProcessSettings(StrictModel):
+    """What all server processes have in common; a field's text is the help of its option."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    models: tuple[str, ...] = ()
+    """Serve only these, and be ready only when all of them are live; empty serves every model."""
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` to be reached from other machines (there is no login yet)."""
+    metrics_port: int = Field(8002, ge=0, le=65_535)
+    """Prometheus; 0 picks a free port."""
+    drain_timeout_s: float = Field(20.0, ge=0, le=3600)
+    """How long accepted requests may still take after SIGTERM; keep it below the grace period
+    of whatever supervises the process."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What to log."""
+
+
+Texts = tuple[str, ...]
+Settings = TypeVar("Settings", bound=ProcessSettings)
+
+
+def checked(kind: type[Settings], settings: Mapping[str, Any]) -> Settings:
+    """Checks settings and fills in the defaults.
+
+    Raises:
+        ConfigError: naming each unknown or bad setting, and the nearest right name.
+    """
+    try:
+        return kind.model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind)) from error
+
+
+def settings_from(arguments: Sequence[str], kind: type[Settings], purpose: str) -> Settings:
+    """Reads settings from a command line: `--name value`, and a list as `--model a --model b`.
+
+    Args:
+        arguments: without the program's name.
+        kind: whose fields are the options.
+        purpose: what the program does, for its help.
+
+    Raises:
+        ConfigError: as `checked`.
+        SystemExit: the help was asked for, or an option does not exist.
+    """
+    parser = argparse.ArgumentParser(description=purpose, allow_abbrev=False)
+    for name, field in kind.model_fields.items():
+        is_list = get_origin(field.annotation) is tuple
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(
+            option.removesuffix("s") if is_list else option,
+            dest=name,
+            action="append" if is_list else "store",
+            required=field.is_required(),
+            help=(field.description or "").replace("%", "%%").replace("\n", " "),
+            metavar="VALUE",
+        )
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value}
+    texts = [name for name, field in kind.model_fields.items() if field.annotation in (str, Texts)]
+    return checked(
+        kind, {name: value if name in texts else _value(value) for name, value in given.items()}
+    )
+
+
+def command_line(settings: Mapping[str, object]) -> list[str]:
+    """The arguments from which `settings_from` reads these settings."""
+    found = []
+    for name, value in settings.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, list | tuple):
+            found += [f"{option.removesuffix('s')}={item}" for item in value]
+        else:
+            found.append(f"{option}={value if isinstance(value, str) else json.dumps(value)}")
+    return found
+
+
+def _value(text: str | list[str]) -> Any:
+    """What a value on the command line means: numbers, flags and mappings as in YAML."""
+    if isinstance(text, list):
+        return tuple(_value(item) for item in text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

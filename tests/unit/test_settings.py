@@ -1,0 +1,64 @@
+"""Settings from a command line: every field an option, lists item by item."""
+
+import pytest
+
+from services.gateway.config import GatewayConfig
+from services.inference.config import InferenceConfig
+from services.settings import ConfigError, command_line, settings_from
+
+QUEUE = "--queue=redis://here"
+
+
+def test_a_setting_is_an_option_of_its_name() -> None:
+    arguments = [QUEUE, "--http-port=0", "--access-log=true", "--request-timeout-s=1.5"]
+    config = settings_from(arguments, GatewayConfig, "")
+    assert (config.queue, config.http_port) == ("redis://here", 0)
+    assert (config.access_log, config.request_timeout_s) == (True, 1.5)
+
+
+def test_a_list_is_given_item_by_item() -> None:
+    arguments = [QUEUE, "--model", "a", "--model", "b", "--preferred-batch-size=4"]
+    config = settings_from(arguments, InferenceConfig, "")
+    assert config.models == ("a", "b")
+    assert config.preferred_batch_sizes == (4,)
+
+
+def test_a_mapping_is_given_as_yaml() -> None:
+    arguments = [QUEUE, "--model-settings={digits: {instances: 2}}"]
+    assert settings_from(arguments, InferenceConfig, "").model_settings["digits"].instances == 2
+
+
+def test_a_command_line_is_read_as_what_it_was_made_of() -> None:
+    settings = {"queue": "redis://here", "models": ["a", "b"], "isolate": True, "threads": 3}
+    config = settings_from(command_line(settings), InferenceConfig, "")
+    assert (config.models, config.isolate, config.threads) == (("a", "b"), True, 3)
+
+
+def test_a_name_is_a_name_whatever_it_looks_like() -> None:
+    arguments = [QUEUE, "--model=123", "--model=no", "--host=1e3"]
+    config = settings_from(arguments, InferenceConfig, "")
+    assert (config.models, config.host) == (("123", "no"), "1e3")
+
+
+def test_the_help_says_what_each_option_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        settings_from(["--help"], GatewayConfig, "")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "URL of the Redis or Valkey that the workers read from." in text
+
+
+def test_a_bad_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="'http_port' is 'many'"):
+        settings_from([QUEUE, "--http-port=many"], GatewayConfig, "")
+
+
+def test_an_unknown_option_stops_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        settings_from([QUEUE, "--htp-port=1"], GatewayConfig, "")
+    assert "--htp-port" in capsys.readouterr().err
+
+
+def test_the_queue_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        settings_from([], GatewayConfig, "")
+    assert "--queue" in capsys.readouterr().err
