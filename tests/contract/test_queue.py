@@ -1,10 +1,9 @@
 """The queue's contract, for every implementation there is."""
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from services.errors import (
@@ -13,246 +12,148 @@ from services.errors import (
     ModelNotReadyError,
     QueueFullError,
 )
-from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import InferReply, InferRequest, Lane
-
-LANE = Lane("m", 1)
-MAX_DEPTH = 4
-QUEUES: list[Callable[[], MemoryQueue]] = [lambda: MemoryQueue(MAX_DEPTH)]
+from services.queueing.records import InferReply, Lane
+from services.queueing.redis_streams import receiver
+from tests.fixtures.queue_ends import LANE, MAX_DEPTH, Ends, memory_ends, redis_ends, reply
+from tests.fixtures.redis_servers import FLAVOURS, running_redis, until
 
 
-class Shelf:
-    """An intake that keeps what it is given, until a test answers it."""
-
-    def __init__(self) -> None:
-        self.answer: InferReply | None = None
-        """What every entry gets at once, instead of a place."""
-        self.entries: list[Entry] = []
-        self.discarded: list[tuple[Entry, str]] = []
-
-    @property
-    def waiting(self) -> int:
-        return len(self.entries)
-
-    def accept(self, entry: Entry) -> None:
-        if self.answer is not None:
-            entry.finish(self.answer)
-        else:
-            self.entries.append(entry)
-
-    def discard(self, entry: Entry, reason: str) -> None:
-        if entry in self.entries:
-            self.entries.remove(entry)
-            self.discarded.append((entry, reason))
-
-    def take(self) -> Entry:
-        """The oldest entry, which from now on runs."""
-        return self.entries.pop(0)
+@pytest.fixture(params=("memory", *FLAVOURS))
+async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ends]:
+    if request.param == "memory":
+        async with memory_ends() as ends:
+            yield ends
+    else:
+        async with running_redis(request.param, tmp_path) as redis, redis_ends(redis.url) as ends:
+            yield ends
 
 
-class Caller:
-    """Whoever sent a request, and all it was told."""
-
-    def __init__(self) -> None:
-        self.heard: list[Outcome] = []
-        self.first: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-    def __call__(self, outcome: Outcome) -> None:
-        self.heard.append(outcome)
-        if not self.first.done():
-            self.first.set_result(outcome)
-
-
-@pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+async def test_each_caller_gets_its_own_reply(ends: Ends) -> None:
+    first, second = ends.send(1), ends.send(2)
+    await ends.shelf.holds(2)
+    assert ends.shelf.ids == ["1", "2"]
+    ends.shelf.entries[1].finish(reply(2))
+    assert await second.value() == 2
+    assert not first.heard
+    ends.shelf.entries[0].finish(reply(1))
+    assert await first.value() == 1
+    assert (len(first.heard), len(second.heard)) == (1, 1)
 
 
-@pytest.fixture(params=QUEUES, ids=["memory"])
-def queue(request: pytest.FixtureRequest, shelf: Shelf) -> MemoryQueue:
-    made: MemoryQueue = request.param()
-    made.open(LANE, shelf)
-    return made
+async def test_a_reply_says_what_the_worker_said(ends: Ends) -> None:
+    caller = ends.send()
+    (entry,) = await ends.shelf.holds(1)
+    entry.finish(reply(1))
+    outcome = await caller.outcome()
+    assert isinstance(outcome, InferReply)
+    assert (outcome.lane, outcome.datatypes, outcome.batch_rows) == (LANE, {"y": "FP32"}, 1)
+    assert (outcome.queue_s, outcome.execution_s) == (0.25, 0.5)
 
 
-def request(number: int = 0, timeout_s: float = 30.0, lane: Lane = LANE) -> InferRequest:
-    return InferRequest(
-        request_id=str(number),
-        lane=lane,
-        inputs={"x": np.zeros((1, 1), np.float32)},
-        rows=1,
-        deadline=time.monotonic() + timeout_s,
-    )
-
-
-def reply(value: float = 0.0) -> InferReply:
-    outputs = {"y": np.array([[value]], np.float32)}
-    return InferReply(
-        lane=LANE,
-        outputs=outputs,
-        datatypes={"y": "FP32"},
-        batch_rows=1,
-        queue_s=0.0,
-        execution_s=0.0,
-    )
-
-
-def sent(queue: MemoryQueue, one: InferRequest) -> tuple[Caller, Entry]:
-    caller = Caller()
-    return caller, queue.submit(one, caller)
-
-
-async def test_each_caller_gets_its_own_reply(queue: MemoryQueue, shelf: Shelf) -> None:
-    first, second = sent(queue, request(1))[0], sent(queue, request(2))[0]
-    assert [e.request.request_id for e in shelf.entries] == ["1", "2"]
-    one, two = reply(1), reply(2)
-    shelf.entries[1].finish(two)
-    shelf.entries[0].finish(one)
-    assert (first.heard, second.heard) == ([one], [two])
-
-
-async def test_an_entry_is_handed_over_before_submit_returns(
-    queue: MemoryQueue, shelf: Shelf
-) -> None:
-    caller, entry = sent(queue, request())
-    assert shelf.entries == [entry]
-    assert not entry.dead
-    assert not caller.heard
-
-
-async def test_an_intake_may_answer_at_once(queue: MemoryQueue, shelf: Shelf) -> None:
-    answer = reply()
-    shelf.answer = answer
-    caller, entry = sent(queue, request(timeout_s=0.01))
-    assert caller.heard == [answer]
-    assert entry.dead
-    shelf.answer = None
-    await sent(queue, request(timeout_s=0.02))[0].first  # the deadline of the first counts no more
-    assert caller.heard == [answer]
-
-
-async def test_a_second_reply_changes_nothing(queue: MemoryQueue, shelf: Shelf) -> None:
-    caller, _ = sent(queue, request())
-    entry, first = shelf.take(), reply(1)
-    entry.finish(first)
+async def test_a_second_reply_changes_nothing(ends: Ends) -> None:
+    caller = ends.send()
+    await ends.shelf.holds(1)
+    entry = ends.shelf.take()
+    entry.finish(reply(1))
     entry.finish(reply(2))
     entry.finish(BackendError("too late"))
     entry.cancel()
-    assert caller.heard == [first]
-    assert not shelf.discarded
+    assert await caller.value() == 1
+    after = ends.send()
+    await ends.shelf.holds(1)
+    ends.shelf.take().finish(reply(3))
+    assert await after.value() == 3  # whatever came of the others came before this
+    assert len(caller.heard) == 1
+    assert not ends.shelf.discarded
 
 
-async def test_an_error_reaches_the_caller(queue: MemoryQueue, shelf: Shelf) -> None:
-    caller, _ = sent(queue, request())
-    error = BackendError("broken")
-    shelf.take().finish(error)
-    assert caller.heard == [error]
+async def test_an_error_reaches_the_caller_as_what_it_is(ends: Ends) -> None:
+    caller = ends.send()
+    await ends.shelf.holds(1)
+    ends.shelf.take().finish(BackendError("broken"))
+    error = await caller.outcome()
+    assert type(error) is BackendError
+    assert str(error) == "broken"
 
 
-async def test_a_caller_that_raises_harms_nobody(queue: MemoryQueue, shelf: Shelf) -> None:
-    def raising(_: Outcome) -> None:
-        raise RuntimeError("a fault of the edge")
-
-    entry = queue.submit(request(), raising)
-    entry.finish(reply())
-    assert entry.dead
-
-
-async def test_a_full_lane_refuses_and_keeps_what_it_has(queue: MemoryQueue, shelf: Shelf) -> None:
-    callers = [sent(queue, request(n))[0] for n in range(MAX_DEPTH)]
-    refused, entry = sent(queue, request(99))
-    (error,) = refused.heard
+async def test_a_full_lane_refuses_and_keeps_what_it_has(ends: Ends) -> None:
+    callers = [ends.send(n) for n in range(MAX_DEPTH)]
+    await ends.shelf.holds(MAX_DEPTH)
+    refused = ends.send(99)
+    error = await refused.outcome()
     assert isinstance(error, QueueFullError)
     assert f"holds {MAX_DEPTH} requests" in str(error)
-    assert entry.dead
-    answer = reply()
-    while shelf.entries:
-        shelf.take().finish(answer)
-    assert [caller.heard for caller in callers] == [[answer]] * MAX_DEPTH
+    assert refused.entry.dead
+    for _ in callers:
+        entry = ends.shelf.take()
+        entry.finish(reply(int(entry.request.request_id)))
+    assert [await caller.value() for caller in callers] == list(range(MAX_DEPTH))
 
 
-async def test_a_place_given_back_is_free_again(queue: MemoryQueue, shelf: Shelf) -> None:
-    for n in range(MAX_DEPTH):
-        sent(queue, request(n))
-    shelf.entries[0].cancel()
-    caller, _ = sent(queue, request(99))
+async def test_a_place_given_back_is_free_again(ends: Ends) -> None:
+    callers = [ends.send(n) for n in range(MAX_DEPTH)]
+    await ends.shelf.holds(MAX_DEPTH)
+    callers[0].entry.cancel()
+    await ends.shelf.holds(MAX_DEPTH - 1)
+    caller = ends.send(99)
+    await ends.shelf.holds(MAX_DEPTH)
     assert not caller.heard
 
 
-async def test_a_cancelled_caller_leaves_a_dead_entry(queue: MemoryQueue, shelf: Shelf) -> None:
-    caller, entry = sent(queue, request())
-    entry.cancel()
-    assert entry.dead
-    assert shelf.discarded == [(entry, "cancelled")]
+async def test_a_cancelled_caller_is_not_called_and_its_request_goes(ends: Ends) -> None:
+    cancelled, other = ends.send("cancelled"), ends.send("other")
+    entry, _ = await ends.shelf.holds(2)
+    cancelled.entry.cancel()
+    assert cancelled.entry.dead
+    await ends.shelf.holds(1)
+    assert ends.shelf.discarded == [(entry, "cancelled")]
     entry.finish(reply())  # harmless
-    entry.cancel()
-    assert not caller.heard
-    assert shelf.discarded == [(entry, "cancelled")]
+    ends.shelf.take().finish(reply(1))
+    assert await other.value() == 1
+    assert not cancelled.heard
 
 
-async def test_a_deadline_that_passes_answers_the_caller(queue: MemoryQueue, shelf: Shelf) -> None:
-    caller, entry = sent(queue, request(timeout_s=0.01))
-    error = await caller.first
+async def test_a_deadline_that_passes_answers_the_caller(ends: Ends) -> None:
+    caller = ends.send(timeout_s=0.1)
+    (entry,) = await ends.shelf.holds(1)
+    error = await caller.outcome()
     assert isinstance(error, DeadlineExceededError)
     assert "ran out of time" in str(error)
-    assert time.monotonic() >= entry.request.deadline
-    assert shelf.discarded == [(entry, "expired")]
+    assert time.monotonic() >= caller.entry.request.deadline
+    await until(lambda: entry.dead)
+    assert not ends.shelf.entries
 
 
-async def test_a_deadline_that_passes_while_it_runs_answers_the_caller(
-    queue: MemoryQueue, shelf: Shelf
-) -> None:
-    caller, _ = sent(queue, request(timeout_s=0.01))
-    running = shelf.take()
-    assert isinstance(await caller.first, DeadlineExceededError)
-    running.finish(reply())
-    assert len(caller.heard) == 1
-
-
-async def test_deadlines_pass_in_their_own_order(queue: MemoryQueue) -> None:
-    late = sent(queue, request(timeout_s=0.05))[0]
-    early = sent(queue, request(timeout_s=0.01))[0]
-    await early.first
-    assert not late.heard
-    assert isinstance(await late.first, DeadlineExceededError)
-
-
-async def test_an_unopened_lane_refuses(queue: MemoryQueue) -> None:
-    caller, _ = sent(queue, request(lane=Lane("other", 2)))
-    (error,) = caller.heard
+async def test_a_lane_that_is_not_open_is_refused(ends: Ends) -> None:
+    error = await ends.send(lane=Lane("m", 2)).outcome()
     assert isinstance(error, ModelNotReadyError)
-    assert "'other' version 2" in str(error)
+    assert "'m' version 2" in str(error)
 
 
-async def test_a_closed_lane_refuses_and_leaves_the_rest_to_its_intake(
-    queue: MemoryQueue, shelf: Shelf
+async def test_a_closed_lane_refuses_and_what_it_holds_is_answered(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting, _ = sent(queue, request())
-    queue.close(LANE)
-    (error,) = sent(queue, request())[0].heard
-    assert isinstance(error, ModelNotReadyError)
+    monkeypatch.setattr(receiver, "LINGER_S", 0.0)
+    waiting = ends.send()
+    await ends.shelf.holds(1)
+    ends.worker.close(LANE, lambda: None)
+    refused = [ends.send()]
+    await until(lambda: refused[-1].heard or ends.shelf.waiting > 1)
+    while ends.shelf.waiting > 1:  # it came before the lane was closed
+        ends.shelf.entries.pop().finish(reply())
+        refused.append(ends.send())
+        await until(lambda: refused[-1].heard or ends.shelf.waiting > 1)
+    assert isinstance(await refused[-1].outcome(), ModelNotReadyError)
     assert not waiting.heard
-    answer = reply()
-    shelf.take().finish(answer)
-    assert waiting.heard == [answer]
+    ends.shelf.take().finish(reply(1))
+    assert await waiting.value() == 1
 
 
-async def test_an_entry_of_a_closed_lane_can_still_be_cancelled(
-    queue: MemoryQueue, shelf: Shelf
+async def test_a_closed_lane_says_so_when_nothing_more_comes(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, entry = sent(queue, request())
-    queue.close(LANE)
-    entry.cancel()
-    assert shelf.discarded == [(entry, "cancelled")]
-
-
-async def test_everybody_who_waits_can_be_told_at_once(queue: MemoryQueue, shelf: Shelf) -> None:
-    (runs, _), (waits, waiting), (answered, _) = (sent(queue, request(n)) for n in range(3))
-    running, answer = shelf.take(), reply(3)
-    shelf.entries[1].finish(answer)
-    error = BackendError("the end")
-    queue.fail_all(error)
-    running.finish(reply(1))  # too late, and harmless
-    assert runs.heard == waits.heard == [error]
-    assert answered.heard == [answer]
-    assert shelf.discarded == [(waiting, "failed")]
+    monkeypatch.setattr(receiver, "LINGER_S", 0.0)
+    closed: list[bool] = []
+    ends.worker.close(LANE, lambda: closed.append(True))
+    await until(lambda: closed)
+    assert closed == [True]

@@ -1,0 +1,1 @@
+"""The queue between processes: Redis streams, one for each priority of a lane."""

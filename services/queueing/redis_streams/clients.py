@@ -1,0 +1,291 @@
+"""Connections to Redis or Valkey, whichever way it is set up.
+
+In: a URL. Out: clients that never repeat a command by themselves: whether one may be sent again is
+known only where it is sent, since a repeated XADD would be a second request.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+SCHEMES = (
+    "redis", "rediss", "unix",
+    "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
+)  # fmt: skip
+COMMAND_TIMEOUT_S = 1.0
+"""How long Redis may take to answer; after that it counts as out of reach."""
+SLOWEST_BYTES_S = 10e6
+"""What is long has more time: so many bytes a second are worth waiting for."""
+LONGEST_S = 10.0
+"""How long something of unknown length may take to come."""
+BLOCK_S = 1.0
+"""How long one blocking command waits inside Redis."""
+SENTINEL_PORT = 26379
+
+
+class QueueUrlError(ValueError):
+    """The URL of the queue cannot be used; the message says how one is written."""
+
+
+class Trip:
+    """Commands that travel together. Each succeeds or fails for itself."""
+
+    def __init__(self, pipeline: Any, timeout_s: float) -> None:
+        self._pipeline = pipeline
+        self._timeout_s = timeout_s
+
+    def add(self, *command: Any) -> None:
+        """Adds a command."""
+        self._timeout_s += _travel_s(command)
+        self._pipeline.execute_command(*command)
+
+    async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+        """Sends them all.
+
+        Args:
+            raise_on_error: whether the first error is raised; else each is the command's result.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        async with _in_time(self._timeout_s):
+            found: list[Any] = await self._pipeline.execute(raise_on_error=raise_on_error)
+        return found
+
+
+class Commands:
+    """A client, as this package uses it.
+
+    The time limit is ours: that of redis-py starts a task for every command, and may swallow the
+    cancellation of who waits for it (`asyncio.wait_for` of Python 3.11).
+    """
+
+    def __init__(self, client: Any, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+
+    async def send(self, *command: Any, **how_to_read: Any) -> Any:
+        """Sends one command and returns what it gave.
+
+        Args:
+            command: its words.
+            how_to_read: what redis-py has to know of the answer.
+
+        Raises:
+            RedisError: Redis is out of reach, or the command failed.
+        """
+        async with _in_time(self._timeout_s + _travel_s(command)):
+            return await self._client.execute_command(*command, **how_to_read)
+
+    async def fetch(self, key: str) -> bytes | None:
+        """The bytes under a key, which may be many; None if there are none.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        async with _in_time(LONGEST_S):
+            found: bytes | None = await self._client.execute_command("GET", key)
+        return found
+
+    def trip(self) -> Trip:
+        """Begins a trip."""
+        return Trip(self._client.pipeline(transaction=False), self._timeout_s)
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self._client.aclose()
+
+
+class RedisClients:
+    """Makes clients for one URL.
+
+    Args:
+        url: `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///socket`;
+            `redis+sentinel://host:port,host:port/service[/db]`; `redis+cluster://host:port`.
+
+    Raises:
+        QueueUrlError: it is none of these.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        if scheme not in SCHEMES or not rest:
+            raise QueueUrlError(
+                f"the queue's URL must begin with one of {', '.join(f'{s}://' for s in SCHEMES)} "
+                f"and is {redacted(url)!r}"
+            )
+        self._kind = scheme.partition("+")[2]
+        self._plain_url = f"{scheme.partition('+')[0]}://{rest}"
+        self.url = redacted(url)
+        """For logs: without its password."""
+        try:
+            self._open_client()
+        except (ValueError, TypeError) as error:
+            raise QueueUrlError(f"the queue's URL {self.url!r} cannot be used: {error}") from error
+
+    def open(self) -> Commands:
+        """A client for commands that answer at once."""
+        return Commands(self._open_client(), COMMAND_TIMEOUT_S)
+
+    def open_blocking(self) -> Commands:
+        """A client for commands that wait up to `BLOCK_S` inside Redis."""
+        return Commands(self._open_client(), BLOCK_S + COMMAND_TIMEOUT_S)
+
+    @contextlib.asynccontextmanager
+    async def subscribed(self, pattern: str) -> AsyncIterator[AsyncIterator[tuple[str, bytes]]]:
+        """Messages on channels: the channel of each, and what it says.
+
+        Raises:
+            RedisError: Redis is out of reach, now or while a message is waited for.
+        """
+        with _as_redis_errors():
+            client = await self._any_node() if self._kind == "cluster" else self._open_client()
+            pubsub = client.pubsub()
+            try:
+                await pubsub.psubscribe(pattern)
+                yield _messages(pubsub)
+            finally:
+                await pubsub.aclose()
+                await client.aclose()
+
+    async def scan(self, pattern: str) -> AsyncIterator[str]:
+        """The names of all keys like a pattern.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        client = self._open_client()
+        try:
+            with _as_redis_errors():
+                async for key in client.scan_iter(pattern, count=1000):
+                    yield key.decode()
+        finally:
+            await client.aclose()
+
+    async def _any_node(self) -> Any:
+        """A client of one node of the cluster: it passes messages on to all of them."""
+        cluster = self._open_client()
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                await cluster.initialize()
+            node = cluster.get_random_node()
+        except TimeoutError as error:
+            raise RedisTimeoutError("the cluster does not say who belongs to it") from error
+        finally:
+            await cluster.aclose()
+        parts = urlsplit(self._plain_url)
+        login, at, _ = parts.netloc.rpartition("@")
+        host = f"[{node.host}]" if ":" in node.host else node.host
+        url = parts._replace(netloc=f"{login}{at}{host}:{node.port}").geturl()
+        return Redis.from_url(url, **_options())
+
+    def _open_client(self) -> Any:
+        options = _options()
+        if self._kind == "cluster":
+            # It follows slots that move, and sends again only what was turned away.
+            return RedisCluster.from_url(self._plain_url, **options)
+        if self._kind == "sentinel":
+            return _open_by_sentinel(self._plain_url, options)
+        return Redis.from_url(self._plain_url, **options)
+
+
+def redacted(url: str) -> str:
+    """A URL without what may be a password: that of its user, and its query."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "***"
+    rest, _, _ = rest.partition("?")
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{':***' if ':' in user else ''}{at}{host}"
+
+
+def _travel_s(command: Sequence[Any]) -> float:
+    """Seconds a command may take on its way."""
+    return sum(len(part) for part in command if isinstance(part, bytes)) / SLOWEST_BYTES_S
+
+
+@contextlib.contextmanager
+def _as_redis_errors() -> Iterator[None]:
+    """Gives redis-py's errors of a cluster, which are of a family of their own, the usual one."""
+    try:
+        yield
+    except RedisClusterException as error:
+        raise RedisConnectionError(str(error)) from error
+
+
+@contextlib.asynccontextmanager
+async def _in_time(timeout_s: float) -> AsyncIterator[None]:
+    try:
+        with _as_redis_errors():
+            async with asyncio.timeout(timeout_s):
+                yield
+    except TimeoutError as error:
+        raise RedisTimeoutError(f"no answer within {timeout_s:g} s") from error
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "socket_timeout": None,
+        "socket_connect_timeout": COMMAND_TIMEOUT_S,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
+async def _messages(pubsub: Any) -> AsyncIterator[tuple[str, bytes]]:
+    while True:
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=BLOCK_S)
+        if message is not None:
+            yield message["channel"].decode(), message["data"]
+
+
+class _Master(Redis):
+    """A client of a master that sentinels name; their connections end with its own."""
+
+    sentinels: Sequence[Redis] = ()
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        for sentinel in self.sentinels:
+            await sentinel.aclose()
+
+
+def _open_by_sentinel(url: str, options: dict[str, Any]) -> Any:
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("name the service behind the sentinels: redis+sentinel://host:port/NAME")
+    user, _, password = login.partition(":")
+    addresses = []
+    for host in hosts.split(","):
+        name, _, port = host.partition(":")
+        addresses.append((name, int(port or SENTINEL_PORT)))
+    asked = dict(parse_qsl(parts.query))
+    sentinel_options = {
+        **options,
+        "socket_timeout": COMMAND_TIMEOUT_S,
+        "password": asked.get("sentinel_password") or None,
+    }
+    sentinel = Sentinel(addresses, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
+    master: _Master = sentinel.master_for(
+        service,
+        redis_class=_Master,
+        db=int(database or 0),
+        username=unquote(user) or None,
+        password=unquote(password) or None,
+        ssl=parts.scheme == "rediss",
+        **options,
+    )
+    master.sentinels = sentinel.sentinels
+    return master

@@ -1,0 +1,142 @@
+"""The requests that ended the workers that ran them, for a person to look at.
+
+In: a Redis, and the id of a letter. Out: what it was; or it goes back to its stream, or away.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from services.queueing.records import InferRequest, Lane
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.keys import JOB, NOBODY, JobKeys, LaneKeys
+from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.wire import WireError, decode_request
+
+SHOWN_AT_ONCE = 100
+_KEY = re.compile(r"flambeau:\{(?P<model>[^{}]+)\}:(?P<version>\d+):dead")
+
+
+class NoSuchLetterError(LookupError):
+    """No dead letter has this id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One request that ended its workers."""
+
+    id: str
+    lane: Lane
+    died_at: float
+    """A second of Unix time, by Redis' clock."""
+    error: str
+    stream: str
+    address: str
+    payload: bytes
+    """The request, or the key under which it lies."""
+
+
+class DeadLetters:
+    """All dead letters of one Redis."""
+
+    def __init__(self, clients: RedisClients) -> None:
+        self._redis = clients.open()
+        self._scan = clients.scan
+        self._revive = Script("revive")
+
+    async def all(self) -> list[DeadLetter]:
+        """The oldest `SHOWN_AT_ONCE` of each lane.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        letters = []
+        for lane in sorted([lane async for lane in self._lanes()]):
+            letters += await self._read(lane, "-", "+")
+        return letters
+
+    async def find(self, letter_id: str) -> DeadLetter:
+        """The letter of an id.
+
+        Raises:
+            NoSuchLetterError: there is none.
+            RedisError: Redis is out of reach.
+        """
+        async for lane in self._lanes():
+            for letter in await self._read(lane, letter_id, letter_id):
+                return letter
+        raise NoSuchLetterError(f"no dead letter has the id '{letter_id}'; list shows them")
+
+    async def request(self, letter: DeadLetter) -> InferRequest:
+        """What was asked.
+
+        Raises:
+            WireError: it cannot be read, or was large and has expired.
+            RedisError: Redis is out of reach.
+        """
+        payload: bytes | None = letter.payload
+        found = decode_request(letter.payload, letter.lane, 0.0, alone=False)
+        if isinstance(found, str):
+            payload = await self._redis.send("GET", found)
+            found = decode_request(payload or b"", letter.lane, 0.0, alone=False)
+        if isinstance(found, str):
+            raise WireError(f"dead letter {letter.id} names a payload that names another")
+        return found
+
+    async def retry(self, letter: DeadLetter, timeout_s: float) -> bool:
+        """Puts a letter back on its stream. Returns whether it was still there.
+
+        A job is queued once more; the caller of a request has had its error, so the outcome of
+        that is dropped.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        keys = [LaneKeys(letter.lane).dead, letter.stream]
+        gateway, _, number = letter.address.rpartition(" ")
+        if gateway == JOB:
+            keys.append(JobKeys(letter.lane.model).job(int(number)))
+        else:
+            gateway = NOBODY
+        return bool(
+            await self._revive(
+                self._redis, keys,
+                letter.id, int(timeout_s * 1e6), f"{gateway} {number}", letter.payload,
+            )
+        )  # fmt: skip
+
+    async def drop(self, letter: DeadLetter) -> bool:
+        """Forgets a letter. Returns whether it was still there.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        return bool(await self._redis.send("XDEL", LaneKeys(letter.lane).dead, letter.id))
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._redis.close()
+
+    async def _lanes(self) -> AsyncIterator[Lane]:
+        """Those that have any."""
+        async for key in self._scan("flambeau:*:dead"):
+            if (found := _KEY.fullmatch(key)) is not None:  # a caller may have named a key so
+                yield Lane(found["model"], int(found["version"]))
+
+    async def _read(self, lane: Lane, first: str, last: str) -> list[DeadLetter]:
+        found = await self._redis.send(
+            "XRANGE", LaneKeys(lane).dead, first, last, "COUNT", SHOWN_AT_ONCE
+        )
+        return [_letter(lane, letter_id.decode(), fields) for letter_id, fields in found]
+
+
+def _letter(lane: Lane, letter_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    return DeadLetter(
+        id=letter_id,
+        lane=lane,
+        died_at=int(letter_id.partition("-")[0]) / 1000,
+        error=fields[b"error"].decode(),
+        stream=fields[b"stream"].decode(),
+        address=fields[b"address"].decode(),
+        payload=fields[b"payload"],
+    )

@@ -1,0 +1,130 @@
+"""What all workers together serve. Pure.
+
+In: an announcement of each worker. Out: the versions gateways may send requests to, and which one
+of each model is live.
+
+Rules kept here:
+- a version is ready as soon as one worker has it ready;
+- a model goes over to another version when every worker that serves the model has gone over, or
+  cannot: until then all of them keep the old one, and none stands idle.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from model_store.signature import Signature
+from services.queueing.records import Lane, ServedVersion
+
+State = Literal["loading", "ready", "failed", "unloaded"]
+_BY_RANK: tuple[State, ...] = ("ready", "loading", "unloaded", "failed")
+"""The state of a version is the first of these that any worker gives it."""
+
+
+class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says of one version."""
+
+    model: str
+    version: int
+    state: State
+    reason: str
+    signature: str
+    """As JSON; empty while it is not known."""
+    platform: str
+    artifact: str
+    row_s: float
+    """Seconds by which each request that waits delays the next here; 0 while nobody knows."""
+
+
+class Announcement(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says of itself."""
+
+    worker: str
+    started: bool
+    """Whether it has read the store through for the first time."""
+    versions: tuple[AnnouncedVersion, ...]
+    live: dict[str, tuple[int, int]]
+    """By model: the pointers' generation, and the version it has ready as that generation wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What all workers together serve."""
+
+    versions: dict[Lane, ServedVersion]
+    live: dict[str, int]
+    row_s: dict[Lane, float]
+    """As in `AnnouncedVersion`, with all workers at it."""
+    started: bool
+    """Whether any worker is."""
+
+
+def announced(served: ServedVersion, row_s: float) -> AnnouncedVersion:
+    """A version as it is announced."""
+    return AnnouncedVersion(
+        served.lane.model,
+        served.lane.version,
+        served.state,
+        served.reason,
+        served.signature.model_dump_json() if served.signature is not None else "",
+        served.platform,
+        served.artifact,
+        row_s,
+    )
+
+
+def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
+    """Puts together what each worker says."""
+    by_lane: dict[Lane, list[AnnouncedVersion]] = defaultdict(list)
+    for announcement in announcements:
+        for version in announcement.versions:
+            by_lane[Lane(version.model, version.version)].append(version)
+    models = {model for announcement in announcements for model in announcement.live}
+    return FleetView(
+        versions={lane: _together(lane, said) for lane, said in by_lane.items()},
+        live={model: _live(model, announcements) for model in models},
+        row_s={lane: _row_s(said) for lane, said in by_lane.items()},
+        started=any(announcement.started for announcement in announcements),
+    )
+
+
+def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
+    """One version, as the worker that is furthest with it says; all reasons where none is ready."""
+    best = min(said, key=lambda version: _BY_RANK.index(version.state))
+    reasons = dict.fromkeys(version.reason for version in said if version.reason)
+    return ServedVersion(
+        lane=lane,
+        state=best.state,
+        reason="" if best.state == "ready" else "; ".join(reasons),
+        signature=Signature.model_validate_json(best.signature) if best.signature else None,
+        platform=best.platform,
+        artifact=best.artifact,
+    )
+
+
+def _live(model: str, announcements: Sequence[Announcement]) -> int:
+    """The version of a model that requests without one get."""
+    serving = [a for a in announcements if model in a.live]
+    target = max(a.live[model] for a in serving)
+    behind = [
+        a.live[model]
+        for a in serving
+        if a.live[model] < target and not _failed(a, model, target[1])
+    ]
+    return min(behind, default=target)[1]
+
+
+def _failed(announcement: Announcement, model: str, version: int) -> bool:
+    """Whether a worker cannot serve a version."""
+    return any(
+        said.model == model and said.version == version and said.state == "failed"
+        for said in announcement.versions
+    )
+
+
+def _row_s(said: Sequence[AnnouncedVersion]) -> float:
+    rates = [1 / version.row_s for version in said if version.state == "ready" and version.row_s]
+    return 1 / sum(rates) if rates else 0.0

@@ -1,0 +1,317 @@
+"""Jobs: requests nobody waits for. They outlive every process but Redis.
+
+In: a request that was checked, and the number of a job. Out: what is known of the job, and its
+outcome once it is over.
+
+A job is an entry of its lane's job stream, as a request is one of a lane's other streams; its
+return address says that the outcome is kept (`finish_job.lua`) and not sent. It may run twice, and
+is over once.
+"""
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from services.errors import (
+    ConflictError,
+    QueueFullError,
+    UnknownJobError,
+)
+from services.queueing.job_records import OVER, Job, State
+from services.queueing.records import InferRequest, Lane
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.keys import FINISHED_CHANNELS, GROUP, JOB, JobKeys, LaneKeys
+from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.sending_lane import INLINE_BYTES, unreachable
+from services.queueing.redis_streams.wire import (
+    decode_outcome,
+    encode_reference,
+    encode_request,
+)
+
+PAYLOAD_GRACE_S = 60
+LISTED_AT_ONCE = 100
+LOOKS_AT_ONCE = 32
+"""Each takes a connection, and many may wait for their jobs."""
+REMEMBERED = 1000
+"""Of a model's jobs, the newest that a list looks among; the others are known by their ids."""
+_DIGITS = re.compile("[0-9a-f]{16}")
+_LISTED = (b"version", b"state", b"created", b"deadline", b"entry", b"finished", b"webhook")
+LONGEST_ID = 256
+"""No name of a model is so long."""
+RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What a gateway allows."""
+
+    max_waiting: int
+    """Jobs that may wait for one version."""
+    result_ttl_s: int
+    """How long a result is kept."""
+
+
+class Jobs:
+    """All jobs of one Redis."""
+
+    def __init__(self, clients: RedisClients, limits: JobLimits) -> None:
+        self._clients = clients
+        self._limits = limits
+        self._redis = clients.open()
+        self._submit, self._cancel = Script("submit_job"), Script("cancel_job")
+        self._waiting: dict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
+        """Who waits for a job, by the channel and the number that will name it."""
+        self._may_wait = True
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def submit(
+        self,
+        request: InferRequest,
+        timeout_s: float,
+        *,
+        asked_version: str = "",
+        idempotency_key: str = "",
+        webhook: str = "",
+    ) -> tuple[str, bool]:
+        """Takes in a job.
+
+        Args:
+            request: checked; its own deadline does not count.
+            timeout_s: how long the job may take.
+            asked_version: the version its caller named; empty for none.
+            idempotency_key: the caller's; a job with the same one is the same job.
+            webhook: where to tell that it is over; empty for nowhere.
+
+        Returns:
+            The job's id, and whether it is new.
+
+        Raises:
+            ConflictError: the key was used for something else.
+            QueueFullError: too many wait, or Redis has no memory left.
+            QueueUnavailableError: Redis is out of reach.
+        """
+        lane, number = request.lane, secrets.randbits(64)
+        job, keys = JobKeys(lane.model), LaneKeys(lane, jobs=True)
+        payload = encode_request(request)
+        nameless = encode_request(msgspec.structs.replace(request, request_id=""))
+        digest = sha256(nameless + f"{asked_version} {webhook}".encode()).hexdigest()
+        became, key = b"", _payload_key(keys, number)
+        is_large = len(payload) > INLINE_BYTES
+        try:
+            if is_large:
+                left_ms = int((timeout_s + PAYLOAD_GRACE_S) * 1000)
+                await self._redis.send("SET", key, payload, "PX", left_ms)
+                payload = encode_reference(key)
+            same = job.same(idempotency_key or f"{number:016x}")
+            became, found = await self._submit(
+                self._redis, (job.job(number), same, keys.streams[0], job.by_time),
+                f"{number:016x}", digest, int(timeout_s * 1e6), f"{JOB} {number}", payload, webhook,
+                lane.version, self._limits.result_ttl_s, self._limits.max_waiting, REMEMBERED,
+            )  # fmt: skip
+        except OutOfMemoryError as error:
+            if is_large:
+                await self._forget(key)
+            raise QueueFullError(f"the queue has no memory left ({error}); retry later") from error
+        except RedisError as error:
+            raise unreachable(str(error)) from error
+        finally:
+            if is_large and became not in (b"", b"new"):
+                await self._forget(key)
+        if became == b"full":
+            raise QueueFullError(
+                f"{self._limits.max_waiting} jobs wait for model {lane}, the limit "
+                "(max_waiting_jobs); retry later or add workers"
+            )
+        job_id = f"{lane.model}.{found.decode()}"
+        if became == b"conflict":
+            raise ConflictError(
+                f"the idempotency key '{idempotency_key[:128]}' belongs to job '{job_id}', which "
+                "asks for something else; take another key"
+            )
+        return job_id, became == b"new"
+
+    async def find(self, job_id: str) -> Job:
+        """What is known of a job.
+
+        Raises:
+            UnknownJobError: there is none, or its result is no longer kept.
+            QueueUnavailableError: Redis is out of reach.
+        """
+        model, number = _parts(job_id)
+        with _in_reach():
+            async with self._looks:
+                trip = self._redis.trip()
+                trip.add("TIME")
+                trip.add("HGETALL", JobKeys(model).job(number))
+                time, flat = await trip.execute()
+            if not flat:
+                raise UnknownJobError(f"there is no job '{job_id}', or it was forgotten")
+            return await self._job(job_id, flat, time)
+
+    async def wait(self, job_id: str, timeout_s: float) -> Job:
+        """The same, once it is over or so much time has passed.
+
+        Raises:
+            UnknownJobError, QueueUnavailableError: as `find`.
+        """
+        model, number = _parts(job_id)
+        name = (JobKeys(model).finished, f"{number:016x}")
+        over = asyncio.Event()
+        self._waiting[name].add(over)
+        try:
+            # Asked after the event is there, so that none is missed in between.
+            job = await self.find(job_id)
+            if job.state in OVER:
+                return job
+            if not self._may_wait:
+                return job
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await over.wait()
+            return await self.find(job_id)
+        finally:
+            self._waiting[name].discard(over)
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+    def stop_waiting(self) -> None:
+        """Answers everybody who waits for a job with what is known of it, from now on."""
+        self._may_wait = False
+        self._wake_all()
+
+    async def cancel(self, job_id: str) -> Job:
+        """Ends a job that is not over; one that is stays as it is.
+
+        Raises:
+            UnknownJobError, QueueUnavailableError: as `find`.
+        """
+        job = await self.find(job_id)
+        number, keys = _parts(job_id)[1], LaneKeys(job.lane, jobs=True)
+        of_model = JobKeys(job.lane.model)
+        with _in_reach():
+            await self._cancel(
+                self._redis,
+                (of_model.job(number), keys.streams[0], of_model.webhooks,
+                 _payload_key(keys, number)),
+                f"{number:016x}", of_model.finished, keys.cancelled, f"{JOB} {number}",
+            )  # fmt: skip
+        return await self.find(job_id)
+
+    async def of_model(self, model: str) -> list[Job]:
+        """A model's jobs, the newest first, `LISTED_AT_ONCE` at most; without their outcomes.
+
+        Raises:
+            QueueUnavailableError: Redis is out of reach.
+        """
+        keys, jobs = JobKeys(model), []
+        with _in_reach():
+            for name in await self._redis.send("ZRANGE", keys.by_time, 0, -1, "REV"):
+                trip = self._redis.trip()
+                trip.add("TIME")
+                trip.add("HMGET", keys.job(int(name, 16)), *_LISTED)
+                time, values = await trip.execute()
+                if values[0] is None:
+                    await self._redis.send("ZREM", keys.by_time, name)
+                    continue
+                flat = {
+                    key: value
+                    for key, value in zip(_LISTED, values, strict=True)
+                    if value is not None
+                }
+                jobs.append(await self._job(f"{model}.{name.decode()}", flat, time))
+                if len(jobs) == LISTED_AT_ONCE:
+                    break
+        return jobs
+
+    async def run(self) -> None:
+        """Hears which jobs are over, until cancelled; outlives any fault of Redis."""
+        try:
+            while True:
+                try:
+                    async with self._clients.subscribed(FINISHED_CHANNELS) as messages:
+                        self._wake_all()  # what was said before was not heard
+                        async for channel, number in messages:
+                            for over in self._waiting.get((channel, number.decode()), ()):
+                                over.set()
+                except RedisError:
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            await self._redis.close()
+
+    def _wake_all(self) -> None:
+        for waiting in self._waiting.values():
+            for over in waiting:
+                over.set()
+
+    async def _forget(self, key: str) -> None:
+        """Deletes the payload of a job that was not taken in."""
+        with contextlib.suppress(RedisError):  # then it lies there until its time is over
+            await self._redis.send("UNLINK", key)
+
+    async def _job(self, job_id: str, fields: dict[bytes, bytes], time: tuple[int, int]) -> Job:
+        """A job by its fields in Redis, at Redis' time: seconds and microseconds."""
+        lane = Lane(_parts(job_id)[0], int(fields[b"version"]))
+        return _job(job_id, lane, await self._state(lane, fields, time[0] + time[1] / 1e6), fields)
+
+    async def _state(self, lane: Lane, fields: dict[bytes, bytes], time: float) -> State:
+        state = fields[b"state"].decode()
+        if state != "queued":
+            return state  # type: ignore[return-value]
+        if time * 1e6 > int(fields[b"deadline"]):
+            return "expired"
+        entry, stream = fields[b"entry"], LaneKeys(lane, jobs=True).streams[0]
+        try:
+            taken = await self._redis.send(
+                "XPENDING", stream, GROUP, entry, entry, 1, parse_detail=True
+            )
+        except RedisError:  # the group is not there: no worker has been
+            return "queued"
+        return "running" if taken else "queued"
+
+
+def _job(job_id: str, lane: Lane, state: State, fields: dict[bytes, bytes]) -> Job:
+    data = fields.get(b"outcome")
+    outcome = decode_outcome(data, lane) if data is not None else None
+    assert not isinstance(outcome, str)
+    finished = fields.get(b"finished")
+    return Job(
+        id=job_id,
+        lane=lane,
+        state=state,
+        created_at=int(fields[b"created"]) / 1e6,
+        deadline=int(fields[b"deadline"]) / 1e6,
+        finished_at=int(finished) / 1e6 if finished is not None else None,
+        outcome=outcome,
+        webhook=fields[b"webhook"].decode(),
+    )
+
+
+def _payload_key(keys: LaneKeys, number: int) -> str:
+    return f"{keys.payload}:{number:016x}"
+
+
+def _parts(job_id: str) -> tuple[str, int]:
+    """The model and the number in a job's id."""
+    model, dot, digits = job_id.rpartition(".")
+    if not dot or len(job_id) > LONGEST_ID or not _DIGITS.fullmatch(digits):
+        raise UnknownJobError(
+            f"'{job_id[:200]}' is no job's id; one looks like MODEL.0123456789abcdef"
+        )
+    return model, int(digits, 16)
+
+
+@contextlib.contextmanager
+def _in_reach() -> Iterator[None]:
+    try:
+        yield
+    except RedisError as error:
+        raise unreachable(str(error)) from error

@@ -1,0 +1,100 @@
+"""The names of everything in Redis.
+
+All keys of a model share a hash tag, so that a cluster keeps them in one slot and one script may
+touch them all; so do all keys of one gateway, and those of the fleet.
+"""
+
+from services.queueing.records import HIGHEST_PRIORITY, LOWEST_PRIORITY, Lane
+
+ROOT = "flambeau"
+GROUP = "workers"
+"""The consumer group of every stream."""
+HANDED_BACK = "handed-back"
+"""The consumer that holds what a worker took, did not begin, and left for another."""
+
+FLEET_KEYS = (f"{ROOT}:{{fleet}}:workers", f"{ROOT}:{{fleet}}:announcements")
+"""Sorted set of the workers, each with the microsecond until which it counts; and a hash of what
+each of them serves."""
+REQUESTS_LIVE_S = 86_400
+JOBS_LIVE_S = 30 * 86_400
+"""How long what waits in a lane lies there when nobody serves it."""
+JOB = "job"
+"""Stands for the gateway in the return address of a job: its outcome is kept, and not sent."""
+NOBODY = "nobody"
+"""Stands for the gateway in the return address of what a person runs again: its caller has had an
+answer, so its outcome is dropped."""
+CANCELLED_CHANNELS = f"{ROOT}:*:cancelled"
+"""The pattern of the channels on which gateways name requests nobody waits for."""
+
+
+class LaneKeys:
+    """The keys of one lane: of its requests, or of its jobs.
+
+    Attributes:
+        workers: sorted set of who serves it, each with the microsecond until which it counts.
+        streams: its requests, a stream for each priority, the highest first; or its jobs.
+        payload: what the keys of large payloads begin with.
+        cancelled: channel on which gateways name requests nobody waits for.
+        dead: stream of the requests that ended their workers.
+        lives_s: how long all of it lies there when nobody serves the lane.
+        jobs: whether these are of its jobs.
+    """
+
+    __slots__ = ("cancelled", "dead", "jobs", "lives_s", "payload", "streams", "workers")
+
+    def __init__(self, lane: Lane, jobs: bool = False) -> None:
+        tag = f"{ROOT}:{{{lane.model}}}:{lane.version}"
+        priorities = range(HIGHEST_PRIORITY, LOWEST_PRIORITY + 1)
+        own = f"{tag}:jobs" if jobs else tag
+        self.workers = f"{own}:workers"
+        self.streams = (own,) if jobs else tuple(f"{tag}:requests:{p}" for p in priorities)
+        self.payload = f"{own}:payload"
+        self.cancelled = f"{own}:cancelled"
+        self.dead = f"{tag}:dead"
+        self.jobs = jobs
+        self.lives_s = JOBS_LIVE_S if jobs else REQUESTS_LIVE_S
+
+
+class JobKeys:
+    """The keys of a model's jobs, in one slot with its lanes.
+
+    Attributes:
+        by_time: sorted set of their numbers by the microsecond in which they were made.
+        webhooks: stream of those that are over and whose caller wants to be told.
+        finished: channel that names those that are over.
+    """
+
+    __slots__ = ("_tag", "by_time", "finished", "webhooks")
+
+    def __init__(self, model: str) -> None:
+        self._tag = f"{ROOT}:{{{model}}}"
+        self.by_time = f"{self._tag}:jobs-by-time"
+        self.webhooks = f"{self._tag}:webhooks"
+        self.finished = f"{self._tag}:finished"
+
+    def job(self, number: int) -> str:
+        """Hash of all that is known of a job."""
+        return f"{self._tag}:job:{number:016x}"
+
+    def same(self, idempotency_key: str) -> str:
+        """Which job was submitted with an idempotency key."""
+        return f"{self._tag}:job-key:{idempotency_key}"
+
+
+FINISHED_CHANNELS = f"{ROOT}:*:finished"
+"""The pattern of the channels that name jobs that are over."""
+
+
+def replies_key(gateway: str) -> str:
+    """The list on which a gateway gets its outcomes."""
+    return f"{ROOT}:{{{gateway}}}:replies"
+
+
+def large_reply_key(gateway: str, number: int) -> str:
+    """Where an outcome lies that is too large for the list."""
+    return f"{ROOT}:{{{gateway}}}:reply:{number}"
+
+
+def alive_key(gateway: str) -> str:
+    """There as long as the gateway says so."""
+    return f"{ROOT}:{{{gateway}}}:alive"

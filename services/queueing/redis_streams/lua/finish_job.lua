@@ -1,0 +1,27 @@
+#!lua flags=allow-oom
+-- Keeps the outcome of a job, the first that comes.
+--
+-- KEYS[1]  hash: the job
+-- KEYS[2]  stream: jobs whose callers are to be told
+-- ARGV[1]  the job's number, in hexadecimal digits
+-- ARGV[2]  the state it is in from now on: 'done', 'failed' or 'expired'
+-- ARGV[3]  the outcome
+-- ARGV[4]  the channel that names jobs that are over
+-- Returns  1, or 0 if the job was over or is forgotten
+
+local state = redis.call('HGET', KEYS[1], 'state')
+if state ~= 'queued' then
+    return 0
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[1], 'state', ARGV[2], 'outcome', ARGV[3], 'finished',
+    string.format('%.0f', time[1] * 1000000 + time[2]))
+local keeps = redis.call('HGET', KEYS[1], 'keeps')
+redis.call('EXPIRE', KEYS[1], keeps)
+redis.call('EXPIRE', redis.call('HGET', KEYS[1], 'same'), keeps) -- of the same model: in this slot
+if redis.call('HGET', KEYS[1], 'webhook') ~= '' then
+    redis.call('XADD', KEYS[2], '*', 'job', ARGV[1])
+    redis.call('EXPIRE', KEYS[2], keeps)
+end
+redis.call('PUBLISH', ARGV[4], ARGV[1])
+return 1

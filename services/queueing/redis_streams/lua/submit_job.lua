@@ -1,0 +1,44 @@
+-- Takes in a job, unless it is in already.
+--
+-- KEYS[1]  hash: the job
+-- KEYS[2]  string: which job was submitted with the idempotency key
+-- KEYS[3]  stream: the jobs of the lane
+-- KEYS[4]  sorted set: the model's jobs, by the microsecond in which they were made
+-- ARGV[1]  the job's number, in hexadecimal digits
+-- ARGV[2]  digest of what is asked
+-- ARGV[3]  microseconds it has
+-- ARGV[4]  return address
+-- ARGV[5]  payload
+-- ARGV[6]  where to tell that it is over, or ''
+-- ARGV[7]  version of the model
+-- ARGV[8]  seconds its result is kept
+-- ARGV[9]  the most jobs that may wait in the lane
+-- ARGV[10] the most jobs of the model that are listed
+-- Returns  what became of it, and the number of the job: 'new'; 'same' (it had been taken in);
+--          'conflict' (the key was used for something else); 'full'
+
+local known = redis.call('GET', KEYS[2])
+if known then
+    local number, digest = known:match('^(%S+) (%S+)$')
+    return {digest == ARGV[2] and 'same' or 'conflict', number}
+end
+if redis.call('XLEN', KEYS[3]) >= tonumber(ARGV[9]) then
+    return {'full', ARGV[1]}
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local deadline = string.format('%.0f', now + ARGV[3])
+local lives = math.ceil(ARGV[3] / 1000000) + ARGV[8]
+local entry = redis.call('XADD', KEYS[3], '*', 'deadline', deadline, 'address', ARGV[4],
+    'payload', ARGV[5])
+redis.call('HSET', KEYS[1], 'state', 'queued', 'version', ARGV[7], 'created',
+    string.format('%.0f', now), 'deadline', deadline, 'entry', entry, 'webhook', ARGV[6],
+    'keeps', ARGV[8], 'same', KEYS[2])
+redis.call('EXPIRE', KEYS[1], lives)
+redis.call('SET', KEYS[2], ARGV[1] .. ' ' .. ARGV[2], 'EX', lives)
+redis.call('ZADD', KEYS[4], string.format('%.0f', now), ARGV[1])
+redis.call('ZREMRANGEBYRANK', KEYS[4], 0, -1 - ARGV[10])
+if redis.call('TTL', KEYS[4]) < lives then
+    redis.call('EXPIRE', KEYS[4], lives)
+end
+return {'new', ARGV[1]}

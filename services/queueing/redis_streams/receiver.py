@@ -1,0 +1,347 @@
+"""The worker's end of a queue on Redis.
+
+In: requests on the streams of the lanes that are open here. Out: the same requests in this
+process's own queue, and their outcomes on the lists of the gateways that sent them.
+
+Rules kept here:
+- a request leaves its stream only after its outcome has been handed over: what a worker held when
+  it died is taken over by another, and may so run twice;
+- what was asked for by a gateway that has died is dropped;
+- outcomes wait for as long as Redis is out of reach.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+
+from redis.exceptions import NoScriptError, RedisError
+
+from services.errors import DeadlineExceededError
+from services.queueing.lane_queue import WorkerIntake
+from services.queueing.memory_queue import MemoryQueue, Outcome
+from services.queueing.records import InferReply, Lane
+from services.queueing.redis_streams.clients import RedisClients, Trip
+from services.queueing.redis_streams.keys import (
+    CANCELLED_CHANNELS,
+    GROUP,
+    JOB,
+    NOBODY,
+    JobKeys,
+    LaneKeys,
+    alive_key,
+    large_reply_key,
+    replies_key,
+)
+from services.queueing.redis_streams.receiving_lane import (
+    LINGER_S,
+    RETRY_S,
+    Downlink,
+    Held,
+    LaneLoad,
+    ReceivingLane,
+)
+from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.sender import NUMBER
+from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES, INLINE_BYTES
+from services.queueing.redis_streams.wire import encode_outcome, encode_reference
+
+logger = logging.getLogger("flambeau.queue")
+
+KEEP_EVERY_S = 1.0
+FORGET_AFTER_LOOKS = 600
+"""A gateway that has been gone for so many looks, about a second each, has left nothing."""
+CLOGGED_BYTES = 16 * AT_ONCE_BYTES
+"""While outcomes of so many bytes wait to be handed over, nothing more is taken."""
+REPLIES_LIVE_S = 60
+"""Outcomes that nobody fetches are forgotten."""
+
+
+class RedisReceiver:
+    """Takes requests in for the lanes of one worker process.
+
+    Args:
+        clients: of the Redis that the gateways write to.
+        worker: a name no other process has, without blanks.
+        queue: this process's own, where the requests wait for a batch.
+    """
+
+    def __init__(self, clients: RedisClients, worker: str, queue: MemoryQueue) -> None:
+        self._clients = clients
+        self._redis = clients.open()
+        self._queue = queue
+        self._downlink = Downlink(
+            redis=self._redis, worker=worker, queue=queue, answer=self._answer
+        )
+        self._answer_script, self._finish_job = Script("answer"), Script("finish_job")
+        self._lanes: dict[str, ReceivingLane] = {}
+        """By the channel that names what nobody waits for; two of each lane: requests and jobs."""
+        self._outbox: list[tuple[Held, bytes]] = []
+        self._done: list[Held] = []
+        """Answered, and still in their streams."""
+        self._trip: asyncio.Task[None] | None = None
+        self._tasks = asyncio.TaskGroup()
+        self._closing: dict[Lane, Callable[[], None]] = {}
+        self._look = asyncio.Event()
+        """Set when there may be something to take over."""
+        self._quiet = asyncio.Event()
+        """Set when a lane or a trip has ended."""
+        self._draining = False
+
+    def open(self, lane: Lane, intake: WorkerIntake) -> None:
+        """Lets requests for a lane in, from anywhere."""
+        self._queue.open(lane, intake)
+        for jobs in (False, True):
+            keys = LaneKeys(lane, jobs)
+            receiving = ReceivingLane(self._downlink, lane, keys, intake)
+            self._lanes[keys.cancelled] = receiving
+            if self._draining:  # it was being loaded
+                receiving.hand_back()
+            self._tasks.create_task(self._run_lane(receiving), name=f"queue of {lane}")
+
+    def close(self, lane: Lane, closed: Callable[[], None]) -> None:
+        """Lets no more in, as soon as the gateways have heard that the lane leaves.
+
+        Args:
+            lane: which; it has been withdrawn from the directory.
+            closed: called when nothing more will come.
+        """
+        open_ones = [receiving for receiving in self._lanes.values() if receiving.lane == lane]
+        if not open_ones:  # it has been handed back
+            closed()
+            return
+        self._closing[lane] = closed
+        for receiving in open_ones:
+            receiving.leave_in(LINGER_S)
+
+    def serves(self, lane: Lane) -> bool:
+        """Whether requests for a lane may come."""
+        receiving = self._lanes.get(LaneKeys(lane).cancelled)
+        return receiving is not None and receiving.serving
+
+    def loads(self, *, jobs: bool) -> dict[Lane, LaneLoad]:
+        """How the requests of the open lanes stand, or their jobs, as of a second ago."""
+        return {
+            receiving.lane: receiving.load
+            for receiving in self._lanes.values()
+            if receiving.keys.jobs is jobs
+        }
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Lanes may be open inside; outlives any fault of Redis."""
+        try:
+            async with self._tasks:
+                chores = [
+                    self._tasks.create_task(self._keep()),
+                    self._tasks.create_task(self._hear_cancels()),
+                ]
+                yield
+                for chore in chores:
+                    chore.cancel()
+        finally:
+            await self._redis.close()
+
+    async def drain(self) -> None:
+        """Takes nothing more, leaves to others what has not begun, and answers the rest."""
+        self._draining = True
+        for receiving in self._lanes.values():
+            receiving.hand_back()
+        while self._lanes or self._trip is not None:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    def abandon(self) -> None:
+        """Ends the drain: what has not reached this process's own queue is left to others."""
+        for receiving in self._lanes.values():
+            receiving.abandon()
+
+    async def _run_lane(self, receiving: ReceivingLane) -> None:
+        lane, blocking = receiving.lane, self._clients.open_blocking()
+        try:
+            await receiving.run(blocking)
+        finally:
+            await blocking.close()
+        del self._lanes[receiving.keys.cancelled]
+        if not any(other.lane == lane for other in self._lanes.values()):
+            self._queue.close(lane)
+            self._closing.pop(lane, _nothing)()
+        self._quiet.set()
+
+    async def _keep(self) -> None:
+        """Says again and again that this worker lives, and looks after what dead ones left."""
+        while True:
+            await self._keep_each(
+                self._look_for_gone_gateways,
+                *(receiving.keep for receiving in list(self._lanes.values())),
+            )
+            for receiving in list(self._lanes.values()):
+                receiving.cancel_gone()
+            self._look.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_EVERY_S):
+                    await self._look.wait()
+
+    async def _keep_each(self, *duties: Callable[[], Awaitable[None]]) -> None:
+        """Does each of some duties, whatever becomes of the others: in a cluster one may fail."""
+        for duty in duties:
+            try:
+                await duty()
+            except RedisError as error:
+                self._downlink.silent_at = time.monotonic()
+                logger.error("the queue is out of reach", extra={"reason": str(error)})
+
+    async def _look_for_gone_gateways(self) -> None:
+        gateways = self._downlink.gateways
+        if not gateways:
+            return
+        trip = self._redis.trip()
+        asked = list(gateways)
+        for gateway in asked:
+            trip.add("EXISTS", alive_key(gateway))
+        for gateway, there in zip(asked, await trip.execute(), strict=True):
+            gateways[gateway] = 0 if there else gateways[gateway] + 1
+            if gateways[gateway] > FORGET_AFTER_LOOKS:
+                del gateways[gateway]
+
+    async def _hear_cancels(self) -> None:
+        """Drops what its callers have cancelled; what is not heard of runs for nothing."""
+        while True:
+            try:
+                async with self._clients.subscribed(CANCELLED_CHANNELS) as messages:
+                    async for channel, data in messages:
+                        receiving = self._lanes.get(channel)
+                        if receiving is not None:
+                            _cancel_all(receiving, data)
+            except RedisError:
+                await asyncio.sleep(RETRY_S)
+
+    def _answer(self, held: Held, outcome: Outcome | None) -> None:
+        """Hands an outcome over, with all others of this turn of the loop."""
+        held.state = _state_of(outcome)
+        self._outbox.append((held, b"" if outcome is None else encode_outcome(outcome)))
+        if held.suspect:
+            self._look.set()  # there may be another
+        if self._trip is None:
+            self._trip = asyncio.get_running_loop().create_task(self._travel())
+
+    async def _travel(self) -> None:
+        try:
+            while self._outbox or self._done:
+                outbox = self._pack()
+                done, self._done = self._done, []
+                try:
+                    self._done = await self._hand_over(outbox, done)
+                except RedisError as error:
+                    # Perhaps it was done, perhaps not: twice is harmless, never is not.
+                    logger.error("outcomes wait for the queue", extra={"reason": str(error)})
+                    self._outbox = outbox + self._outbox
+                    self._done = done
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            self._trip = None
+            self._quiet.set()
+
+    def _pack(self) -> list[tuple[Held, bytes]]:
+        """What the next trip carries: one outcome, and more while they are not many bytes."""
+        count, room = 0, AT_ONCE_BYTES
+        while count < len(self._outbox) and room > 0:
+            room -= len(self._outbox[count][1])
+            count += 1
+        packed, self._outbox = self._outbox[:count], self._outbox[count:]
+        self._downlink.is_clogged = sum(len(data) for _, data in self._outbox) > CLOGGED_BYTES
+        return packed
+
+    async def _hand_over(
+        self, outbox: Sequence[tuple[Held, bytes]], done: Sequence[Held]
+    ) -> list[Held]:
+        """One trip: outcomes to their gateways, and those of the trip before off their streams.
+
+        Not in one, because a request may leave its stream only when its outcome is safe.
+
+        Returns:
+            What may leave its stream with the next trip.
+        """
+        trip = self._redis.trip()
+        calls: list[tuple[Script, list[str], list[object]]] = []
+        for gateway, outcomes in _by_gateway(outbox):
+            calls.append((self._answer_script, *_answer_call(gateway, outcomes)))
+        for held, data in outbox:
+            if held.gateway == JOB and data:
+                calls.append((self._finish_job, *_finish_call(held, data)))
+        for script, keys, arguments in calls:
+            script.add(trip, keys, *arguments)
+        _let_go(trip, done)
+        results = await trip.execute(raise_on_error=False)
+        for (script, keys, arguments), result in zip(calls, results, strict=False):
+            if isinstance(result, NoScriptError):
+                await script(self._redis, keys, *arguments)
+            elif isinstance(result, RedisError):
+                raise result
+        return [held for held, _ in outbox]
+
+
+def _by_gateway(
+    outbox: Sequence[tuple[Held, bytes]],
+) -> Iterable[tuple[str, list[tuple[int, bytes]]]]:
+    found: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
+    for held, data in outbox:
+        if data and held.gateway not in (JOB, NOBODY):
+            found[held.gateway].append((held.number, data))
+    return found.items()
+
+
+def _answer_call(
+    gateway: str, outcomes: Sequence[tuple[int, bytes]]
+) -> tuple[list[str], list[object]]:
+    """Keys and arguments of the script that hands outcomes to a gateway."""
+    keys = [replies_key(gateway)]
+    listed: list[object] = []
+    large: list[object] = []
+    for number, data in outcomes:
+        if len(data) > INLINE_BYTES:
+            key = large_reply_key(gateway, number)
+            keys.append(key)
+            large.append(data)
+            listed.append(NUMBER.pack(number) + encode_reference(key))
+        else:
+            listed.append(NUMBER.pack(number) + data)
+    return keys, [REPLIES_LIVE_S, len(listed), *listed, *large]
+
+
+def _state_of(outcome: Outcome | None) -> str:
+    """What becomes of a job with this outcome."""
+    if isinstance(outcome, InferReply):
+        return "done"
+    return "expired" if isinstance(outcome, DeadlineExceededError) else "failed"
+
+
+def _finish_call(held: Held, data: bytes) -> tuple[list[str], list[object]]:
+    """Keys and arguments of the script that keeps the outcome of a job."""
+    keys = JobKeys(held.lane.lane.model)
+    arguments: list[object] = [f"{held.number:016x}", held.state, data, keys.finished]
+    return [keys.job(held.number), keys.webhooks], arguments
+
+
+def _let_go(trip: Trip, done: Sequence[Held]) -> None:
+    """Adds to a trip that requests leave their streams."""
+    ids: dict[str, list[bytes]] = defaultdict(list)
+    for held in done:
+        ids[held.lane.keys.streams[held.stream - 1]].append(held.stream_id)
+        if held.payload_key:
+            trip.add("DEL", held.payload_key)
+    for stream, stream_ids in ids.items():
+        trip.add("XACK", stream, GROUP, *stream_ids)
+        trip.add("XDEL", stream, *stream_ids)
+
+
+def _cancel_all(lane: ReceivingLane, addresses: bytes) -> None:
+    for address in addresses.decode().split("\n"):
+        gateway, _, number = address.rpartition(" ")
+        lane.cancel(gateway, int(number))
+
+
+def _nothing() -> None:
+    """Nobody asked to be told."""

@@ -1,0 +1,211 @@
+"""What workers serve, told to everybody through Redis.
+
+In: what this process's directory says, in a worker. Out: the directory, in a gateway; and in both
+which version of each model is live.
+
+Rules kept here:
+- a worker that says nothing for `COUNTS_FOR_S` serves nothing;
+- a version whose last worker has gone stays known, and is not ready: its requests get 503 and not
+  404, unless other workers say that the model goes on without it;
+- while Redis is out of reach nothing changes.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+import msgspec
+from redis.exceptions import RedisError
+
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import Intake, MemoryQueue
+from services.queueing.records import Lane, ServedVersion
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.fleet import Announcement, FleetView, announced, fleet_view
+from services.queueing.redis_streams.keys import FLEET_KEYS
+from services.queueing.redis_streams.scripts import Script
+
+logger = logging.getLogger("flambeau.fleet")
+
+LOOK_EVERY_S = 0.5
+COUNTS_FOR_S = 5
+"""A worker that has said nothing for so long serves nothing."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Announcement).decode
+
+
+class FleetWatch:
+    """Reads what the workers say.
+
+    Args:
+        clients: of the Redis that they say it to.
+        changed: called with what they serve, whenever that has changed.
+    """
+
+    def __init__(self, clients: RedisClients, changed: Callable[[FleetView], None]) -> None:
+        self._redis = clients.open()
+        self._changed = changed
+        self._script = Script("fleet")
+        self._known = b"?"
+        """The last change there was; nothing says so at first."""
+
+    async def run(self) -> None:
+        """Looks again and again until cancelled; outlives any fault of Redis."""
+        try:
+            while True:
+                with contextlib.suppress(RedisError):
+                    await self.look()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            await self._redis.close()
+
+    async def look(self) -> None:
+        """Looks once.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        change, *said = await self._script(self._redis, FLEET_KEYS, self._known)
+        if change == self._known:
+            return
+        self._known = change
+        announcements = []
+        for data in said:
+            try:
+                announcement = _decode(data)
+                fleet_view([announcement])
+                announcements.append(announcement)
+            except (msgspec.MsgspecError, ValueError) as error:  # it may be newer than this
+                logger.error("a worker cannot be understood", extra={"reason": str(error)})
+        self._changed(fleet_view(announcements))
+
+
+class Announcer:
+    """Says what this worker serves.
+
+    Args:
+        clients: of the Redis to say it to.
+        worker: its name.
+        directory: what it serves.
+        serves: whether requests for a lane would reach it.
+
+    Attributes:
+        started: whether the store has been read through.
+        row_s: by lane, seconds by which each request that waits delays the next here.
+    """
+
+    def __init__(
+        self,
+        clients: RedisClients,
+        worker: str,
+        directory: Directory,
+        serves: Callable[[Lane], bool],
+    ) -> None:
+        self._redis = clients.open()
+        self._worker = worker
+        self._directory = directory
+        self._serves = serves
+        self._script = Script("announce")
+        self._live: dict[str, tuple[int, int]] = {}
+        self._soon = asyncio.Event()
+        self.started = False
+        self.row_s: Mapping[Lane, float] = {}
+
+    def go_live(self, lane: Lane, generation: int) -> None:
+        """Says that this worker is ready to make a version live, as the pointers want."""
+        if self._live.get(lane.model) != (generation, lane.version):
+            self._live[lane.model] = (generation, lane.version)
+            self._soon.set()
+
+    async def run(self) -> None:
+        """Says it again and again until cancelled, then that nothing is served any more."""
+        try:
+            while True:
+                with contextlib.suppress(RedisError):
+                    await self._say(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
+                self._soon.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._soon.wait()
+        finally:
+            with contextlib.suppress(RedisError):
+                await self._say(0, b"")
+            await self._redis.close()
+
+    async def _say(self, microseconds: int, what: bytes) -> None:
+        await self._script(self._redis, FLEET_KEYS, self._worker, microseconds, what)
+
+    def _announcement(self) -> Announcement:
+        versions = []
+        for served in self._directory.all_versions():
+            if served.state != "ready" or self._serves(served.lane):
+                row_s = _rounded(self.row_s.get(served.lane, 0.0))
+                versions.append(announced(served, row_s))
+        ready = {(v.model, v.version) for v in versions if v.state == "ready"}
+        live = {m: said for m, said in self._live.items() if (m, said[1]) in ready}
+        return Announcement(self._worker, self.started, tuple(versions), live)
+
+
+class FleetDirectory:
+    """Keeps a gateway's directory and queue as the workers say.
+
+    Args:
+        directory: what may be asked for.
+        queue: where the lanes are open.
+        intake_of: who takes the requests of a lane.
+
+    Attributes:
+        started: whether any worker has read its store through.
+    """
+
+    def __init__(
+        self, directory: Directory, queue: MemoryQueue, intake_of: Callable[[Lane], Intake]
+    ) -> None:
+        self._directory = directory
+        self._queue = queue
+        self._intake_of = intake_of
+        self.started = False
+
+    def apply(self, view: FleetView) -> None:
+        """Takes over what the workers say."""
+        directory = self._directory
+        self.started = self.started or view.started
+        models = {lane.model for lane in view.versions}
+        known = {served.lane: served for served in directory.all_versions()}
+        for lane, served in view.versions.items():
+            if known.get(lane) != served:
+                directory.announce(served)
+                if lane not in known:
+                    self._queue.open(lane, self._intake_of(lane))
+        make_live(directory, view)
+        for lane, served in known.items():
+            if lane in view.versions:
+                continue
+            if lane.model in models:
+                directory.withdraw(lane)
+                self._queue.close(lane)
+            else:
+                directory.announce(_unserved(served))
+
+
+def make_live(directory: Directory, view: FleetView) -> None:
+    """Makes the versions live that the fleet has gone over to, as far as they are known here."""
+    known = {served.lane for served in directory.all_versions()}
+    for model, version in view.live.items():
+        lane = Lane(model, version)
+        if lane in known and directory.live_version(model) != version:
+            directory.make_live(lane)
+            logger.info("version live", extra={"model": model, "version": version})
+
+
+def _unserved(served: ServedVersion) -> ServedVersion:
+    """A version whose last worker has gone."""
+    reason = "no worker serves it at present; try again"
+    return ServedVersion(lane=served.lane, state="unloaded", reason=reason)
+
+
+def _rounded(seconds: float) -> float:
+    """To two digits, so that what is learned anew with every batch is not announced with each."""
+    return float(f"{seconds:.1e}")

@@ -1,0 +1,175 @@
+"""The gateway's end of a queue on Redis.
+
+In: entries of a lane, as a worker of this process would get them. Out: the same requests on the
+lane's streams; their outcomes, when they come back, finish the entries.
+
+Rules kept here:
+- an outcome nobody waits for is dropped: a request may run twice, when its worker seems dead or
+  Redis lost it, and is answered once;
+- a request that Redis confirmed and lost (a failover, a restart without its file) is sent again;
+- as long as Redis is out of reach, requests are refused at once (503).
+"""
+
+import asyncio
+import contextlib
+import logging
+import struct
+from collections.abc import Mapping
+
+from redis.exceptions import RedisError
+
+from services.errors import ServingError
+from services.queueing.records import Lane
+from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
+from services.queueing.redis_streams.keys import alive_key, replies_key
+from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
+from services.queueing.redis_streams.wire import decode_outcome
+
+logger = logging.getLogger("flambeau.queue")
+
+REPLIES_AT_ONCE = 128
+ANSWERS_AT_ONCE = 32
+"""Outcomes handed over in one turn of the event loop, which is to be free again within 1 ms."""
+ALIVE_S = 5
+"""A gateway that has said nothing for so long is gone, and what it asked for is dropped."""
+SAY_ALIVE_EVERY_S = 1.0
+LOOK_FOR_LOST_EVERY_S = 2.0
+RETRY_S = 0.2
+"""Pause after a fault of Redis."""
+NUMBER = struct.Struct(">Q")
+"""What an outcome begins with: the number of its request."""
+
+
+class RedisSender:
+    """Sends the requests of a gateway and receives their outcomes.
+
+    Args:
+        clients: of the Redis that the workers read from.
+        gateway: a name no other process has, without blanks.
+        max_depth: the most requests a lane may hold in Redis.
+    """
+
+    def __init__(self, clients: RedisClients, gateway: str, max_depth: int) -> None:
+        self._redis, self._blocking = clients.open(), clients.open_blocking()
+        self._uplink = Uplink(
+            redis=self._redis,
+            gateway=gateway,
+            max_depth=max_depth,
+            heard=self._heard,
+            refusal=unreachable("it has not been asked yet"),
+        )
+        self.reached = asyncio.Event()
+        """Set once Redis has answered for the first time."""
+        self._alive_script = Script("alive")
+        self._replies, self._alive = replies_key(gateway), alive_key(gateway)
+
+    @property
+    def up(self) -> bool:
+        """Whether Redis answered when it was asked last."""
+        return self._uplink.refusal is None
+
+    def lane(self, lane: Lane) -> SendingLane:
+        """The intake of a lane."""
+        return SendingLane(self._uplink, lane)
+
+    def learn(self, row_s: Mapping[Lane, float]) -> None:
+        """What is known of the seconds by which each request in a lane delays the next."""
+        self._uplink.row_s = row_s
+
+    async def run(self) -> None:
+        """Receives outcomes until cancelled; outlives any fault of Redis."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._say_alive())
+                tasks.create_task(self._receive())
+                tasks.create_task(self._look_for_lost())
+        finally:
+            await self._leave()
+
+    def _heard(self, error: RedisError | None) -> None:
+        """Notes whether Redis answered; says so when that changes."""
+        was_up = self.up
+        self._uplink.refusal = None if error is None else unreachable(str(error))
+        if was_up is not self.up:
+            if error is None:
+                self.reached.set()
+                logger.info("the queue answers")
+            else:
+                logger.error("the queue is out of reach", extra={"reason": str(error)})
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                found = await self._blocking.send(
+                    "BLMPOP", BLOCK_S, 1, self._replies, "LEFT", "COUNT", REPLIES_AT_ONCE
+                )
+                await self._hand_over(found[1] if found else [])
+            except RedisError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _hand_over(self, outcomes: list[bytes]) -> None:
+        """Finishes the entries of outcomes that have come, some in each turn of the loop."""
+        large: list[tuple[Sent, str]] = []
+        for i, data in enumerate(outcomes, 1):
+            (number,) = NUMBER.unpack_from(data)
+            sent = self._uplink.unanswered.get(number)
+            if sent is not None:
+                outcome = decode_outcome(memoryview(data)[NUMBER.size :], sent.lane.lane)
+                if isinstance(outcome, str):
+                    large.append((sent, outcome))
+                else:
+                    sent.lane.answered(sent, outcome)
+            if i % ANSWERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        for sent, key in large:
+            found = await self._large_reply(sent, key)
+            outcome = decode_outcome(found, sent.lane.lane) if found else _vanished(sent)
+            assert not isinstance(outcome, str)
+            sent.lane.answered(sent, outcome)
+
+    async def _large_reply(self, sent: Sent, key: str) -> bytes | None:
+        """Fetches an outcome that was too large for the list, as often as it takes."""
+        while True:
+            try:
+                data = await self._redis.fetch(key)
+            except RedisError:
+                if sent.entry.dead:
+                    return None
+                await asyncio.sleep(RETRY_S)
+                continue
+            with contextlib.suppress(RedisError):  # then it is forgotten a little later
+                await self._redis.send("UNLINK", key)
+            return data
+
+    async def _say_alive(self) -> None:
+        while True:
+            try:
+                await self._alive_script(self._redis, (self._alive,), ALIVE_S)
+            except RedisError as error:
+                self._heard(error)
+            else:
+                self._heard(None)
+            await asyncio.sleep(SAY_ALIVE_EVERY_S)
+
+    async def _look_for_lost(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_FOR_LOST_EVERY_S)
+            for lane in {sent.lane for sent in self._uplink.unanswered.values()}:
+                if self.up:
+                    with contextlib.suppress(RedisError):
+                        await lane.send_lost_again()
+
+    async def _leave(self) -> None:
+        """What is still under way is nobody's from now on."""
+        with contextlib.suppress(RedisError):
+            await self._redis.send("DEL", self._alive, self._replies)
+        await self._redis.close()
+        await self._blocking.close()
+
+
+def _vanished(sent: Sent) -> ServingError:
+    return ServingError(
+        f"the answer to request '{sent.entry.request.request_id}' was too large for the queue's "
+        "list and has expired beside it; give Redis more memory or the request more time"
+    )

@@ -1,0 +1,298 @@
+"""One lane as a gateway sees it: entries go in, and run elsewhere.
+
+Rules kept here:
+- all that is ready goes in one trip, and one trip of a lane is under way at a time: the more there
+  is, the more a trip carries;
+- what Redis does not confirm is refused at once (503); should its answer come all the same, it is
+  dropped;
+- an entry that dies leaves its stream, and the worker that may have it is told.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from services.errors import (
+    ModelNotReadyError,
+    QueueFullError,
+    QueueUnavailableError,
+    ServingError,
+    WouldMissDeadlineError,
+)
+from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.records import HIGHEST_PRIORITY, Lane
+from services.queueing.redis_streams.clients import Commands
+from services.queueing.redis_streams.keys import LaneKeys
+from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.wire import encode_reference, encode_request
+
+AT_ONCE = 256
+"""Requests in one trip."""
+AT_ONCE_BYTES = 4 * 2**20
+"""After so many bytes a trip takes no more: Redis does nothing else meanwhile."""
+INLINE_BYTES = 2**20
+"""A larger payload lies under a key of its own."""
+PAYLOAD_GRACE_S = 60
+"""How much longer such a payload lies there than its request has."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request in Redis, or on its way there.
+
+    Attributes:
+        number: no other request of this gateway has it.
+        stream: the number of its stream; 1 is the lane's first.
+        payload_key: where its payload lies, if it is large.
+        stream_id: None until Redis has confirmed it.
+        missed: how often it was looked for and not found.
+        again: whether it had been accepted, and Redis forgot it.
+    """
+
+    number: int
+    entry: Entry
+    lane: "SendingLane"
+    stream: int
+    payload_key: str = ""
+    stream_id: bytes | None = None
+    missed: int = 0
+    again: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Uplink:
+    """What the lanes of one gateway share.
+
+    Attributes:
+        redis: for commands that do not block.
+        gateway: its name.
+        max_depth: the most requests a lane may hold in Redis.
+        row_s: by lane, seconds by which each request in it delays the next, where that is known.
+        heard: told of each trip whether Redis answered it.
+        refusal: why nothing may be sent at present, or None.
+        unanswered: by number, what was sent and has no outcome yet.
+    """
+
+    redis: Commands
+    gateway: str
+    max_depth: int
+    heard: Callable[[RedisError | None], None]
+    row_s: Mapping[Lane, float] = field(default_factory=dict)
+    refusal: ServingError | None = None
+    unanswered: dict[int, Sent] = field(default_factory=dict)
+    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+
+class SendingLane:
+    """An intake whose entries run elsewhere."""
+
+    def __init__(self, uplink: Uplink, lane: Lane) -> None:
+        self.lane = lane
+        self._uplink = uplink
+        self._keys = LaneKeys(lane)
+        self._enqueue_keys = (self._keys.workers, *self._keys.streams)
+        self._enqueue, self._missing = Script("enqueue"), Script("missing")
+        self._outbox: deque[Entry] = deque()
+        self._lost: deque[Entry] = deque()
+        """What was accepted and is in Redis no more, until the next look."""
+        self._again: deque[Entry] = deque()
+        """Of that, what is to be sent now."""
+        self._sent: dict[Entry, Sent] = {}
+        self._withdrawn: list[Sent] = []
+        self._trip: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Entries that are not in Redis yet."""
+        return len(self._outbox) + len(self._again) + len(self._lost)
+
+    def accept(self, entry: Entry) -> None:
+        """Sends an entry, with all others of this turn of the loop."""
+        if self._uplink.refusal is not None:
+            entry.finish(self._uplink.refusal)
+            return
+        self._outbox.append(entry)
+        self._depart()
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        """Takes back an entry that died; one that has not left yet never does."""
+        sent = self._forget(entry)
+        if sent is not None and sent.stream_id is not None:
+            self._withdrawn.append(sent)
+            self._depart()
+
+    def answered(self, sent: Sent, outcome: Outcome) -> None:
+        """An outcome has come back."""
+        self._forget(sent.entry)
+        sent.entry.finish(outcome)
+
+    async def send_lost_again(self) -> None:
+        """Sends again what was confirmed and is in Redis no more, though nothing came back.
+
+        An outcome on its way looks the same, so a request must be missed twice.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        confirmed = [sent for sent in self._sent.values() if sent.stream_id is not None]
+        for start in range(0, len(confirmed), AT_ONCE):
+            asked = confirmed[start : start + AT_ONCE]
+            names = [part for sent in asked for part in (sent.stream, sent.stream_id)]
+            missing = await self._missing(self._uplink.redis, self._keys.streams, *names)
+            for sent, is_missing in zip(asked, missing, strict=True):
+                sent.missed = sent.missed + 1 if is_missing else 0
+                if sent.missed > 1 and self._forget(sent.entry) is not None:
+                    self._lost.append(sent.entry)
+        if self._lost:
+            self._again += self._lost
+            self._lost.clear()
+            self._depart()
+
+    def _forget(self, entry: Entry) -> Sent | None:
+        sent = self._sent.pop(entry, None)
+        if sent is not None:
+            self._uplink.unanswered.pop(sent.number, None)
+        return sent
+
+    def _depart(self) -> None:
+        if self._trip is None:
+            self._trip = asyncio.get_running_loop().create_task(self._travel())
+
+    async def _travel(self) -> None:
+        try:
+            while self._again or self._outbox or self._withdrawn:
+                await self._send()
+                await self._withdraw()
+        finally:
+            self._trip = None
+
+    async def _send(self) -> None:
+        """One trip: each entry of it is in Redis afterwards, or has been refused."""
+        uplink = self._uplink
+        if uplink.refusal is not None:
+            self._lost += self._again
+            self._again.clear()
+        while uplink.refusal is not None and self._outbox:
+            self._outbox.popleft().finish(uplink.refusal)
+        trip, arguments, large = self._pack()
+        if not trip:
+            return
+        try:
+            if large:
+                await self._leave_payloads(large)
+            delay_us = int(uplink.row_s.get(self.lane, 0.0) * 1e6)
+            results = await self._enqueue(
+                uplink.redis, self._enqueue_keys, uplink.max_depth, delay_us, *arguments
+            )
+        except OutOfMemoryError as error:
+            results = [error] * len(trip)
+        except RedisError as error:
+            uplink.heard(error)
+            results = [error] * len(trip)
+        for sent, result in zip(trip, results, strict=True):
+            if isinstance(result, bytes) and result[:1].isdigit():
+                sent.stream_id = result
+                if sent.entry.dead:  # it died on the way
+                    self._withdrawn.append(sent)
+                continue
+            self._forget(sent.entry)
+            if sent.payload_key and not _is_unsure(result):
+                self._withdrawn.append(sent)
+            if sent.again:  # it was accepted: the next look tries again
+                self._lost.append(sent.entry)
+            else:
+                sent.entry.finish(self._refusal(result, sent.entry))
+
+    def _pack(self) -> tuple[list[Sent], list[object], list[tuple[Sent, bytes]]]:
+        """What the next trip carries: its requests, the script's arguments, large payloads."""
+        uplink = self._uplink
+        trip: list[Sent] = []
+        arguments: list[object] = []
+        large: list[tuple[Sent, bytes]] = []
+        room = AT_ONCE_BYTES
+        while (self._again or self._outbox) and len(trip) < AT_ONCE and room > 0:
+            again = bool(self._again)
+            entry = (self._again if again else self._outbox).popleft()
+            if entry.dead:
+                continue
+            request = entry.request
+            number = next(uplink.numbers)
+            sent = Sent(number, entry, self, request.priority - HIGHEST_PRIORITY + 1)
+            sent.again = again
+            payload = encode_request(request)
+            room -= len(payload)
+            if len(payload) > INLINE_BYTES:
+                sent.payload_key = f"{self._keys.payload}:{uplink.gateway}:{number}"
+                large.append((sent, payload))
+                payload = encode_reference(sent.payload_key)
+            self._sent[entry] = uplink.unanswered[number] = sent
+            trip.append(sent)
+            left_us = int((request.deadline - time.monotonic()) * 1e6)
+            address = f"{uplink.gateway} {number}"
+            arguments += (sent.stream, left_us, address, payload, int(again))
+        return trip, arguments, large
+
+    async def _leave_payloads(self, large: list[tuple[Sent, bytes]]) -> None:
+        trip = self._uplink.redis.trip()
+        for sent, payload in large:
+            left_s = max(sent.entry.request.deadline - time.monotonic(), 0)
+            trip.add("SET", sent.payload_key, payload,
+                                 "PX", int((left_s + PAYLOAD_GRACE_S) * 1000))  # fmt: skip
+        await trip.execute()
+
+    async def _withdraw(self) -> None:
+        """Takes requests from their streams, and names them to the workers that may have them."""
+        withdrawn, self._withdrawn = self._withdrawn, []
+        if not withdrawn:
+            return
+        uplink, keys = self._uplink, self._keys
+        trip = uplink.redis.trip()
+        for sent in withdrawn:
+            if sent.stream_id is not None:
+                trip.add("XDEL", keys.streams[sent.stream - 1], sent.stream_id)
+            if sent.payload_key:
+                trip.add("DEL", sent.payload_key)
+        names = "\n".join(f"{uplink.gateway} {sent.number}" for sent in withdrawn)
+        trip.add("PUBLISH", keys.cancelled, names)
+        try:
+            await trip.execute()
+        except RedisError as error:
+            uplink.heard(error)  # their deadlines end them
+
+    def _refusal(self, result: object, entry: Entry) -> ServingError:
+        """Why Redis did not take an entry."""
+        uplink, lane = self._uplink, self.lane
+        if result == b"closed":
+            return ModelNotReadyError(f"no worker serves model {lane} at present; try again")
+        if result == b"full":
+            return QueueFullError(
+                f"the queue of model {lane} holds {uplink.max_depth} requests, its limit; retry "
+                "later or add workers"
+            )
+        if result == b"late":
+            return WouldMissDeadlineError(
+                f"what waits for model {lane} takes longer, by what was measured, than the "
+                f"deadline of request '{entry.request.request_id}' leaves; give it more time, "
+                "retry later or add workers"
+            )
+        if isinstance(result, OutOfMemoryError):
+            return QueueFullError(
+                f"the queue of model {lane} has no memory left ({result}); retry later, or raise "
+                "Redis' maxmemory"
+            )
+        return unreachable(str(result))
+
+
+def _is_unsure(result: object) -> bool:
+    """Whether a request may have got into Redis although that was not confirmed."""
+    return isinstance(result, RedisError) and not isinstance(result, OutOfMemoryError)
+
+
+def unreachable(reason: str) -> QueueUnavailableError:
+    """What is refused while Redis cannot be reached."""
+    return QueueUnavailableError(f"the queue is out of reach ({reason}); retry later")
