@@ -148,7 +148,7 @@ class Batcher:
         """Sorts an entry in; its deadline and arrival decide where."""
         request = entry.request
         entry.order = urgency(request, entry.enqueued_at)
-        key = _FIXED if self._only is not None else self._key(request)
+        key = _FIXED if self._only is not None and not request.alone else self._group_key(request)
         group = self._groups.get(key) or self._new_group(key, request)
         entries = group.entries
         if not entries or entries[-1].order <= entry.order:
@@ -165,7 +165,7 @@ class Batcher:
 
     def remove(self, entry: Entry) -> bool:
         """Forgets an entry. Returns whether it was waiting here."""
-        group = self._groups.get(self._key(entry.request))
+        group = self._groups.get(self._group_key(entry.request))
         if group is None:
             return False
         entries = group.entries
@@ -200,6 +200,12 @@ class Batcher:
         batch_s = curve.cautious_s(self._rules.padded_rows(together))
         return before / together * batch_s / runs_at_once + own_s
 
+    @property
+    def row_s(self) -> float:
+        """Seconds a row takes in the batch that is best, as learned; 0 where shapes vary."""
+        curve = self._only
+        return curve.best_s / curve.best_rows if curve is not None else 0.0
+
     def doubt(self, request: InferRequest) -> None:
         """Expects less of requests like this one: it was refused by an idle lane."""
         self._curve(self._key(request)).doubt(self._rules.padded_rows(request.rows))
@@ -225,14 +231,23 @@ class Batcher:
         group = self._most_urgent(now)
         return group is not None and group.fills_batch
 
-    def next_batch(self, now: float) -> Batch | None:
+    def next_batch(self, now: float, within_s: float = math.inf) -> Batch | None:
         """The most urgent entry and all that should run with it; None when nothing is ready.
 
         An entry that does not fit ends the batch, so that a large request is never overtaken for
         ever by small ones.
+
+        Args:
+            now: `time.monotonic()` second.
+            within_s: the most a run may take; None is returned if the most urgent entry alone
+                takes longer.
         """
         while (group := self._most_urgent(now)) is not None:
-            count, rows = self._fill(group, now)
+            if within_s < math.inf:
+                least = self._rules.padded_rows(group.entries[0].request.rows)
+                if group.curve.cautious_s(least) > within_s:
+                    return None
+            count, rows = self._fill(group, now, within_s)
             if not count:
                 continue  # its most urgent entries were hopeless, and are gone
             entries = group.entries[:count]
@@ -251,12 +266,14 @@ class Batcher:
         hopeless, self._hopeless = self._hopeless, []
         return hopeless
 
-    def _fill(self, group: _Group, now: float) -> tuple[int, int]:
+    def _fill(self, group: _Group, now: float, within_s: float) -> tuple[int, int]:
         """How many of the most urgent entries form the batch, and their rows.
 
         Dead and hopeless entries met on the way are removed; if that changed the group, (0, 0).
         """
         curve, most = group.curve, self._most_rows(group)
+        if within_s < math.inf:
+            most = min(most, curve.rows_within(within_s))
         padded = self._rules.padded_rows
         # A deadline beyond this can neither be missed nor shrink the batch.
         far = now + curve.longest_s()
@@ -362,7 +379,8 @@ class Batcher:
             self.far_s = NEAR_S + NEAR_RUNS * curve.best_s + self.rows * self._far_row_s
 
     def _new_group(self, key: _Key, request: InferRequest) -> _Group:
-        group = self._groups[key] = _Group(key, self._curve(key), self._bucket(request))
+        curve = self._curve(self._key(request))
+        group = self._groups[key] = _Group(key, curve, self._bucket(request))
         return group
 
     def _curve(self, key: _Key) -> LatencyCurve:
@@ -377,6 +395,11 @@ class Batcher:
         if padding is None or request.length is None:
             return None
         return padding.bucket_of(request.length)
+
+    def _group_key(self, request: InferRequest) -> _Key:
+        """What entries of a group have in common; one that runs alone has nobody's."""
+        key = self._key(request)
+        return (*key, (request.request_id, ())) if request.alone else key
 
     def _key(self, request: InferRequest) -> _Key:
         """What must agree within a batch: every shape, with the length raised to its bucket."""

@@ -11,8 +11,11 @@ long one. One batch that takes a small part of what runs may therefore go beside
 scheduler shares the device between the two, and its time counts as ever (docs/adr/0007).
 """
 
+import math
 from typing import Protocol
 
+LATELY_S = 60.0
+"""For so long after a request that had little time, batches that may wait are kept short."""
 EXPRESS_SHARE = 0.1
 """The most a batch may take, of the shortest that runs, to go beside it."""
 
@@ -29,6 +32,9 @@ class Runner(Protocol):
         Returns:
             The seconds it should run, or None when there is nothing to run now.
         """
+
+    def take_spare_turn(self) -> float | None:
+        """Starts one batch of what may wait for an idle device; otherwise as `take_turn`."""
 
     def frees_at(self) -> float:
         """The `time.monotonic()` second at which the first of its batches that run should end."""
@@ -52,7 +58,18 @@ class DeviceTurns:
         """Of the last batch each running lane began."""
         self._express: Runner | None = None
         """Whose batch goes beside the slots."""
+        self._spare: dict[Runner, None] = {}
+        """Lanes that have what may wait for an idle device."""
+        self.tightest_s = math.inf
+        """The least time that any request had lately, when it came."""
+        self.tight_until = -math.inf
+        """Until when that is what there was lately; a `time.monotonic()` second."""
         self._now_s = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any lane waits for a turn."""
+        return bool(self._asking)
 
     def ask(self, lane: Runner) -> None:
         """Gives the lane its turns, now if a slot is free and nobody is before it."""
@@ -83,9 +100,37 @@ class DeviceTurns:
             self._asking[lane] = None
         self._grant()
 
+    def ask_spare(self, lane: Runner) -> None:
+        """Gives the lane turns for what may wait, whenever nobody else asks for one."""
+        self._spare[lane] = None
+        self._virtual_s[lane] = max(self._virtual_s.get(lane, 0.0), self._now_s)
+        self._grant()
+
+    def tighten(self, slack_s: float, now: float) -> None:
+        """Notes that a request came which had less time than any lately.
+
+        Args:
+            slack_s: seconds until its deadline.
+            now: `time.monotonic()` second.
+        """
+        self.tightest_s, self.tight_until = slack_s, now + LATELY_S
+
+    def spare_s(self, now: float) -> float:
+        """Seconds a batch that may wait may take: half of what the tightest request had lately.
+
+        The other half is for that request's own run, should one like it come meanwhile.
+
+        Args:
+            now: `time.monotonic()` second.
+        """
+        if now > self.tight_until:
+            self.tightest_s = math.inf
+        return self.tightest_s / 2
+
     def leave(self, lane: Runner) -> None:
         """Forgets a lane, which asks no more."""
         self._asking.pop(lane, None)
+        self._spare.pop(lane, None)
         self._virtual_s.pop(lane, None)
 
     def share_of(self, lane: Runner) -> float:
@@ -109,8 +154,22 @@ class DeviceTurns:
                 continue
             self.free -= 1
             self._begin(lane, expected_s)
-        if self._asking and self._express is None:
-            self._grant_express()
+        if self._asking:
+            if self._express is None:
+                self._grant_express()
+        elif self._spare and self.free:
+            self._grant_spare()
+
+    def _grant_spare(self) -> None:
+        """Fills idle slots with what may wait, a batch of each lane in turn."""
+        while self.free and self._spare:
+            lane = next(iter(self._spare))
+            del self._spare[lane]
+            expected_s = lane.take_spare_turn()
+            if expected_s is not None:
+                self._spare[lane] = None
+                self.free -= 1
+                self._begin(lane, expected_s)
 
     def _grant_express(self) -> None:
         """Lets the first lane whose batch is short enough go beside those that run."""

@@ -177,7 +177,10 @@ class LatencyModel:
         self._curves: OrderedDict[Hashable, LatencyCurve] = OrderedDict()
 
     def curve(self, shape: Hashable, elements: int) -> LatencyCurve:
-        """The curve of one shape; a new one starts from the seeds, scaled by its elements.
+        """The curve of one shape; a new one starts from the seeds.
+
+        Of these, what each row adds is scaled by its elements, and what every batch costs is not:
+        or a tiny row's overhead would make a large one hopeless.
 
         Args:
             shape: what tells shapes apart.
@@ -188,11 +191,23 @@ class LatencyModel:
             self._curves.move_to_end(shape)
         else:
             scale = elements / self._seed_elements
-            seeds = {rows: seconds * scale for rows, seconds in self._seeds.items()}
+            fixed_s = _fixed_s(self._seeds)
+            seeds = {rows: fixed_s + (s - fixed_s) * scale for rows, s in self._seeds.items()}
             curve = self._curves[shape] = LatencyCurve(self._max_rows, seeds)
             if len(self._curves) > MAX_CURVES:
                 self._curves.popitem(last=False)
         return curve
+
+
+def _fixed_s(seeds: Mapping[int, float]) -> float:
+    """Of the seconds by batch size, those that no row adds; by the smallest and the largest."""
+    if not seeds:
+        return 0.0
+    fewest, most = min(seeds), max(seeds)
+    if fewest == most:
+        return seeds[most] / 2  # nobody knows
+    row_s = max((seeds[most] - seeds[fewest]) / (most - fewest), 0.0)
+    return max(min(seeds.values()) - row_s * fewest, 0.0)
 
 
 def _interpolate(known: list[tuple[int, float]], size: int) -> float:

@@ -25,7 +25,7 @@ from services.inference.device_turns import DeviceTurns
 from services.inference.instance import Instance, Report
 from services.inference.latency import LatencyModel
 from services.queueing.memory_queue import Entry, deadline_exceeded
-from services.queueing.records import InferReply, Lane
+from services.queueing.records import LOWEST_PRIORITY, InferReply, Lane
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.worker")
@@ -36,6 +36,8 @@ DOUBT_EVERY_S = 1.0
 """An idle lane that refuses doubts what it learned, a tenth at a time, at most so often."""
 ANSWERS_AT_ONCE = 32
 """An answer takes some 10 µs of the event loop, which is to be free again within 1 ms."""
+SPARE_AGAIN_S = 1.0
+"""Jobs that may not run now, because others lately had little time, ask again after so long."""
 RUN_SHARE_RATE = 0.1
 """How fast the share of a batch's time that is spent in the backend is learned."""
 PAUSE = 2.0
@@ -67,6 +69,8 @@ class Worker:
         self._lane = plan.lane
         self._turns = turns
         self._batcher = Batcher(plan.rules, plan.latency)
+        self._spare = Batcher(plan.rules, plan.latency)
+        """Jobs: what runs when the device has nothing else to do."""
         self._arrays = BatchArrays(plan.lane, plan.signature)
         self._datatypes = {spec.name: spec.datatype for spec in plan.signature.outputs}
         self._loop = asyncio.get_running_loop()
@@ -78,6 +82,7 @@ class Worker:
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._pauses_until = 0.0
         """When a batch may go beside another lane's again; a `time.monotonic()` second."""
         self._run_share = 1.0
@@ -103,18 +108,39 @@ class Worker:
         return self._batcher.waiting
 
     @property
+    def capacity(self) -> int:
+        """Entries worth holding: those that run at once, and one batch more."""
+        return (len(self._plan.backends) + 1) * self._plan.rules.max_rows
+
+    @property
+    def spare_capacity(self) -> int:
+        """Jobs worth holding: as many, while nothing else waits for the device; else none."""
+        return 0 if self._batcher.waiting or self._turns.wanted else self.capacity
+
+    @property
+    def row_s(self) -> float:
+        """Seconds by which each row that waits delays the next, as learned; 0 if unknown."""
+        return self._batcher.row_s / len(self._plan.backends)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing waits, nothing runs, and all answers are written."""
-        return not (self._batcher.waiting or self._busy or self._answering)
+        return not (self._batcher.waiting or self._spare.waiting or self._busy or self._answering)
 
     def accept(self, entry: Entry) -> None:
         """Takes an entry in, or refuses it because it would be late."""
         now = self.last_used_at = entry.enqueued_at
+        if entry.request.priority > LOWEST_PRIORITY:
+            self._spare.add(entry)
+            self._loop.call_soon(self._turns.ask_spare, self)
+            return
         slack = entry.request.deadline - now
         # Others may hold the whole device, and hold it long.
         displaced = not self._turns.free and not self._busy
         if (slack < self._batcher.far_s or displaced) and self._is_late(entry, slack):
             return
+        if slack < self._turns.tightest_s or now > self._turns.tight_until:
+            self._turns.tighten(slack, now)
         self._batcher.add(entry)
         if not self._asked:
             # In the next turn of the loop, so that all that has arrived by now shares the batch.
@@ -123,9 +149,19 @@ class Worker:
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Forgets an entry that died while it waited."""
-        if self._batcher.remove(entry):
+        if self._remove(entry):
             self._count_dropped(reason)
             self._look_whether_emptied()
+
+    def release(self, entry: Entry) -> bool:
+        """Gives up an entry that is in no batch yet. Returns whether it was there."""
+        was_here = self._remove(entry)
+        self._look_whether_emptied()
+        return was_here
+
+    def _remove(self, entry: Entry) -> bool:
+        is_job = entry.request.priority > LOWEST_PRIORITY
+        return (self._spare if is_job else self._batcher).remove(entry)
 
     def next_s(self) -> float:
         """Seconds the next batch should run, if it may go beside another lane's; see `Runner`."""
@@ -149,6 +185,24 @@ class Worker:
             self._ask_at(self._batcher.ready_at(now))
             self._look_whether_emptied()
             return None
+        return self._begin(batch, now)
+
+    def take_spare_turn(self) -> float | None:
+        """Starts the next batch of jobs, if they may run now; see `Runner`."""
+        if not self._idle:
+            return None
+        now = time.monotonic()
+        batch = self._spare.next_batch(now, self._turns.spare_s(now))
+        self._refuse_hopeless()
+        if batch is None:
+            if self._spare.waiting and self._spare_timer is None:
+                self._spare_timer = self._loop.call_later(SPARE_AGAIN_S, self._spare_time)
+            self._look_whether_emptied()
+            return None
+        return self._begin(batch, now)
+
+    def _begin(self, batch: Batch, now: float) -> float:
+        """Starts a batch on an idle instance. Returns the seconds it should run."""
         instance = self._idle.pop()
         self._busy.add(instance)
         expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
@@ -162,7 +216,7 @@ class Worker:
         """Waits until the lane is closed and all is answered, then closes the backends."""
         await self._emptied.wait()
         self._turns.leave(self)
-        for timer in (self._timer, self._pause, self._watchdog):
+        for timer in (self._timer, self._pause, self._watchdog, self._spare_timer):
             if timer is not None:
                 timer.cancel()
         for instance in (*self._idle, *self._opening):
@@ -181,6 +235,14 @@ class Worker:
             self._busy.discard(instance)
             instance.abandon()
         self._look_whether_emptied()
+
+    def _spare_time(self) -> None:
+        self._spare_timer = None
+        self._ask_spare()
+
+    def _ask_spare(self) -> None:
+        if self._spare.waiting:
+            self._turns.ask_spare(self)
 
     def _ask(self) -> None:
         self._asked = False
@@ -284,6 +346,7 @@ class Worker:
             self._look_whether_emptied()
 
     def _give_turn_back(self, instance: Instance, seconds: float) -> None:
+        self._ask_spare()
         if self._batcher.waiting and not self._asked:
             self._turns.done(self, instance.expected_s, seconds, asks=True)
         else:
@@ -302,7 +365,7 @@ class Worker:
             self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
 
     def _refuse_hopeless(self) -> None:
-        for entry in self._batcher.take_hopeless():
+        for entry in (*self._batcher.take_hopeless(), *self._spare.take_hopeless()):
             self._count_dropped("infeasible")
             entry.finish(deadline_exceeded(entry.request))
 
@@ -359,7 +422,7 @@ class Worker:
         self._look_whether_emptied()
 
     def _open_another(self) -> None:
-        if not self._closing or self._batcher.waiting:
+        if not self._closing or self._batcher.waiting or self._spare.waiting:
             self._opening.add(self._instance(None))
 
     def _opened(self, instance: Instance, error: Exception | None) -> None:
@@ -368,6 +431,7 @@ class Worker:
             return  # it has been told to stop
         if error is None:
             self._idle.append(instance)
+            self._ask_spare()
             self._turns.ask(self)
             return
         logger.error(

@@ -68,6 +68,7 @@ def entry(
     priority: int = DEFAULT_PRIORITY,
     width: int = 1,
     length: int | None = None,
+    alone: bool = False,
     **more_inputs: int,
 ) -> Entry:
     """One request with an input `x` [rows, width], and others of the widths named."""
@@ -80,6 +81,7 @@ def entry(
         deadline=deadline,
         priority=priority,
         length=length,
+        alone=alone,
     )
     return Entry(request, at, lambda _: None)
 
@@ -104,6 +106,31 @@ def drained(made: Batcher, now: float = 0.0) -> list[Batch]:
 
 def numbers(batches: Sequence[Batch]) -> list[list[int]]:
     return [ids(batch.entries) for batch in batches]
+
+
+@pytest.mark.parametrize("shapes_vary", [True, False])
+def test_what_must_run_alone_shares_no_batch_and_can_be_removed(shapes_vary: bool) -> None:
+    made = batcher(BatchRules(max_rows=MAX_ROWS, shapes_vary=shapes_vary))
+    suspect, other = entry(2, alone=True), entry(4, alone=True)
+    filled(made, entry(1), suspect, entry(3), other)
+    assert made.remove(other)
+    assert not made.remove(other)
+    assert sorted(numbers(drained(made))) == [[1, 3], [2]]
+
+
+def test_a_batch_that_may_wait_is_no_longer_than_it_may_take() -> None:
+    made = filled(batcher(seeds_s=LINEAR_S), *(entry(n) for n in range(8)))
+    batch = made.next_batch(0.0, within_s=0.05)  # 12 ms a row, with caution
+    assert batch is not None
+    assert 1 <= batch.rows <= 4
+    assert made.next_batch(0.0, within_s=0.005) is None
+    assert made.waiting == 8 - batch.rows
+
+
+def test_a_request_of_many_rows_that_may_wait_is_as_long_as_all_of_them() -> None:
+    made = filled(batcher(seeds_s=LINEAR_S), entry(0, rows=4))
+    assert made.next_batch(0.0, within_s=0.03) is None
+    assert made.next_batch(0.0, within_s=0.06) is not None
 
 
 SEEDS = st.sampled_from(

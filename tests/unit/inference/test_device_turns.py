@@ -13,8 +13,8 @@ from services.inference.device_turns import DeviceTurns
 class FakeLane:
     """A lane with batches to run, each of which should take so long."""
 
-    def __init__(self, name: str, takes_s: float, batches: int = 1000) -> None:
-        self.name, self.takes_s, self.batches = name, takes_s, batches
+    def __init__(self, name: str, takes_s: float, batches: int = 1000, jobs: int = 0) -> None:
+        self.name, self.takes_s, self.batches, self.jobs = name, takes_s, batches, jobs
         self.started = 0
         self.running = 0
         self.ends_at = 0.0
@@ -26,6 +26,14 @@ class FakeLane:
         if not self.batches:
             return None
         self.batches -= 1
+        self.started += 1
+        self.running += 1
+        return self.takes_s
+
+    def take_spare_turn(self) -> float | None:
+        if not self.jobs:
+            return None
+        self.jobs -= 1
         self.started += 1
         self.running += 1
         return self.takes_s
@@ -190,3 +198,56 @@ def test_what_went_beside_gives_no_slot_back() -> None:
     assert turns.free == 0
     long.ends(turns)
     assert turns.free == 1
+
+
+def test_jobs_run_when_nobody_asks_for_a_turn() -> None:
+    turns = DeviceTurns(1)
+    online, jobs = FakeLane("online", 1.0, batches=2), FakeLane("jobs", 1.0, batches=0, jobs=3)
+    turns.ask(online)
+    turns.ask_spare(jobs)
+    assert (online.running, jobs.running) == (1, 0)
+    online.ends(turns)
+    assert (online.running, jobs.running) == (1, 0)
+    online.ends(turns)
+    assert (online.running, jobs.running) == (0, 1)
+    online.batches = 1
+    turns.ask(online)
+    jobs.ends(turns)
+    assert (online.running, jobs.running) == (1, 0)
+    online.ends(turns)
+    jobs.ends(turns)
+    jobs.ends(turns)
+    assert (jobs.started, turns.free) == (3, 1)
+
+
+def test_jobs_of_several_lanes_take_turns() -> None:
+    turns = DeviceTurns(1)
+    lanes = [FakeLane(name, 1.0, batches=0, jobs=2) for name in "ab"]
+    order = []
+    for lane in lanes:
+        turns.ask_spare(lane)
+    for _ in range(4):
+        (running,) = [lane for lane in lanes if lane.running]
+        order.append(running.name)
+        running.ends(turns)
+    assert order == ["a", "b", "a", "b"] or order == ["a", "a", "b", "b"]
+    assert turns.free == 1
+
+
+def test_a_lane_that_leaves_runs_no_jobs() -> None:
+    turns, busy, gone = DeviceTurns(1), FakeLane("busy", 1.0, 1), FakeLane("gone", 1.0, 0, jobs=1)
+    turns.ask(busy)
+    turns.ask_spare(gone)
+    turns.leave(gone)
+    busy.ends(turns)
+    assert gone.started == 0
+
+
+def test_batches_of_jobs_are_as_short_as_the_tightest_request_lately_needs() -> None:
+    turns = DeviceTurns(1)
+    assert turns.spare_s(0.0) == math.inf
+    turns.tighten(2.0, now=10.0)
+    assert turns.spare_s(10.0) == 1.0
+    assert turns.spare_s(69.0) == 1.0
+    assert turns.spare_s(71.0) == math.inf
+    assert turns.tightest_s == math.inf

@@ -146,13 +146,18 @@ def test_the_first_run_after_a_doubt_counts_in_full() -> None:
 
 
 def test_each_shape_has_a_curve_of_its_own_scaled_from_the_seeds() -> None:
-    model = LatencyModel(8, {1: 0.1}, seed_elements=10)
+    model = LatencyModel(8, {1: 0.1, 8: 0.45}, seed_elements=10)  # half of a row's time is fixed
     short, long = model.curve("short", 10), model.curve("long", 30)
     assert short.expected_s(1) == pytest.approx(0.1)
-    assert long.expected_s(1) == pytest.approx(0.3)
+    assert [long.expected_s(rows) for rows in (1, 8)] == pytest.approx([0.2, 1.25])
     taught(short, lambda _: 0.2, 1, 100)
-    assert model.curve("long", 30).expected_s(1) == pytest.approx(0.3)
+    assert model.curve("long", 30).expected_s(1) == pytest.approx(0.2)
     assert model.curve("short", 10) is short
+
+
+def test_what_every_batch_costs_is_no_larger_for_large_rows() -> None:
+    model = LatencyModel(8, {1: 1e-3, 8: 1e-3}, seed_elements=4)
+    assert model.curve("large", 4_000_000).expected_s(1) == pytest.approx(1e-3)
 
 
 def test_shapes_that_do_not_come_any_more_are_forgotten() -> None:

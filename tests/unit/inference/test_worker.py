@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from services.errors import (
     WouldMissDeadlineError,
 )
 from services.inference import worker as worker_module
-from services.queueing.records import InferReply
+from services.queueing.records import JOB_PRIORITY, InferReply
 from tests.fixtures.fake_backends import (
     POISON,
     DoublingBackend,
@@ -158,6 +159,84 @@ async def test_cancelled_work_never_reaches_the_backend() -> None:
         assert made.counted("flambeau_dropped_requests_total", reason="cancelled") == 1
     assert ran(backend) == [[0.0], [2.0]]
     assert not gone.heard
+
+
+async def test_what_has_not_begun_can_be_given_up() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        assert made.worker.capacity == 2 * MAX_ROWS
+        first = await made.busy_with(0.0)
+        waits = made.infer(1.0)
+        assert made.worker.release(waits.entry)
+        assert not made.worker.release(waits.entry)
+        assert not made.worker.release(first.entry)
+        waits.entry.cancel()
+        backend.gate.set()
+        assert await first.values() == [0.0]
+        assert made.counted("flambeau_dropped_requests_total", reason="cancelled") is None
+    assert ran(backend) == [[0.0]]
+
+
+async def test_jobs_run_in_batches_when_nothing_else_waits() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        first = await made.busy_with(0.0)
+        jobs = [made.infer(float(n), priority=JOB_PRIORITY) for n in (1, 2)]
+        online = made.infer(3.0)
+        assert made.worker.spare_capacity == 0
+        assert not made.worker.idle
+        backend.gate.set()
+        for call in (first, online, *jobs):
+            await call.values()
+        assert made.worker.spare_capacity == made.worker.capacity
+    assert ran(backend) == [[0.0], [3.0], [1.0, 2.0]]
+
+
+async def test_a_job_that_is_cancelled_does_not_run() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        first = await made.busy_with(0.0)
+        gone, stays = (made.infer(float(n), priority=JOB_PRIORITY) for n in (1, 2))
+        gone.entry.cancel()
+        assert made.worker.release(stays.entry)
+        backend.gate.set()
+        await first.values()
+    assert ran(backend) == [[0.0]]
+
+
+async def test_jobs_do_not_run_while_they_would_make_others_late() -> None:
+    backend = DoublingBackend()
+    async with running(backend, seeds={1: 0.2, MAX_ROWS: 0.2}) as made:
+        await made.infer(0.0, timeout_s=0.3).outcome()
+        job = made.infer(1.0, priority=JOB_PRIORITY)
+        await asyncio.sleep(0.05)
+        assert not job.heard
+        job.entry.cancel()
+    assert ran(backend) == [[0.0]]
+
+
+async def test_a_request_that_is_refused_holds_no_job_up() -> None:
+    backend = DoublingBackend()
+    backend.gate.set()
+    async with running(backend, seeds={1: 0.2, MAX_ROWS: 0.2}) as made:
+        await made.infer(0.0, timeout_s=0.001).error()
+        await made.infer(1.0, priority=JOB_PRIORITY).values()
+    assert ran(backend) == [[1.0]]
+
+
+async def test_jobs_that_may_not_run_ask_again_one_at_a_time() -> None:
+    backend = DoublingBackend()
+    backend.gate.set()
+    async with running(backend, seeds={1: 0.2, MAX_ROWS: 0.2}) as made:
+        await made.infer(0.0, timeout_s=0.3).outcome()
+        with mock.patch.object(asyncio.get_running_loop(), "call_later") as call_later:
+            for _ in range(5):
+                assert made.worker.take_spare_turn() is None  # nothing waits
+            job = made.infer(1.0, priority=JOB_PRIORITY)
+            for _ in range(5):
+                assert made.worker.take_spare_turn() is None
+        assert call_later.call_count == 1
+        job.entry.cancel()
 
 
 async def test_work_whose_time_is_up_never_reaches_the_backend() -> None:

@@ -1,0 +1,33 @@
+"""`python -m services.inference --queue redis://…`."""
+
+import sys
+
+from model_store.errors import StoreError
+from services.inference.config import InferenceConfig
+from services.inference.server import serve
+from services.ports import PortError
+from services.queueing.redis_streams.clients import QueueUrlError
+from services.settings import ConfigError, settings_from
+
+
+def main() -> int:
+    """Runs the process. Returns its exit code."""
+    try:
+        serve(
+            settings_from(
+                sys.argv[1:],
+                InferenceConfig,
+                "Runs models for gateways, on the device of this machine.",
+            )
+        )
+    except (ConfigError, QueueUrlError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (PortError, StoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""A worker process: takes requests from Redis and runs them. Has no ports but that of metrics.
+
+Start: look at the store, load, say what is served.
+Stop (SIGTERM or SIGINT): says that nothing is served any more, hands back what has not begun,
+finishes and answers the rest, closes its backends, exits 0. A second signal ends it at once.
+"""
+
+import asyncio
+import logging
+from importlib.metadata import version as installed_version
+
+import prometheus_client
+import uvloop
+
+from model_store.store import ModelStore
+from services.errors import ShuttingDownError
+from services.inference.config import InferenceConfig
+from services.inference.configured_policy import serving_policy
+from services.inference.reconciler import Reconciler
+from services.ports import metrics_server
+from services.process import freeze_garbage, process_name, stop_on_signals
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.receiver import RedisReceiver
+from services.queueing.redis_streams.registry import Announcer, FleetWatch, make_live
+from services.telemetry.logs import configure_logs
+from services.telemetry.loop_lag import sampling_lag
+from services.telemetry.metrics import Metrics
+
+logger = logging.getLogger("flambeau.server")
+
+MAX_HELD = 1_000_000
+"""No limit of its own: no more is taken from Redis than each lane has room for."""
+
+
+def serve(config: InferenceConfig) -> None:
+    """Runs until SIGTERM or SIGINT.
+
+    Raises:
+        PortError: the port of metrics is taken.
+        QueueUrlError: the URL of the queue is wrong.
+        StorageError: the store's URL is wrong.
+    """
+    configure_logs(config.log_level)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    process = _Process(config, ModelStore(config.store), RedisClients(config.queue))
+    uvloop.run(process.run())
+
+
+class _Process:
+    def __init__(self, config: InferenceConfig, store: ModelStore, clients: RedisClients) -> None:
+        self._config = config
+        self._metrics = Metrics(installed_version("flambeau"))
+        self._directory = Directory()
+        self._port = 0
+        self._queue = MemoryQueue(MAX_HELD)
+        name = process_name("worker")
+        self._receiver = RedisReceiver(clients, name, self._queue)
+        self._watch = FleetWatch(clients, lambda view: make_live(self._directory, view))
+        self._announcer = Announcer(clients, name, self._directory, self._receiver.serves)
+        self._reconciler = Reconciler(
+            store,
+            self._receiver,
+            self._directory,
+            self._metrics,
+            serving_policy(config),
+            self._announcer.go_live,
+        )
+
+    async def run(self) -> None:
+        config = self._config
+        asked, drained = asyncio.Event(), asyncio.Event()
+        with (
+            metrics_server(config.host, config.metrics_port, self._metrics.registry) as port,
+            sampling_lag(self._metrics.loop_lag_seconds.labels()),
+        ):
+            stop_on_signals(asked)
+            self._port = port
+            async with self._receiver.running(), asyncio.TaskGroup() as tasks:
+                announcing = tasks.create_task(self._announcer.run(), name="announcer")
+                watching = tasks.create_task(self._watch.run(), name="fleet")
+                reconciling = self._reconciler.run(drained, self._after_pass)
+                tasks.create_task(reconciling, name="reconciler")
+                await asked.wait()
+                logger.info("draining")
+                announcing.cancel()
+                watching.cancel()
+                await self._drain()
+                drained.set()
+        logger.info("stopped")
+
+    def _after_pass(self) -> None:
+        first = self._reconciler.converged_once and not self._announcer.started
+        self._announcer.row_s = self._reconciler.row_s()
+        for lane, load in self._receiver.loads(jobs=False).items():
+            self._metrics.set_stream(
+                lane.model,
+                lane.version,
+                waiting=load.waiting,
+                taken=load.taken,
+                oldest_s=load.oldest_s,
+            )
+        for lane, load in self._receiver.loads(jobs=True).items():
+            self._metrics.set_jobs(
+                lane.model, lane.version, waiting=load.waiting, running=load.taken
+            )
+        self._announcer.started = self._reconciler.converged_once
+        if first:
+            freeze_garbage()
+            versions = len(list(self._directory.all_versions()))
+            logger.info("ready", extra={"metrics_port": self._port, "versions": versions})
+
+    async def _drain(self) -> None:
+        """Hands back what has not begun, and answers what has."""
+        timeout_s = self._config.drain_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._receiver.drain()
+        except TimeoutError:
+            logger.warning("drain timed out", extra={"unanswered": self._queue.unanswered})
+            self._receiver.abandon()
+            self._reconciler.abandon_runs()
+            self._queue.fail_all(
+                ShuttingDownError(
+                    f"the worker is shutting down and had no answer within {timeout_s:g} s "
+                    "(drain_timeout_s); send the request again"
+                )
+            )
