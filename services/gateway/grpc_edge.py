@@ -10,7 +10,7 @@ grpcio: another implementation of the protocol offers the same four.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -24,9 +24,12 @@ from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission
 from services.gateway.grpc_infer import InferHandler
+from services.gateway.grpc_jobs import SERVICE as JOB_SERVICE
+from services.gateway.grpc_jobs import GrpcJobs
 from services.gateway.grpc_mailbox import Mailbox
 from services.gateway.grpc_replies import failure, parser, refuse, refuse_gone
 from services.gateway.grpc_threads import become_patient, starting_patient_threads
+from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 
@@ -51,6 +54,7 @@ class GrpcEdge:
         ledger: counts inferences.
         max_request_bytes: largest message.
         max_calls: inferences that may wait for their answers at once, a thread each.
+        desk: where jobs are taken in, if there are any.
     """
 
     def __init__(
@@ -61,10 +65,12 @@ class GrpcEdge:
         *,
         max_request_bytes: int,
         max_calls: int,
+        desk: JobDesk | None = None,
     ) -> None:
         self._facts = facts
         self._mailbox = Mailbox(asyncio.get_running_loop())
         self._infer = InferHandler(admission, ledger, self._mailbox, max_calls)
+        self._jobs = GrpcJobs(admission, ledger, desk)
         threads = max_calls + SPARE_CALLS
         self._threads = ThreadPoolExecutor(threads, "grpc", initializer=become_patient)
         with starting_patient_threads():
@@ -81,12 +87,17 @@ class GrpcEdge:
         # as well: `set` would hang the event loop. A blocking one only takes a thread.
         self._health = health.HealthServicer(experimental_non_blocking=False)
         self._announced: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Answers that wait for something."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, self._handlers()),)
+            (
+                grpc.method_handlers_generic_handler(SERVICE, self._handlers()),
+                grpc.method_handlers_generic_handler(JOB_SERVICE, self._job_handlers()),
+            )
         )
         reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (SERVICE, JOB_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     def bind(self, host: str, port: int) -> int:
@@ -112,7 +123,7 @@ class GrpcEdge:
         )
         if status != self._announced:
             self._announced = status
-            for service in ("", SERVICE):
+            for service in ("", SERVICE, JOB_SERVICE):
                 self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
@@ -131,34 +142,61 @@ class GrpcEdge:
             "ModelMetadata": (self._on_loop(self._model_metadata), pb.ModelMetadataRequest),
             "ModelInfer": (self._infer, pb.ModelInferRequest),
         }
-        return {
-            name: grpc.unary_unary_rpc_method_handler(
-                handler,
-                request_deserializer=parser(message),
-                response_serializer=lambda reply: reply.SerializeToString(),
-            )
-            for name, (handler, message) in calls.items()
-        }
+        return _method_handlers(calls)
+
+    def _job_handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        return _method_handlers(
+            {
+                name: (self._in_a_task(answer), message)
+                for name, (answer, message) in self._jobs.calls().items()
+            }
+        )
 
     def _on_loop(self, answer: Callable[[Any], Message]) -> Handler:
         """A handler of gRPC's threads that has the event loop answer, and waits for it."""
+
+        def start(request: Message, answered: Callable[[Message | ServingError], None]) -> None:
+            try:
+                answered(answer(request))
+            except ServingError as error:
+                answered(error)
+            except Exception as error:
+                logger.exception("a call failed in the gateway")
+                answered(failure(error))
+
+        return self._handler(start)
+
+    def _in_a_task(self, answer: Callable[[Any], Awaitable[Message]]) -> Handler:
+        """The same, for an answer that itself waits."""
+
+        async def run(request: Message, answered: Callable[[Message | ServingError], None]) -> None:
+            try:
+                answered(await answer(request))
+            except ServingError as error:
+                answered(error)
+            except Exception as error:
+                logger.exception("a call failed in the gateway")
+                answered(failure(error))
+
+        def start(request: Message, answered: Callable[[Message | ServingError], None]) -> None:
+            task = asyncio.get_running_loop().create_task(run(request, answered))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return self._handler(start)
+
+    def _handler(
+        self, start: Callable[[Any, Callable[[Message | ServingError], None]], None]
+    ) -> Handler:
+        """A handler of gRPC's threads that begins an answer on the event loop, and waits for it."""
 
         def call(request: Message | InvalidRequestError, context: grpc.ServicerContext) -> Message:
             if isinstance(request, InvalidRequestError):
                 refuse(context, request)
             outcomes: SimpleQueue[Message | ServingError | None] = SimpleQueue()
 
-            def ask() -> None:
-                try:
-                    outcomes.put(answer(request))
-                except ServingError as error:
-                    outcomes.put(error)
-                except Exception as error:
-                    logger.exception("a call failed in the gateway")
-                    outcomes.put(failure(error))
-
             if context.add_callback(lambda: outcomes.put(None)):
-                self._mailbox.post(ask)
+                self._mailbox.post(lambda: start(request, outcomes.put))
             else:
                 outcomes.put(None)
             outcome = outcomes.get()
@@ -204,3 +242,16 @@ class GrpcEdge:
             outputs=outputs,
             properties=facts.properties,
         )
+
+
+def _method_handlers(
+    calls: Mapping[str, tuple[Handler, type[Message]]],
+) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+    return {
+        name: grpc.unary_unary_rpc_method_handler(
+            handler,
+            request_deserializer=parser(message),
+            response_serializer=lambda reply: reply.SerializeToString(),
+        )
+        for name, (handler, message) in calls.items()
+    }

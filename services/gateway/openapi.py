@@ -27,7 +27,12 @@ def openapi_document(version: str) -> dict[str, Any]:
             "description": "Open Inference Protocol v2 with the binary tensor data extension.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {**_server_paths(), **_model_paths("", []), **_versioned_paths()},
+        "paths": {
+            **_server_paths(),
+            **_model_paths("", []),
+            **_versioned_paths(),
+            **_job_paths(),
+        },
         "components": {"schemas": _schemas()},
     }
 
@@ -96,6 +101,87 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _job_paths() -> dict[str, Any]:
+    number = _path_parameter("id", "As the submission's answer gave it.")
+    unknown = {"404": "No such job, or it was forgotten", "501": "This server keeps no jobs"}
+    refused = {
+        "400": "The request contradicts itself or the model's signature",
+        "409": "The idempotency key belongs to another job",
+        **unknown,
+        "503": "Too many wait, or the queue is out of reach",
+    }
+    return {
+        **_job_submission("", [], refused, unknown),
+        **_job_submission(
+            "/versions/{version}",
+            [_path_parameter("version", "A version's number, such as 3.")],
+            refused,
+        ),
+        "/v2/jobs/{id}": {
+            "parameters": [number],
+            "get": {
+                "operationId": "getJob",
+                "summary": "What is known of a job, once it is over if `wait` says so",
+                "parameters": [
+                    {
+                        "name": "wait",
+                        "in": "query",
+                        "description": "How long to wait, such as 30s or 500ms; a minute at most.",
+                        "schema": {"type": "string"},
+                    }
+                ],
+                "responses": _responses("Job", unknown),
+            },
+            "delete": {
+                "operationId": "cancelJob",
+                "summary": "End a job that is not over",
+                "responses": _responses("Job", unknown),
+            },
+        },
+        "/v2/jobs/{id}/result": {
+            "parameters": [number],
+            "get": {
+                "operationId": "jobResult",
+                "summary": "What an inference would have answered",
+                "responses": _responses(
+                    "InferResponse",
+                    {**unknown, "409": "It is not over, or was cancelled", "500": "It failed"},
+                    binary=True,
+                ),
+            },
+        },
+    }
+
+
+def _job_submission(
+    middle: str,
+    extra: list[dict[str, Any]],
+    refused: dict[str, str],
+    unknown: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Where jobs of a model are handed in, and listed if `unknown` says how that fails."""
+    suffix = "Version" if middle else ""
+    accepted = _responses("Job", refused)
+    accepted["202"] = {**accepted["200"], "description": "Taken in; 200 is for one that had been"}
+    path: dict[str, Any] = {
+        "parameters": [_path_parameter("model", "The model's name."), *extra],
+        "post": {
+            "operationId": f"submitJob{suffix}",
+            "summary": "Hand in work nobody waits for",
+            "parameters": [*_INFER_HEADERS, *_JOB_HEADERS],
+            "requestBody": {"required": True, "content": _content("InferRequest")},
+            "responses": accepted,
+        },
+    }
+    if unknown is not None:
+        path["get"] = {
+            "operationId": "listJobs",
+            "summary": "The model's newest jobs, without their results",
+            "responses": _responses("Jobs", unknown),
+        }
+    return {f"/v2/models/{{model}}{middle}/jobs": path}
+
+
 def _operation(operation: str, summary: str, schema: str) -> dict[str, Any]:
     return {"operationId": operation, "summary": summary, "responses": _responses(schema, {})}
 
@@ -162,6 +248,22 @@ _INFER_HEADERS = (
 )
 
 
+_JOB_HEADERS = (
+    _header(
+        "Idempotency-Key",
+        "A submission with the same key is the same job.",
+        type="string",
+        maxLength=255,
+    ),
+    _header(
+        "Webhook-Url",
+        "Called when the job is over, if its host is among the server's `webhook_hosts`.",
+        type="string",
+        maxLength=2048,
+    ),
+)
+
+
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": required, "properties": properties}
 
@@ -192,6 +294,7 @@ def _schemas() -> dict[str, Any]:
             "description": "1 is served first; 0 for the default.",
         },
     }
+    moment = {"type": "string", "format": "date-time"}
     data = {"type": "array", "items": {}, "description": "Nested as the shape, or flat row-major."}
     tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
     return {
@@ -230,4 +333,21 @@ def _schemas() -> dict[str, Any]:
             id=text,
             outputs=_array("Tensor"),
         ),
+        "Job": _object(
+            ["id", "model_name", "model_version", "state", "created_at", "deadline"],
+            id=text,
+            model_name=text,
+            model_version=text,
+            state={
+                "type": "string",
+                "enum": ["queued", "running", "done", "failed", "cancelled", "expired"],
+            },
+            created_at=moment,
+            deadline=moment,
+            finished_at=moment,
+            error=text,
+            result=_reference("InferResponse"),
+            result_url=text,
+        ),
+        "Jobs": _object(["jobs"], jobs=_array("Job")),
     }

@@ -11,6 +11,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tests.e2e.tensor_values import RUNTIME_DATATYPES, echo_model
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.split_servers import running_split
 
 MAX_REQUEST_BYTES = 8 * 2**20
 MAX_BATCH_SIZE = 8
@@ -41,10 +42,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-@pytest.fixture(scope="session")
-def server(store: Path) -> Iterator[ServerProcess]:
-    """A server of that store, for every test that leaves it as it was."""
-    with running_server(store, max_request_bytes=MAX_REQUEST_BYTES) as server:
+@pytest.fixture(scope="session", params=["all-in-one", "split"])
+def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
+    """A server of that store, in both shapes, for every test that leaves it as it was."""
+    running = running_server if request.param == "all-in-one" else running_split
+    with running(store, max_request_bytes=MAX_REQUEST_BYTES) as server:
         yield server
 
 

@@ -35,6 +35,11 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_queue_depth": ("gauge", LANE),
     "flambeau_model_ready": ("gauge", LANE),
     "flambeau_model_load_duration_seconds": ("histogram", LANE),
+    "flambeau_stream_waiting_requests": ("gauge", LANE),
+    "flambeau_stream_taken_requests": ("gauge", LANE),
+    "flambeau_stream_oldest_age_seconds": ("gauge", LANE),
+    "flambeau_waiting_jobs": ("gauge", LANE),
+    "flambeau_running_jobs": ("gauge", LANE),
     "flambeau_build_info": ("gauge", {"version", "python"}),
 }
 """Type and labels of every metric of ours."""

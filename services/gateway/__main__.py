@@ -1,0 +1,36 @@
+"""`python -m services.gateway --queue redis://…`."""
+
+import sys
+
+from services.gateway.grpc_threads import prefer_cheap_pollers
+from services.ports import PortError
+from services.queueing.redis_streams.clients import QueueUrlError
+from services.settings import ConfigError, settings_from
+
+
+def main() -> int:
+    """Runs the process. Returns its exit code."""
+    prefer_cheap_pollers()  # before gRPC is imported
+    from services.gateway.config import GatewayConfig
+    from services.gateway.server import serve
+    from services.gateway.webhooks import SecretError
+
+    try:
+        serve(
+            settings_from(
+                sys.argv[1:],
+                GatewayConfig,
+                "Takes requests over REST and gRPC, and has workers answer them.",
+            )
+        )
+    except (ConfigError, QueueUrlError, SecretError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except PortError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Jobs over REST.
+
+POST   /v2/models/M[/versions/V]/jobs   the body of an inference; answers 202 and the job
+GET    /v2/models/M/jobs                the model's jobs, the newest first
+GET    /v2/jobs/ID[?wait=30s]           the job; with `wait`, once it is over or the time is up
+GET    /v2/jobs/ID/result               what an inference would have answered
+DELETE /v2/jobs/ID                      cancels it
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from services.errors import (
+    InvalidRequestError,
+    JobFailedError,
+    JobNotOverError,
+    ServingError,
+    UnsupportedError,
+)
+from services.gateway import rest_codec
+from services.gateway.admission import Admission, InferCall
+from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish
+from services.gateway.ledger import REQUEST_ID, Ledger
+from services.gateway.rest_request import RestRequest
+from services.queueing.job_records import OVER, Job
+from services.queueing.records import InferReply
+
+IDEMPOTENCY_KEY = "idempotency-key"
+"""Source: the IETF draft of this header, draft-ietf-httpapi-idempotency-key-header."""
+WEBHOOK = "webhook-url"
+_WAIT = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)(ms|s)?")
+_OCTETS = "application/octet-stream"
+JobCall = Callable[[JobDesk, Request], Awaitable[Response]]
+_IN_JSON = RestRequest(inputs=())
+_IN_BINARY = RestRequest(inputs=(), binary_by_default=True)
+
+
+class JobRoutes:
+    """The routes; without a desk each of them says that there are no jobs here."""
+
+    def __init__(self, admission: Admission, ledger: Ledger, desk: JobDesk | None) -> None:
+        self._admission = admission
+        self._ledger = ledger
+        self._desk = desk
+
+    def routes(self) -> list[Route]:
+        """For an application that turns errors into answers."""
+        calls: dict[str, dict[str, JobCall]] = {
+            "/v2/models/{model}/jobs": {"POST": self._submit, "GET": self._list},
+            "/v2/models/{model}/versions/{version}/jobs": {"POST": self._submit},
+            "/v2/jobs/{id}": {"GET": self._find, "DELETE": self._cancel},
+            "/v2/jobs/{id}/result": {"GET": self._result},
+        }
+        return [
+            Route(path, self._at_desk(by_method), methods=list(by_method))
+            for path, by_method in calls.items()
+        ]
+
+    def _at_desk(
+        self, by_method: Mapping[str, JobCall]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            if self._desk is None:
+                raise UnsupportedError(
+                    "this server keeps no jobs: they need Redis between gateways and workers "
+                    "(docs/scaling.md)"
+                )
+            method = "GET" if request.method == "HEAD" else request.method
+            return await by_method[method](self._desk, request)
+
+        return endpoint
+
+    async def _submit(self, desk: JobDesk, request: Request) -> Response:
+        model, version = request.path_params["model"], request.path_params.get("version", "")
+        signature = self._admission.directory.resolve(model, version)[1]
+        header_length = request.headers.get(rest_codec.HEADER_LENGTH)
+        wanted = rest_codec.decode(await request.body(), header_length, signature)
+        given_id = wanted.id or request.headers.get(REQUEST_ID, "")
+        call = InferCall(
+            request_id=self._ledger.safe_id(given_id) if given_id else self._ledger.new_id(),
+            model=model,
+            version=version,
+            inputs=wanted.inputs,
+            outputs=wanted.outputs,
+        )
+        wish = JobWish(
+            timeout_s=wanted.timeout_us / 1e6 or None,
+            idempotency_key=request.headers.get(IDEMPOTENCY_KEY, ""),
+            webhook=request.headers.get(WEBHOOK, ""),
+        )
+        job, is_new = await desk.submit(call, wish)
+        response = _json(job_document(job), 202 if is_new else 200)
+        response.headers["location"] = f"/v2/jobs/{job.id}"
+        return response
+
+    async def _list(self, desk: JobDesk, request: Request) -> Response:
+        model = request.path_params["model"]
+        self._admission.directory.find(model)  # unknown names are 404
+        jobs = await desk.jobs.of_model(model)
+        return _json({"jobs": [job_document(job, with_result=False) for job in jobs]})
+
+    async def _find(self, desk: JobDesk, request: Request) -> Response:
+        wait_s = _wait_s(request.query_params.get("wait", "0"))
+        job_id = request.path_params["id"]
+        waiting = asyncio.ensure_future(
+            desk.jobs.wait(job_id, wait_s) if wait_s else desk.jobs.find(job_id)
+        )
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+            return _json(job_document(await waiting)) if waiting.done() else Response()
+        finally:
+            gone.cancel()
+            waiting.cancel()
+
+    async def _result(self, desk: JobDesk, request: Request) -> Response:
+        job = await desk.jobs.find(request.path_params["id"])
+        if job.state not in OVER:
+            raise JobNotOverError(f"job '{job.id}' is {job.state}; ask again, with ?wait=30s")
+        if isinstance(job.outcome, ServingError):
+            raise JobFailedError(f"job '{job.id}' failed: {job.outcome}")
+        if job.outcome is None:
+            raise JobNotOverError(f"job '{job.id}' is {job.state}: it has no result")
+        in_binary = _OCTETS in request.headers.get("accept", "")
+        body = rest_codec.encode(job.outcome, _IN_BINARY if in_binary else _IN_JSON)
+        response = Response(b"".join(body.parts), media_type=_OCTETS if in_binary else _JSON)
+        if body.json_length is not None:
+            response.headers[rest_codec.HEADER_LENGTH] = str(body.json_length)
+        return response
+
+    async def _cancel(self, desk: JobDesk, request: Request) -> Response:
+        return _json(job_document(await desk.jobs.cancel(request.path_params["id"])))
+
+
+_JSON = "application/json"
+
+
+def job_document(job: Job, *, with_result: bool = True) -> dict[str, Any]:
+    """A job in JSON: an answer is as an inference's, and left out where JSON cannot say it."""
+    found: dict[str, Any] = {
+        "id": job.id,
+        "model_name": job.lane.model,
+        "model_version": str(job.lane.version),
+        "state": job.state,
+        "created_at": _moment(job.created_at),
+        "deadline": _moment(job.deadline),
+    }
+    if job.finished_at is not None:
+        found["finished_at"] = _moment(job.finished_at)
+    if isinstance(job.outcome, ServingError):
+        found["error"] = str(job.outcome)
+    elif isinstance(job.outcome, InferReply) and with_result:
+        try:
+            parts = rest_codec.encode(job.outcome, _IN_JSON).parts
+            found["result"] = orjson.Fragment(b"".join(parts))
+        except InvalidRequestError:
+            found["result_url"] = f"/v2/jobs/{job.id}/result"
+    return found
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns once the caller has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _wait_s(text: str) -> float:
+    found = _WAIT.fullmatch(text)
+    if found is None:
+        raise InvalidRequestError(
+            f"'wait' must be a time such as 30s or 500ms, and is '{text[:40]}'"
+        )
+    return min(float(found[1]) / (1000 if found[2] == "ms" else 1), MAX_WAIT_S)
+
+
+def _json(document: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type=_JSON)

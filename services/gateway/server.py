@@ -1,0 +1,106 @@
+"""A gateway: the front, and a queue on Redis behind it. Holds no model.
+
+Start: bind the ports, begin to answer (not ready), ask Redis what the workers serve, become ready.
+Stop (SIGTERM or SIGINT): ready goes false, nothing new is accepted, accepted requests finish, the
+process exits 0. A second signal ends it at once.
+"""
+
+import asyncio
+import logging
+from importlib.metadata import version as installed_version
+
+import prometheus_client
+import uvloop
+
+from services.gateway.admission import Admission
+from services.gateway.config import GatewayConfig
+from services.gateway.front import Front, Listening
+from services.gateway.job_desk import JobDesk
+from services.gateway.webhooks import Webhooks, read_secret
+from services.process import process_name, stop_on_signals
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.fleet import FleetView
+from services.queueing.redis_streams.jobs import JobLimits, Jobs
+from services.queueing.redis_streams.registry import FleetDirectory, FleetWatch
+from services.queueing.redis_streams.sender import RedisSender
+from services.queueing.redis_streams.webhook_queue import WebhookQueue
+from services.telemetry.logs import configure_logs
+from services.telemetry.metrics import Metrics
+
+logger = logging.getLogger("flambeau.server")
+
+
+def serve(config: GatewayConfig) -> None:
+    """Runs until SIGTERM or SIGINT.
+
+    Raises:
+        PortError: a port is taken.
+        QueueUrlError: the URL of the queue is wrong.
+    """
+    configure_logs(config.log_level)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    uvloop.run(_serve(config, RedisClients(config.queue)))
+
+
+async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
+    version, name = installed_version("flambeau"), process_name("gateway")
+    metrics, directory = Metrics(version), Directory()
+    queue = MemoryQueue(config.max_queue_depth)
+    jobs = Jobs(clients, JobLimits(config.max_waiting_jobs, config.job_result_ttl_s))
+
+    def open_desk(admission: Admission) -> JobDesk:
+        return JobDesk(
+            admission,
+            jobs,
+            max_timeout_s=config.job_timeout_s,
+            webhook_hosts=config.webhook_hosts,
+        )
+
+    def models() -> set[str]:
+        return {served.lane.model for served in directory.all_versions()}
+
+    told = []
+    if config.webhook_hosts:
+        secret = read_secret(config.webhook_secret_file)
+        webhook_queue = WebhookQueue(clients.open(), name)
+        told.append(Webhooks(webhook_queue, jobs, models, secret, config.webhook_hosts))
+    front = Front(config, version, metrics, directory, queue, _log_ready, open_desk)
+    sender = RedisSender(clients, name, config.max_queue_depth)
+    fleet = FleetDirectory(directory, queue, sender.lane)
+
+    def changed(view: FleetView) -> None:
+        sender.learn(view.row_s)
+        fleet.apply(view)
+        front.look(fleet.started)
+
+    async def watch() -> None:
+        await sender.reached.wait()  # not ready before a request could be sent
+        await FleetWatch(clients, changed).run()
+
+    asked = asyncio.Event()
+    async with front.listening():
+        stop_on_signals(asked)
+        async with asyncio.TaskGroup() as tasks:
+            chores = [
+                tasks.create_task(sender.run(), name="sender"),
+                tasks.create_task(watch(), name="fleet"),
+                tasks.create_task(jobs.run(), name="jobs"),
+                *(tasks.create_task(webhooks.run(), name="webhooks") for webhooks in told),
+            ]
+            await asked.wait()
+            jobs.stop_waiting()
+            await front.drain()
+            await front.close()
+            for chore in chores:
+                chore.cancel()
+    logger.info("stopped")
+
+
+def _log_ready(found: Listening) -> None:
+    logger.info(
+        "ready",
+        extra={"host": found.host, "http_port": found.http_port, "grpc_port": found.grpc_port,
+               "metrics_port": found.metrics_port, "versions": len(found.served)},
+    )  # fmt: skip

@@ -1,0 +1,344 @@
+"""Jobs as callers see them: REST, gRPC, the command line, and webhooks."""
+
+import base64
+import hashlib
+import hmac
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_store.store import ModelStore
+from tests.e2e.rest_calls import Reply, call, infer, linear_input, lookup_inputs
+from tests.fixtures.onnx_models import linear, publish, slow_lookup
+from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.split_servers import SplitServer, running_gateway, running_worker
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+DOUBLED = [2.0, 4.0, 6.0, 8.0]
+SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes ...").decode()
+
+
+class Told:
+    """A host that is told that jobs are over; its first answers may be errors."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.calls: Queue[tuple[dict[str, str], bytes]] = Queue()
+        statuses_left = list(statuses)
+        calls = self.calls
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                calls.put(({k.lower(): v for k, v in self.headers.items()}, body))
+                self.send_response(statuses_left.pop(0) if statuses_left else 204)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing: the test sees the calls."""
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/over"
+
+    def __enter__(self) -> "Told":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
+    store = ModelStore(str(tmp_path_factory.mktemp("store")))
+    publish(store.url, "linear", linear(2))
+    publish(store.url, "lookup", slow_lookup())
+    return store
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisProcess]:
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+        redis = RedisProcess("valkey", Path(folder))
+        try:
+            redis.start()
+            yield redis
+        finally:
+            redis.kill()
+
+
+@pytest.fixture(scope="module")
+def server(
+    store: ModelStore, redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SplitServer]:
+    secret = tmp_path_factory.mktemp("secret") / "secret"
+    secret.write_text(SECRET)
+    with ExitStack() as stack:
+        worker = stack.enter_context(running_worker(Path(store.url), redis.url))
+        settings = {"webhook_hosts": ["127.0.0.1"], "webhook_secret_file": str(secret)}
+        gateway = stack.enter_context(running_gateway(redis.url, **settings))
+        gateway.worker = worker
+        yield gateway
+
+
+def submit(server: ServerProcess, model: str = "linear", **headers: str) -> Reply:
+    inputs = [linear_input(ROW)] if model == "linear" else list(lookup_inputs(3, 100_000))
+    body = json.dumps({"inputs": inputs}).encode()
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return call(server, "POST", f"/v2/models/{model}/jobs", body, names)
+
+
+def waited(server: ServerProcess, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = call(server, "GET", f"/v2/jobs/{job_id}?wait=30s").json()
+    return found
+
+
+def test_a_job_is_accepted_and_its_result_is_that_of_an_inference(server: SplitServer) -> None:
+    reply = submit(server)
+    assert reply.status == 202
+    job = reply.json()
+    assert reply.headers["location"] == f"/v2/jobs/{job['id']}"
+    assert job["state"] in ("queued", "running", "done")
+    done = waited(server, job["id"])
+    assert done["state"] == "done"
+    assert done["result"] == infer(server, "linear", linear_input(ROW)).json()
+    assert done["created_at"] <= done["finished_at"] < done["deadline"]
+
+
+def test_a_result_comes_in_json_or_in_bytes(server: SplitServer) -> None:
+    job_id = submit(server).json()["id"]
+    waited(server, job_id)
+    path = f"/v2/jobs/{job_id}/result"
+    assert call(server, "GET", path).outputs() == {"y": DOUBLED}
+    reply = call(server, "GET", path, headers={"accept": "application/octet-stream"})
+    head = int(reply.headers["inference-header-content-length"])
+    assert np.frombuffer(reply.body[head:], np.float32).tolist() == DOUBLED
+
+
+def test_a_submission_that_is_sent_again_is_the_same_job(server: SplitServer) -> None:
+    first = submit(server, idempotency_key="the-same")
+    again = submit(server, idempotency_key="the-same")
+    assert (first.status, again.status) == (202, 200)
+    assert first.json()["id"] == again.json()["id"]
+    reply = submit(server, "lookup", idempotency_key="the-same")
+    assert reply.status == 202  # keys are a model's own
+    body = json.dumps({"inputs": [linear_input(DOUBLED)]}).encode()
+    headers = {"idempotency-key": "the-same"}
+    other = call(server, "POST", "/v2/models/linear/jobs", body, headers)
+    assert other.status == 409
+    assert "asks for something else" in other.error()
+    call(server, "DELETE", f"/v2/jobs/{reply.json()['id']}")
+
+
+def test_a_cancelled_job_stays_cancelled(server: SplitServer) -> None:
+    job_id = submit(server, "lookup").json()["id"]
+    assert call(server, "DELETE", f"/v2/jobs/{job_id}").json()["state"] == "cancelled"
+    assert waited(server, job_id)["state"] == "cancelled"
+    reply = call(server, "GET", f"/v2/jobs/{job_id}/result")
+    assert reply.status == 409
+
+
+def test_online_requests_go_before_jobs(server: SplitServer) -> None:
+    ids = [submit(server, "lookup").json()["id"] for _ in range(3)]
+    assert infer(server, "linear", linear_input(ROW)).outputs() == {"y": DOUBLED}
+    states = [call(server, "GET", f"/v2/jobs/{job_id}").json()["state"] for job_id in ids]
+    assert states.count("done") < 3
+    assert [waited(server, job_id)["state"] for job_id in ids] == ["done"] * 3
+
+
+def test_a_model_s_jobs_are_listed(server: SplitServer) -> None:
+    job_id = submit(server).json()["id"]
+    jobs = call(server, "GET", "/v2/models/linear/jobs").json()["jobs"]
+    assert jobs[0]["id"] == job_id
+    assert "result" not in jobs[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "says"),
+    [
+        ("POST", "/v2/models/unknown/jobs", b"{}", {}, 404, "not served"),
+        ("POST", "/v2/models/linear/jobs", b"{}", {}, 400, "'inputs'"),
+        ("POST", "/v2/models/linear/jobs", b'{"inputs":[]}', {}, 400, "x"),
+        ("GET", "/v2/jobs/linear.0123456789abcdef", b"", {}, 404, "there is no job"),
+        ("GET", "/v2/jobs/nonsense", b"", {}, 404, "no job's id"),
+        ("GET", "/v2/jobs/linear.0123456789abcdef?wait=long", b"", {}, 400, "'wait'"),
+        ("PUT", "/v2/jobs/linear.0123456789abcdef", b"", {}, 405, "use "),
+    ],
+)
+def test_what_is_wrong_is_said(
+    server: SplitServer, method: str, path: str, body: bytes, headers: Any, status: int, says: str
+) -> None:
+    reply = call(server, method, path, body, headers)
+    assert reply.status == status
+    assert says in reply.error()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://elsewhere/",
+        "ftp://127.0.0.1/",
+        "127.0.0.1",
+        "http://127.0.0.1:99999/",
+        "http://a..example.org/",
+        "http://127.0.0.1/" + "x" * 2048,
+    ],
+)
+def test_only_hosts_that_are_named_may_be_told(server: SplitServer, url: str) -> None:
+    reply = submit(server, webhook_url=url)
+    assert reply.status == 400
+    assert "webhook" in reply.error()
+
+
+def test_a_webhook_is_signed_and_told_again_until_it_is_heard(
+    server: SplitServer,
+) -> None:
+    with Told(500) as told:
+        job_id = submit(server, webhook_url=told.url).json()["id"]
+        told.calls.get(timeout=60)
+        headers, body = told.calls.get(timeout=60)  # some seconds later
+    assert json.loads(body)["id"] == headers["webhook-id"] == job_id
+    assert json.loads(body)["state"] == "done"
+    signed = b"%b.%b.%b" % (job_id.encode(), headers["webhook-timestamp"].encode(), body)
+    key = base64.b64decode(SECRET.removeprefix("whsec_"))
+    expected = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+    server.wait_for_log(message="webhook told", job=job_id)
+
+
+OVER_GRPC = f"""
+import sys
+import numpy as np
+from flambeau.errors import InvalidRequestError, NotFoundError
+from flambeau.jobs import JobClient
+
+def fails(error, call):
+    try:
+        call()
+    except error:
+        return True
+
+inputs = {{"x": np.array([{ROW}], np.float32)}}
+with JobClient(sys.argv[1]) as jobs:
+    job = jobs.submit("linear", inputs, idempotency_key="over-grpc")
+    assert jobs.submit("linear", inputs, idempotency_key="over-grpc").id == job.id
+    done = jobs.wait(job.id)
+    assert done.state == "done" and done.outputs["y"].tolist() == [{DOUBLED}], done
+    assert done.created_at <= done.finished_at < done.deadline
+    assert jobs.list("linear")[0].id == job.id
+    assert jobs.cancel(job.id).state == "done"
+    assert fails(NotFoundError, lambda: jobs.get("linear.0123456789abcdef"))
+    assert fails(InvalidRequestError, lambda: jobs.submit("linear", {{"z": inputs["x"]}}))
+"""
+"""A process of its own: tritonclient's messages, which others here use, are called the same."""
+
+
+def test_jobs_over_grpc(server: SplitServer) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OVER_GRPC, server.grpc], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_jobs_on_the_command_line(server: SplitServer) -> None:
+    job_id = run(server, "submit", "linear", f"--input=x={[ROW]}").strip()
+    assert "class 3 (8)" in run(server, "wait", job_id)
+    assert "done" in run(server, "get", job_id)
+    assert run(server, "cancel", job_id) == f"{job_id} is done\n"
+    assert job_id in run(server, "list", "linear")
+
+
+def test_a_batch_of_files_goes_on_where_it_was(server: SplitServer, tmp_path: Path) -> None:
+    stack = np.arange(400, dtype=np.float32).reshape(100, 4)
+    np.save(tmp_path / "stack.npy", stack)
+    arguments = ["batch", "linear", f"--input-dir={tmp_path / 'stack.npy'}", "--rows=10"]
+    arguments += [f"--output-dir={tmp_path / 'out'}"]
+    assert "10 done" in run(server, *arguments)
+    results = sorted((tmp_path / "out").iterdir())
+    found = np.concatenate([np.load(path)["y"] for path in results])
+    assert (found == 2 * stack).all()
+    results[3].unlink()
+    printed = run(server, *arguments)
+    assert "9 of 10 are done already" in printed
+    assert "1 done" in printed
+    assert len(list((tmp_path / "out").iterdir())) == 10
+
+
+def test_a_stack_that_is_cut_otherwise_is_refused(server: SplitServer, tmp_path: Path) -> None:
+    np.save(tmp_path / "stack.npy", np.zeros((20, 4), np.float32))
+    arguments = ["batch", "linear", f"--input-dir={tmp_path / 'stack.npy'}"]
+    arguments += [f"--output-dir={tmp_path / 'out'}"]
+    run(server, *arguments, "--rows=10")
+    assert "holds rows 0 to 9" in run(server, *arguments, "--rows=5", code=1)
+
+
+def test_what_cannot_be_read_does_not_stop_a_batch(server: SplitServer, tmp_path: Path) -> None:
+    work = [{"x": [ROW]}, {"y": [ROW]}, {"x": [ROW]}]
+    lines = [*(json.dumps(line).encode() for line in work), b"\xff"]
+    (tmp_path / "work.jsonl").write_bytes(b"\n".join(lines))
+    printed = run(server, "batch", "linear", f"--input-dir={tmp_path / 'work.jsonl'}",
+                  f"--output-dir={tmp_path / 'out'}", code=1)  # fmt: skip
+    assert "work-000000002: " in printed
+    assert "work-000000004: " in printed
+    assert "2 done" in printed
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_lines_of_json_are_a_batch_too(server: SplitServer, tmp_path: Path) -> None:
+    lines = [json.dumps({"x": [[n, n, n, n]]}) for n in range(3)]
+    (tmp_path / "work.jsonl").write_text("\n".join(lines))
+    run(server, "batch", "linear", f"--input-dir={tmp_path / 'work.jsonl'}",
+        f"--output-dir={tmp_path / 'out'}")  # fmt: skip
+    found = [np.load(path)["y"].tolist() for path in sorted((tmp_path / "out").iterdir())]
+    assert found == [[[2.0 * n] * 4] for n in range(3)]
+
+
+def test_a_job_survives_every_process_but_redis(store: ModelStore, redis: RedisProcess) -> None:
+    with running_gateway(redis.url) as gateway:
+        with running_worker(Path(store.url), redis.url) as worker:
+            job_id = submit(gateway, "lookup").json()["id"]
+            worker.expected_code = -9
+            worker.process.kill()
+        gateway.expected_code = -9
+        gateway.process.kill()
+    with (
+        running_worker(Path(store.url), redis.url),
+        running_gateway(redis.url) as gateway,
+    ):
+        assert waited(gateway, job_id)["state"] == "done"
+
+
+def test_one_process_alone_keeps_no_jobs(store: ModelStore) -> None:
+    with running_server(Path(store.url)) as server:
+        reply = submit(server)
+        assert reply.status == 501
+        assert "Redis" in reply.error()
+
+
+def run(server: SplitServer, command: str, *arguments: str, code: int = 0) -> str:
+    """What `flambeau jobs` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flambeau", "jobs", command, *arguments, f"--server={server.grpc}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr if code else done.stdout

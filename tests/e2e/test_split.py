@@ -1,0 +1,257 @@
+"""Gateways and workers as processes of their own: what happens when one of them goes or comes."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from model_store.store import ModelStore
+from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs
+from tests.fixtures import misbehaving_models
+from tests.fixtures.misbehaving_models import TRIGGER, WIDTH
+from tests.fixtures.onnx_models import linear, publish, slow_lookup
+from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.servers import ServerProcess
+from tests.fixtures.split_servers import Part, running_gateway, running_worker
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+WORK = 20_000
+"""What `slow_lookup` is asked for, to take about 200 ms."""
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisProcess]:
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:  # a socket's path must be short
+        redis = RedisProcess("valkey", Path(folder))
+        try:
+            redis.start()
+            yield redis
+        finally:
+            redis.kill()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    store = ModelStore(str(tmp_path))
+    for scale in (1, 2):
+        publish(store.url, "linear", linear(scale))
+    store.promote("linear", 1)
+    publish(store.url, "lookup", slow_lookup())
+    return store
+
+
+@contextmanager
+def load(server: ServerProcess, clients: int = 4) -> Iterator[list[tuple[int, str]]]:
+    """Callers that ask one thing after the other until the block ends; what they were answered."""
+    found: list[tuple[int, str]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            reply = infer(server, "linear", linear_input(ROW))
+            if reply.status == 200:
+                version = int(reply.json()["model_version"])
+                right = reply.outputs() == {"y": [version * x for x in ROW]}
+                found.append((200, str(version) if right else "wrong"))
+            else:
+                found.append((reply.status, reply.error()))
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def grown(found: list[tuple[int, str]], by: int) -> None:
+    """Waits until so many more answers have come."""
+    wanted, give_up_at = len(found) + by, time.monotonic() + 30
+    while len(found) < wanted:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def running_fleet(stack: ExitStack, store: ModelStore, queue: str, workers: int) -> list[Part]:
+    """Workers that load only what a pointer names, or the newest where none does."""
+    running = [running_worker(Path(store.url), queue, newest_versions=0) for _ in range(workers)]
+    return [stack.enter_context(worker) for worker in running]
+
+
+def test_a_killed_worker_costs_no_request(store: ModelStore, redis: RedisProcess) -> None:
+    with ExitStack() as stack:
+        stays, dies = running_fleet(stack, store, redis.url, 2)
+        gateway = stack.enter_context(running_gateway(redis.url))
+        dies.expected_code = -signal.SIGKILL
+        held: list[int] = []
+        inputs = lookup_inputs(3, WORK)
+        threads = [
+            threading.Thread(target=lambda: held.append(infer(gateway, "lookup", *inputs).status))
+            for _ in range(16)
+        ]
+        with load(gateway) as found:
+            for thread in threads:
+                thread.start()
+            dies.wait_until_metric(lambda held_now: held_now > 0, "flambeau_queue_depth")
+            dies.process.kill()
+            grown(found, 50)
+            for thread in threads:
+                thread.join()
+        assert Counter(held) == {200: 16}
+        assert {status for status, _ in found} == {200}
+        assert stays.process.poll() is None
+
+
+def test_a_worker_that_is_stopped_hands_back_and_costs_no_request(
+    store: ModelStore, redis: RedisProcess
+) -> None:
+    with ExitStack() as stack:
+        running_fleet(stack, store, redis.url, 1)
+        gateway = stack.enter_context(running_gateway(redis.url))
+        with load(gateway) as found:
+            with running_worker(Path(store.url), redis.url):
+                grown(found, 50)
+            grown(found, 50)  # the first one is alone again
+        assert Counter(found) == {(200, "1"): len(found)}
+
+
+def test_a_gateway_that_is_stopped_answers_what_it_accepted(
+    store: ModelStore, redis: RedisProcess
+) -> None:
+    with ExitStack() as stack:
+        running_fleet(stack, store, redis.url, 1)
+        with running_gateway(redis.url) as gateway:
+            held: list[int] = []
+            inputs = lookup_inputs(3, WORK)
+            thread = threading.Thread(
+                target=lambda: held.append(infer(gateway, "lookup", *inputs).status)
+            )
+            thread.start()
+            gateway.wait_for_metric(1, "flambeau_in_flight_requests")
+        thread.join()
+        assert held == [200]
+
+
+def test_a_moved_pointer_costs_no_request(store: ModelStore, redis: RedisProcess) -> None:
+    with ExitStack() as stack:
+        workers = running_fleet(stack, store, redis.url, 2)
+        gateway = stack.enter_context(running_gateway(redis.url))
+        with load(gateway) as found:
+            grown(found, 50)
+            store.promote("linear", 2)
+            gateway.wait_for_log(message="version live", model="linear", version=2)
+            grown(found, 50)
+            for worker in workers:
+                worker.wait_for_log(message="version unloaded", model="linear", version=1)
+            grown(found, 50)
+        assert {status for status, _ in found} == {200}
+        assert found[0][1] == "1"
+        assert found[-1][1] == "2"
+
+
+def test_a_redis_that_dies_is_told_at_once_and_all_heals_when_it_returns(
+    store: ModelStore, redis: RedisProcess
+) -> None:
+    with ExitStack() as stack:
+        running_fleet(stack, store, redis.url, 1)
+        gateway = stack.enter_context(running_gateway(redis.url))
+        redis.kill()
+        gateway.wait_for_log(message="the queue is out of reach")
+        reply = infer(gateway, "linear", linear_input(ROW))
+        assert reply.status == 503
+        assert "out of reach" in reply.error()
+        assert reply.headers["retry-after"]
+        assert call(gateway, "GET", "/v2/health/live").status == 200
+        redis.start()
+        gateway.wait_for_log(message="the queue answers")
+        give_up_at = time.monotonic() + 30
+        while infer(gateway, "linear", linear_input(ROW)).status != 200:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+
+
+def test_a_model_nobody_serves_any_more_is_unavailable_and_not_unknown(
+    store: ModelStore, redis: RedisProcess
+) -> None:
+    with ExitStack() as stack:
+        with running_worker(Path(store.url), redis.url):
+            gateway = stack.enter_context(running_gateway(redis.url))
+            assert infer(gateway, "linear", linear_input(ROW)).status == 200
+        give_up_at = time.monotonic() + 30
+        while (reply := infer(gateway, "linear", linear_input(ROW))).status == 200:
+            assert time.monotonic() < give_up_at
+        assert reply.status == 503
+        with running_worker(Path(store.url), redis.url):
+            while infer(gateway, "linear", linear_input(ROW)).status != 200:
+                assert time.monotonic() < give_up_at
+                time.sleep(0.05)
+
+
+def test_a_request_that_ends_two_workers_ends_no_third(tmp_path: Path, redis: RedisProcess) -> None:
+    misbehaving_models.publish(str(tmp_path), "crashing", misbehaving_models.crashing())
+    good, poison = [1.0] * WIDTH, [TRIGGER] * WIDTH
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running_worker(tmp_path, redis.url)) for _ in range(3)]
+        gateway = stack.enter_context(running_gateway(redis.url))
+        reply = infer(gateway, "crashing", linear_input(poison))
+        assert reply.status == 500
+        assert "dead letters" in reply.error()
+        died = [worker for worker in workers if worker.process.poll() is not None]
+        assert len(died) == 2
+        for worker in died:
+            worker.expected_code = -signal.SIGSEGV
+        assert infer(gateway, "crashing", linear_input(good)).outputs() == {"y": [2.0] * WIDTH}
+        (letter,) = _dead(redis, "list").splitlines()[1:]
+        assert letter.split()[1:3] == ["crashing", "1"]
+
+
+def test_dead_letters_are_listed_shown_retried_and_dropped(redis: RedisProcess) -> None:
+    asyncio.run(_bury(redis, "1", "2"))
+    listed = _dead(redis, "list").splitlines()
+    assert listed[0].split() == ["ID", "MODEL", "VERSION", "DIED", "ERROR"]
+    first, second = (line.split()[0] for line in listed[1:])
+    shown = _dead(redis, "show", first)
+    assert "request" in shown
+    assert "input x" in shown
+    assert _dead(redis, "retry", first).startswith(first)
+    assert _dead(redis, "drop", second) == f"{second} is gone\n"
+    assert _dead(redis, "list") == "no dead letters\n"
+    assert "no dead letter has the id" in _dead(redis, "show", first, code=1)
+
+
+async def _bury(redis: RedisProcess, *names: str) -> None:
+    """Puts requests where those go that end their workers."""
+    from services.queueing.redis_streams.keys import LaneKeys
+    from services.queueing.redis_streams.wire import encode_request
+    from tests.fixtures.queue_ends import LANE, request
+
+    keys = LaneKeys(LANE)
+    for name in names:
+        await redis.client.xadd(
+            keys.dead,
+            {"stream": keys.streams[4], "error": "it ended two workers; look at it",
+             "deadline": "0", "address": "gateway 7", "payload": encode_request(request(name))},
+        )  # fmt: skip
+    await redis.client.aclose()
+
+
+def _dead(redis: RedisProcess, *arguments: str, code: int = 0) -> str:
+    """What `flambeau queue dead` prints."""
+    command = [sys.executable, "-m", "flambeau", "queue", "dead", *arguments]
+    done = subprocess.run(
+        [*command, f"--queue={redis.url}"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout or done.stderr
