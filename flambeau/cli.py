@@ -5,13 +5,16 @@ from typing import Annotated
 import typer
 
 from flambeau import __version__
+from flambeau.commands.dead_letters import queue_app
 from flambeau.commands.demo import demo
 from flambeau.commands.infer import infer
+from flambeau.commands.jobs import jobs_app
 from flambeau.commands.models import models_app
 from flambeau.commands.serve import serve
 from flambeau.commands.train import train
 from flambeau.commands.transfer import pull, push
 from flambeau.commands.up import up
+from flambeau.commands.up_split import up_split
 
 app = typer.Typer(
     name="flambeau",
@@ -20,9 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, export, prove, publish and serve PyTorch models.",
 )
-for verb in (train, push, pull, serve, infer, up, demo):
+for verb in (train, push, pull, serve, infer, up, up_split, demo):
     app.command()(verb)
 app.add_typer(models_app, name="models")
+app.add_typer(queue_app, name="queue")
+app.add_typer(jobs_app, name="jobs")
 
 
 def _print_version(wanted: bool) -> None:

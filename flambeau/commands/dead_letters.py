@@ -1,0 +1,121 @@
+"""`flambeau queue dead`: the requests that ended the workers that ran them."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.tables import columns
+
+if TYPE_CHECKING:
+    from services.queueing.redis_streams.dead_letters import DeadLetter, DeadLetters
+
+queue_app = typer.Typer(no_args_is_help=True, help="Look into the queue between processes.")
+dead_app = typer.Typer(
+    no_args_is_help=True, help="Requests that were running when two workers died."
+)
+queue_app.add_typer(dead_app, name="dead")
+
+QueueOption = Annotated[str, typer.Option(help="URL of the Redis or Valkey.")]
+LetterArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
+DEFAULT_QUEUE = "redis://127.0.0.1:6379"
+
+Found = TypeVar("Found")
+
+
+@dead_app.command("list")
+def list_letters(queue: QueueOption = DEFAULT_QUEUE) -> None:
+    """List them, the oldest first."""
+    letters = _with_letters(queue, lambda all_letters: all_letters.all())
+    if not letters:
+        typer.echo("no dead letters")
+        return
+    rows = [("ID", "MODEL", "VERSION", "DIED", "ERROR")]
+    rows += [
+        (x.id, x.lane.model, str(x.lane.version), _when(x), x.error.partition(";")[0])
+        for x in letters
+    ]
+    for line in columns(rows):
+        typer.echo(line)
+
+
+@dead_app.command("show")
+def show_letter(letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE) -> None:
+    """Show what was asked."""
+
+    async def show(letters: "DeadLetters") -> list[str]:
+        found = await letters.find(letter)
+        request = await letters.request(found)
+        rows = [
+            ("model", found.lane.model),
+            ("version", str(found.lane.version)),
+            ("request", request.request_id),
+            ("from", found.address.partition(" ")[0]),
+            ("died", _when(found)),
+            ("error", found.error),
+            ("priority", str(request.priority)),
+        ]
+        rows += [
+            (f"input {name}", f"{array.dtype} {list(array.shape)}")
+            for name, array in request.inputs.items()
+        ]
+        return columns(rows)
+
+    for line in _with_letters(queue, show):
+        typer.echo(line)
+
+
+@dead_app.command("retry")
+def retry_letter(
+    letter: LetterArgument,
+    queue: QueueOption = DEFAULT_QUEUE,
+    timeout_s: Annotated[float, typer.Option(min=0, help="Seconds it has from now on.")] = 60.0,
+) -> None:
+    """Put one back on its queue: after the model was mended, to see whether it runs."""
+
+    async def retry(letters: "DeadLetters") -> bool:
+        return await letters.retry(await letters.find(letter), timeout_s)
+
+    if not _with_letters(queue, retry):
+        typer.echo(f"{letter} is gone: it was dropped or queued again meanwhile", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{letter} is queued again")
+
+
+@dead_app.command("drop")
+def drop_letter(letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE) -> None:
+    """Forget one."""
+
+    async def drop(letters: "DeadLetters") -> bool:
+        return await letters.drop(await letters.find(letter))
+
+    _with_letters(queue, drop)
+    typer.echo(f"{letter} is gone")
+
+
+def _with_letters(url: str, do: "Callable[[DeadLetters], Awaitable[Found]]") -> Found:
+    from redis.exceptions import RedisError
+
+    from services.queueing.redis_streams.clients import QueueUrlError, RedisClients
+    from services.queueing.redis_streams.dead_letters import DeadLetters, NoSuchLetterError
+    from services.queueing.redis_streams.wire import WireError
+
+    async def run() -> Found:
+        letters = DeadLetters(RedisClients(url))
+        try:
+            return await do(letters)
+        finally:
+            await letters.close()
+
+    codes: Mapping[type[Exception], int] = {
+        QueueUrlError: 2, NoSuchLetterError: 1, WireError: 1, RedisError: 1,
+    }  # fmt: skip
+    with failing_with(codes):
+        return asyncio.run(run())
+
+
+def _when(letter: "DeadLetter") -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.died_at))

@@ -1,0 +1,256 @@
+"""`flambeau jobs`: work handed in now and fetched later."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.infer import fit_inputs, read_inputs
+from flambeau.commands.tables import UNKNOWN, columns
+
+if TYPE_CHECKING:
+    from flambeau.batch_files import Item
+    from flambeau.jobs import Job, JobClient
+    from flambeau.model import Model
+
+jobs_app = typer.Typer(no_args_is_help=True, help="Hand work in now, fetch the result later.")
+
+Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's gRPC address.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
+Version = Annotated[
+    str, typer.Option(help="Version of the model; unless given, the one in production.")
+]
+DEFAULT_SERVER = "127.0.0.1:8001"
+AHEAD = 256
+"""Jobs of a batch that are handed in before their results are fetched."""
+REPORT_EVERY_S = 5.0
+
+
+@jobs_app.command()
+def submit(
+    model: ModelName,
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="NAME=VALUE",
+            help="An input: FILE.npy, FILE.json or JSON itself. Once for each input.",
+        ),
+    ],
+    server: Server = DEFAULT_SERVER,
+    version: Version = "",
+    key: Annotated[str, typer.Option(help="A job with the same key is the same job.")] = "",
+    timeout_s: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds the job may take.")
+    ] = None,
+    webhook: Annotated[str, typer.Option(help="URL to call when it is over.")] = "",
+) -> None:
+    """Hand in a job; prints its id."""
+    with _clients(server) as (served_by, jobs):
+        values = read_inputs(inputs)
+        arrays = fit_inputs(served_by(model, version), values)
+        job = jobs.submit(
+            model,
+            arrays,
+            version=version,
+            idempotency_key=key,
+            timeout_s=timeout_s,
+            webhook=webhook,
+        )
+    typer.echo(job.id)
+
+
+@jobs_app.command()
+def get(
+    job: JobId,
+    server: Server = DEFAULT_SERVER,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the outputs to this .npz file.")
+    ] = None,
+) -> None:
+    """Show a job, and its result if it is done."""
+    with _clients(server) as (_, jobs):
+        _show(jobs.get(job), output)
+
+
+@jobs_app.command()
+def wait(
+    job: JobId,
+    server: Server = DEFAULT_SERVER,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the outputs to this .npz file.")
+    ] = None,
+) -> None:
+    """Wait until a job is over, and show it; fails unless it is done."""
+    with _clients(server) as (_, jobs):
+        found = jobs.wait(job)
+        _show(found, output)
+    if found.state != "done":
+        raise typer.Exit(1)
+
+
+@jobs_app.command()
+def cancel(job: JobId, server: Server = DEFAULT_SERVER) -> None:
+    """End a job that is not over."""
+    with _clients(server) as (_, jobs):
+        typer.echo(f"{job} is {jobs.cancel(job).state}")
+
+
+@jobs_app.command("list")
+def list_jobs(model: ModelName, server: Server = DEFAULT_SERVER) -> None:
+    """List a model's newest jobs."""
+    with _clients(server) as (_, jobs):
+        found = jobs.list(model)
+    rows = [("ID", "VERSION", "STATE", "CREATED", "TOOK")]
+    rows += [(x.id, x.version, x.state, _local(x), _took(x)) for x in found]
+    for line in columns(rows):
+        typer.echo(line)
+
+
+@jobs_app.command()
+def batch(
+    model: ModelName,
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--input-dir",
+            exists=True,
+            help="A folder of .npy or .npz files, a .jsonl file, or a .npy file: a stack of rows.",
+        ),
+    ],
+    output_dir: Annotated[Path, typer.Option(help="Where the results go, an .npz file each.")],
+    server: Server = DEFAULT_SERVER,
+    version: Version = "",
+    rows: Annotated[
+        int, typer.Option(min=1, help="Rows of a stack in one job; the model's most unless less.")
+    ] = 1024,
+) -> None:
+    """Run files of work through a model. Interrupted, it goes on where it was when run again."""
+    from flambeau.batch_files import check_folder, read_items, result_path
+
+    with _clients(server) as (served_by, jobs):
+        served = served_by(model, version)
+        specs = served.signature.inputs
+        only_input = specs[0].name if len(specs) == 1 else ""
+        most_rows = min(rows, served.signature.max_batch_size)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        items = partial(read_items, source, only_input, most_rows)
+        names = frozenset(item.name for item in items())
+        check_folder(output_dir, source, names)
+        done = sum(result_path(output_dir, name).exists() for name in names)
+        if done:
+            typer.echo(f"{done} of {len(names)} are done already")
+        left = (item for item in items() if not result_path(output_dir, item.name).exists())
+        failed = _run_batch(jobs, served, version, left, len(names) - done, output_dir)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run_batch(
+    jobs: "JobClient",
+    served: "Model",
+    version: str,
+    items: "Iterator[Item]",
+    total: int,
+    folder: Path,
+) -> int:
+    """Hands items in, some ahead, and fetches their results. Returns how many failed."""
+    from rich.progress import Progress
+
+    from flambeau.batch_files import result_path, write_arrays
+    from flambeau.errors import InvalidRequestError
+
+    ahead: deque[tuple[Item, str]] = deque()
+    states: Counter[str] = Counter()
+    report_at = time.monotonic() + REPORT_EVERY_S
+    with Progress(disable=not _on_terminal()) as progress:
+        bar = progress.add_task(served.name, total=total)
+        while True:
+            for item in items:
+                try:
+                    ahead.append((item, _submit_item(jobs, served, version, item)))
+                except InvalidRequestError as error:  # the others are none the worse for it
+                    states["refused"] += 1
+                    typer.echo(f"{item.name}: {error}", err=True)
+                    progress.advance(bar)
+                if len(ahead) >= AHEAD:
+                    break
+            if not ahead:
+                break
+            item, job_id = ahead.popleft()
+            found = jobs.wait(job_id)
+            states[found.state] += 1
+            if found.outputs is not None:
+                write_arrays(result_path(folder, item.name), found.outputs)
+            else:
+                typer.echo(f"{item.name}: {found.state} {found.error}", err=True)
+            progress.advance(bar)
+            if not _on_terminal() and time.monotonic() > report_at:
+                typer.echo(f"{states.total()} of {total}")
+                report_at += REPORT_EVERY_S
+    typer.echo(", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to do")
+    return states.total() - states["done"]
+
+
+def _submit_item(jobs: "JobClient", served: "Model", version: str, item: "Item") -> str:
+    """Hands an item in, and again if it had failed when it was handed in before. Returns its id."""
+    from flambeau.batch_files import key_of
+
+    values = item.read()
+    inputs, key = fit_inputs(served, dict(values)), key_of(item, values, served.name, version)
+    while True:
+        job = jobs.submit(served.name, inputs, version=version, idempotency_key=key)
+        if job.is_new or not job.is_over or job.state == "done":
+            return job.id
+        key = f"{key[:64]}-{job.id[-16:]}"
+
+
+def _show(job: "Job", output: Path | None) -> None:
+    from flambeau.tensor_text import describe
+
+    typer.echo(f"{job.id}  {job.state}  created {_local(job)}  took {_took(job)}")
+    if job.error:
+        typer.echo(f"error: {job.error}")
+    if job.outputs is None:
+        return
+    if output is None:
+        typer.echo(describe(job.outputs, set()))
+        return
+    from flambeau.batch_files import write_arrays
+
+    write_arrays(output, job.outputs)
+    typer.echo(f"wrote {output}")
+
+
+@contextmanager
+def _clients(server: str) -> "Iterator[tuple[Callable[[str, str], Model], JobClient]]":
+    """What asks for a model's signature, and what hands jobs in."""
+    from flambeau.client import Client
+    from flambeau.errors import ClientError
+    from flambeau.jobs import JobClient
+
+    with failing_with({ClientError: 1}), Client(server) as client, JobClient(server) as jobs:
+        yield client.model, jobs
+
+
+def _local(job: "Job") -> str:
+    return job.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _took(job: "Job") -> str:
+    if job.finished_at is None:
+        return UNKNOWN
+    return f"{(job.finished_at - job.created_at).total_seconds():.1f} s"
+
+
+def _on_terminal() -> bool:
+    import sys
+
+    return sys.stdout.isatty()

@@ -1,0 +1,210 @@
+"""Jobs: hands a model's work in, and fetches the result later, from wherever.
+
+    with JobClient("models.internal:8001") as jobs:
+        job = jobs.submit("digits", {"image": images})
+        job = jobs.get(job.id, wait_s=30)
+        logits = job.outputs["logits"]
+
+Rules kept here: a submission that is sent again, after a broken connection say, is the same job;
+one that names no idempotency key gets one of its own.
+"""
+
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from flambeau.channel import MAX_MESSAGE_BYTES, channel_options, check_timeout_s
+from flambeau.errors import from_status
+from flambeau.wire import Array, infer_call, read_outputs
+from protos.flambeau.v1 import jobs_pb2 as pb
+
+SERVICE = "flambeau.v1.JobService"
+OVER = frozenset({"done", "failed", "cancelled", "expired"})
+"""The states in which nothing more happens."""
+CALL_TIMEOUT_S = 30.0
+ASK_AGAIN_S = 1.0
+_MESSAGES: dict[str, tuple[type[Any], type[Any]]] = {
+    "SubmitJob": (pb.SubmitJobRequest, pb.SubmitJobResponse),
+    "GetJob": (pb.GetJobRequest, pb.Job),
+    "CancelJob": (pb.CancelJobRequest, pb.Job),
+    "ListJobs": (pb.ListJobsRequest, pb.ListJobsResponse),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the server knows of a job."""
+
+    id: str
+    model: str
+    version: str
+    state: str
+    """`queued`, `running`, `done`, `failed`, `cancelled` or `expired`."""
+    created_at: datetime
+    deadline: datetime
+    finished_at: datetime | None
+    error: str
+    """Why it failed; empty if it did not."""
+    outputs: dict[str, Array] | None
+    """Arrays by output name, once it is done."""
+    is_new: bool = False
+    """Whether it was made by the very submission that gave this."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in OVER
+
+
+class JobClient:
+    """A connection to a server that keeps jobs; threads may share it.
+
+    Args:
+        target: `host:port` of its gRPC.
+        max_message_bytes: limit on one message, in either direction.
+    """
+
+    def __init__(self, target: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        options = channel_options(max_message_bytes, SERVICE)
+        self._channel = grpc.insecure_channel(target, options=options)
+        self._methods = {
+            name: self._channel.unary_unary(
+                f"/{SERVICE}/{name}",
+                request_serializer=request.SerializeToString,
+                response_deserializer=response.FromString,
+            )
+            for name, (request, response) in _MESSAGES.items()
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._channel.close()
+
+    def submit(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        idempotency_key: str = "",
+        webhook: str = "",
+        bf16: Collection[str] = (),
+    ) -> Job:
+        """Hands in a job. Checks no signature: the server does.
+
+        Args:
+            model: its name.
+            inputs: arrays by input name, as for `Client.infer`.
+            version: empty for the one the server's pointer names.
+            outputs: names of the outputs wanted; none for all.
+            timeout_s: seconds the job may take; None for as long as the server allows.
+            idempotency_key: a job with the same one is the same job.
+            webhook: URL that the server calls when the job is over.
+            bf16: names of the inputs that are bfloat16.
+
+        Raises:
+            ClientError: a leaf of the tree in `flambeau.errors`.
+        """
+        request = infer_call(
+            model, inputs, version=version, outputs=outputs, request_id="", bf16=bf16
+        ).request
+        if timeout_s is not None:
+            request.parameters["timeout"].int64_param = int(check_timeout_s(timeout_s) * 1e6)
+        message = pb.SubmitJobRequest(
+            request=request, idempotency_key=idempotency_key or uuid.uuid4().hex, webhook=webhook
+        )
+        reply = self._call("SubmitJob", message)
+        return _job(reply.job, is_new=reply.is_new)
+
+    def get(self, job_id: str, *, wait_s: float = 0.0) -> Job:
+        """What is known of a job.
+
+        Args:
+            job_id: of the job.
+            wait_s: seconds to wait for it to be over; the server waits a minute at most.
+
+        Raises:
+            NotFoundError: there is no such job, or its result is no longer kept.
+            ClientError: any other failure.
+        """
+        wait = Duration()
+        wait.FromMicroseconds(int(wait_s * 1e6))
+        return _job(self._call("GetJob", pb.GetJobRequest(id=job_id, wait=wait), wait_s))
+
+    def wait(self, job_id: str) -> Job:
+        """A job, once it is over.
+
+        Raises:
+            NotFoundError, ClientError: as `get`.
+        """
+        while True:
+            asked_at = time.monotonic()
+            job = self.get(job_id, wait_s=30.0)
+            if job.is_over:
+                return job
+            # A server with too many who wait answers at once.
+            time.sleep(max(asked_at + ASK_AGAIN_S - time.monotonic(), 0))
+
+    def cancel(self, job_id: str) -> Job:
+        """Ends a job that is not over; one that is stays as it is.
+
+        Raises:
+            NotFoundError, ClientError: as `get`.
+        """
+        return _job(self._call("CancelJob", pb.CancelJobRequest(id=job_id)))
+
+    def list(self, model: str) -> list[Job]:
+        """A model's newest jobs, without their results.
+
+        Raises:
+            NotFoundError: no such model.
+            ClientError: any other failure.
+        """
+        return [
+            _job(job) for job in self._call("ListJobs", pb.ListJobsRequest(model_name=model)).jobs
+        ]
+
+    def _call(self, name: str, request: Any, longer_s: float = 0.0) -> Any:
+        timeout_s = CALL_TIMEOUT_S + longer_s
+        with _failing(timeout_s):
+            return self._methods[name](request, timeout=timeout_s)
+
+
+@contextmanager
+def _failing(timeout_s: float) -> Iterator[None]:
+    """Gives a call's failure the error of our tree."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_status(error.code().name, error.details() or "", timeout_s) from error
+
+
+def _job(message: pb.Job, *, is_new: bool = False) -> Job:
+    return Job(
+        id=message.id,
+        model=message.model_name,
+        version=message.model_version,
+        state=pb.Job.State.Name(message.state).removeprefix("STATE_").lower(),
+        created_at=_moment(message.created_at),
+        deadline=_moment(message.deadline),
+        finished_at=_moment(message.finished_at) if message.HasField("finished_at") else None,
+        error=message.error,
+        outputs=read_outputs(message.result) if message.HasField("result") else None,
+        is_new=is_new,
+    )
+
+
+def _moment(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(UTC)
