@@ -1,0 +1,1 @@
+"""Everything that can die, killed under load, and a ledger that proves that nothing was lost."""

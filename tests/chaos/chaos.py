@@ -1,0 +1,108 @@
+"""One run: a fleet under steady load, one fault after the other, and the ledger at the end."""
+
+import random
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.callers import MODEL, SCALE, Callers
+from tests.chaos.faults import FAULTS, NETWORK_FAULTS, POISONED, Fault
+from tests.chaos.fleet import Fleet, hosts
+from tests.chaos.job_callers import JobCallers
+from tests.chaos.job_ledger import JobLedger
+from tests.chaos.ledger import Ledger
+from tests.chaos.network import Network, why_no_network
+from tests.fixtures import misbehaving_models, onnx_models
+
+WORKERS, GATEWAYS, CALLERS, JOB_CALLERS = 3, 2, 8, 2
+QUIET_S = 2.0
+"""Between faults: most of the time all is well."""
+HEALED_S = 30.0
+"""After the last fault, everything must be answered within so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run ended."""
+
+    broken: list[str]
+    requests: Counter[str]
+    jobs: Counter[str]
+    faults: Counter[str]
+    answered_at_the_end: int
+    """Requests answered after the last fault: all must run again."""
+    exit_codes: list[int]
+
+    def complaints(self) -> list[str]:
+        """Everything that was not as it must be, a line each."""
+        found = list(self.broken)
+        if not self.answered_at_the_end:
+            found.append("nothing was answered after the last fault")
+        if any(self.exit_codes):
+            found.append(f"exit codes of gateways and workers: {self.exit_codes}")
+        if 2 * self.requests["answered"] < self.requests.total():
+            found.append("fewer than half of the requests were answered")
+        if not self.jobs["done"]:
+            found.append("no job was done")
+        return found
+
+
+def run_chaos(
+    seconds: float, seed: int, flavour: str, faults: tuple[Fault, ...] | None = None
+) -> Verdict:
+    """Runs chaos.
+
+    Args:
+        seconds: of faults.
+        seed: of all choices.
+        flavour: of Redis.
+        faults: which may happen; None for all that are possible here.
+    """
+    chance, requests, jobs = random.Random(seed), Ledger(), JobLedger()
+    happened = Counter[str]()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        no_network = why_no_network()
+        if no_network:
+            print(f"no faults of the network: {no_network}", flush=True)
+        network = None if no_network else stack.enter_context(Network(hosts(WORKERS)))
+        if faults is None:
+            faults = FAULTS if no_network else FAULTS + NETWORK_FAULTS
+        store = folder / "store"
+        onnx_models.publish(str(store), MODEL, onnx_models.linear(SCALE))
+        misbehaving_models.publish(str(store), POISONED, misbehaving_models.crashing())
+        fleet = Fleet(store, folder, flavour, network, WORKERS, GATEWAYS)
+        stack.callback(fleet.kill)
+        fleet.start([MODEL, POISONED])
+        with (
+            Callers(fleet, requests, CALLERS, seed),
+            JobCallers(fleet, jobs, JOB_CALLERS, seed) as job_callers,
+        ):
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                time.sleep(chance.uniform(0, 2 * QUIET_S))
+                fault = chance.choice(faults)
+                happened[fault.__name__] += 1
+                began = time.monotonic()
+                fault(fleet, chance)
+                print(f"{fault.__name__}: {time.monotonic() - began:.1f} s, "
+                      f"requests {dict(requests.counts())}, jobs {dict(jobs.counts())}",
+                      flush=True)  # fmt: skip
+            before = requests.counts()["answered"]
+            _wait_until_answered(requests, before + 100)
+        answered = requests.counts()["answered"] - before
+        job_callers.read_again()
+        codes = fleet.stop()
+        if network is not None and network.slowed_with:
+            print(f"the network was slowed with {network.slowed_with}", flush=True)
+    broken = requests.broken() + jobs.broken()
+    return Verdict(broken, requests.counts(), jobs.counts(), happened, answered, codes)
+
+
+def _wait_until_answered(ledger: Ledger, wanted: int) -> None:
+    give_up_at = time.monotonic() + HEALED_S
+    while ledger.counts()["answered"] < wanted and time.monotonic() < give_up_at:
+        time.sleep(0.1)

@@ -1,0 +1,155 @@
+"""Redis, workers and gateways that may be killed at any moment and are started again."""
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.settings import command_line
+from tests.chaos.network import Network
+from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.servers import ROOT
+
+START_TIMEOUT_S = 60.0
+FIRST_PORT = 18_000
+REDIS = "redis"
+
+
+class Member:
+    """One process of the fleet, which keeps its ports when it is started again."""
+
+    def __init__(
+        self, kind: str, log: Path, settings: dict[str, object], within: Sequence[str] = ()
+    ) -> None:
+        self._command = [*within, sys.executable, "-m", f"services.{kind}", *command_line(settings)]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self.deaths = 0
+        """How often it was killed."""
+
+    def start(self) -> None:
+        """Starts it."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self.deaths += 1
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def revive_if_dead(self) -> bool:
+        """Starts it again if it has ended by itself. Returns whether it had."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            return False
+        self.start()
+        return True
+
+    def stop(self) -> int:
+        """Asks it to end, and waits. Returns its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(60)
+        finally:
+            self._process.kill()
+
+
+class Fleet:
+    """A split server, with Redis and every worker on a host of its own where there is a network.
+
+    Attributes:
+        redis: its socket can be reached whatever the network does.
+        network: None where none can be made.
+        lost_memory: how often Redis was made to forget everything.
+
+    Args:
+        store: folder of the model store.
+        folder: for logs and files.
+        flavour: of Redis.
+        network: has the hosts of `hosts`.
+        workers: how many.
+        gateways: how many.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        folder: Path,
+        flavour: str,
+        network: Network | None,
+        workers: int,
+        gateways: int,
+    ) -> None:
+        self.network = network
+        self.lost_memory = 0
+        if network is None:
+            self.redis = RedisProcess(flavour, folder)
+            url = self.redis.url
+        else:
+            address = network.address(REDIS)
+            listening = ("--bind", address, "--port", "6379", "--protected-mode", "no")
+            self.redis = RedisProcess(flavour, folder, *listening, within=network.within(REDIS))
+            url = f"redis://{address}:6379"
+        queue = {"queue": url, "metrics_port": 0}
+        self.workers = [
+            Member(
+                "inference",
+                folder / f"{host}.log",
+                {**queue, "store": str(store)},
+                network.within(host) if network else (),
+            )
+            for host in hosts(workers)[1:]
+        ]
+        self.https = [f"127.0.0.1:{FIRST_PORT + n}" for n in range(gateways)]
+        self.gateways = [
+            Member(
+                "gateway",
+                folder / f"gateway-{n}.log",
+                {**queue, "http_port": FIRST_PORT + n, "grpc_port": 0},
+            )
+            for n in range(gateways)
+        ]
+
+    def start(self, models: Sequence[str]) -> None:
+        """Starts all, and waits until every gateway serves the models."""
+        self.redis.start()
+        for member in (*self.workers, *self.gateways):
+            member.start()
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        for http in self.https:
+            for model in models:
+                while not _is_ready(f"http://{http}/v2/models/{model}/ready"):
+                    assert time.monotonic() < give_up_at, f"{http} does not serve {model}"
+                    time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Ends whatever still runs."""
+        for member in (*self.gateways, *self.workers):
+            member.kill()
+        self.redis.kill()
+
+    def stop(self) -> list[int]:
+        """Asks all to end. Returns the exit codes, gateways first."""
+        return [member.stop() for member in (*self.gateways, *self.workers)]
+
+
+def hosts(workers: int) -> list[str]:
+    """The hosts of a fleet: that of Redis, and one for each worker."""
+    return [REDIS, *(f"worker-{n}" for n in range(workers))]
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
