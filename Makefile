@@ -11,6 +11,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 ARGS ?=
 BIN := $(VENV)/bin
+# Tests of one file mostly stay together, for they share servers; who has none left takes some.
+SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist worksteal
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
 
@@ -26,12 +28,12 @@ $(BIN)/python:
 $(SERVING): pyproject.toml | $(BIN)/python
 	@echo "installing flambeau into $(VENV) (minutes the first time)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve,train]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,train]'
 	@touch $@
 	@echo "✓ environment ready"
 
 $(DEVELOPING): pyproject.toml | $(SERVING)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve,train,dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,train,dev]'
 	@touch $@
 
 .PHONY: install
@@ -43,18 +45,26 @@ install: $(SERVING) ## Make the environment for training and serving.
 up: $(SERVING) ## Train a first model if the store is empty, then serve it. ARGS="--set http_port=9000"
 	@set -m; $(BIN)/flambeau up $(ARGS) || exit $$?
 
+.PHONY: up-split
+up-split: $(SERVING) ## The same with many processes: Redis, two gateways, two workers, an example load.
+	@set -m; $(BIN)/flambeau up-split $(ARGS) || exit $$?
+
 .PHONY: demo
 demo: $(SERVING) ## The whole path once, checked: train, serve, classify over REST and gRPC, compare.
 	@$(BIN)/flambeau demo $(ARGS)
 
 .PHONY: test
 test: $(DEVELOPING) ## Every test but the slow suites.
-	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo $(ARGS)
-	@$(BIN)/pytest tests/e2e $(ARGS)
+	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo $(SIDE_BY_SIDE) $(ARGS)
+	@$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(DEVELOPING) ## The tests that need a GPU; where there is none each says so and is skipped.
 	@$(BIN)/pytest tests/gpu $(ARGS)
+
+.PHONY: chaos
+chaos: $(DEVELOPING) ## Ten minutes of killing everything under load, with a ledger. ARGS="--seed 7"
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 .PHONY: lint
 lint: $(DEVELOPING) ## Format, lint, types, imports, and stubs that agree with their .proto.
@@ -72,7 +82,7 @@ format: $(DEVELOPING) ## Format and fix what can be fixed.
 
 .PHONY: protos
 protos: $(DEVELOPING) ## Generate the stubs from protos/*.proto.
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. protos/*.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. protos/*.proto protos/flambeau/v1/*.proto
 
 .PHONY: bench
 bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.
@@ -89,6 +99,10 @@ bench-overload: $(SERVING) ## What becomes of requests with 50 ms when twice as 
 .PHONY: bench-swap
 bench-swap: $(SERVING) ## Versions that change under load: failed requests, and p99 beside that before.
 	@$(BIN)/python -m bench.swap $(ARGS)
+
+.PHONY: bench-split
+bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one process.
+	@$(BIN)/python -m bench.split $(ARGS)
 
 .PHONY: soak
 soak: $(SERVING) ## An hour at 70 % of capacity: memory, errors, latency. ARGS="--minutes 10"

@@ -53,14 +53,24 @@ def _log() -> int:
     return os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
 
 
+def pinned_child() -> Callable[[], None]:
+    """A `preexec_fn` that pins a child to the server's core and ties it to our life."""
+    pin, libc = pinned_to(SERVER_CORE), ctypes.CDLL(None)
+
+    def prepare() -> None:
+        pin()
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return prepare
+
+
 def _before_exec() -> Callable[[], None]:
-    """Pins the child, keeps Ctrl-C from it, which is ours to act on, and ties it to our life."""
-    pin, libc, log = pinned_to(SERVER_CORE), ctypes.CDLL(None), _log()
+    """The same, keeps Ctrl-C from the child, which is ours to act on, and gives it our log."""
+    pin, log = pinned_child(), _log()
 
     def prepare() -> None:
         pin()
         os.dup2(log, 2)
         os.setsid()
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     return prepare

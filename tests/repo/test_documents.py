@@ -10,7 +10,8 @@ import typer.main
 
 from flambeau.cli import app
 from services.gateway.rest_infer import TIMEOUT_HEADER
-from services.standalone.config import ModelSettings, ServerConfig
+from services.inference.config import ModelSettings
+from services.standalone.config import ServerConfig
 from services.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,293 @@
+"""`make bench-split`: what Redis between gateway and worker costs, beside all in one process.
+
+Everything of a server shares the server's core, however many processes it is: Redis' work counts
+as the server's. The two shapes are measured in turn within each round. Prints verdicts and writes
+`bench/results/split.json`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from bench.golden_model import (
+    BENCH_STORE,
+    ask_for,
+    check_answers,
+    golden_model,
+    newest_manifest,
+    read_golden,
+    served_artifact,
+)
+from bench.load import closed_loop, warm_up
+from bench.metrics_page import read_metrics
+from bench.peers.load import Load
+from bench.peers.peer import Form
+from bench.peers.process_tree import cpu_seconds
+from bench.pinned_server import end_with_exception, pinned_child, pinned_server
+from bench.pinning import become_client
+from bench.raw_model import raw_rates
+from bench.results_file import bench_store, write_results
+from bench.verdicts import Verdict, table
+from flambeau.server_process import ServerProcess
+from flambeau.split_processes import SplitProcess, redis_process, split_process
+from model_store.store import ModelStore
+from services.queueing.records import JOB_PRIORITY, InferRequest, Lane
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.jobs import JobLimits, Jobs
+from services.queueing.redis_streams.keys import LaneKeys
+
+FORM = Form.BINARY
+LARGE, SMALL = "cnn", "tiny-mlp"
+CLIENTS = 32
+GATEWAYS = 16
+JOBS, AT_ONCE = 10_000, 100
+RAW_S = 1.0
+"""For each batch size, before and after."""
+LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A server that is split."""
+
+    redis_pid: int
+    queue: str
+    worker: SplitProcess
+    gateways: Sequence[ServerProcess]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeFigures:
+    """One shape under one load, medians of the rounds."""
+
+    model: str
+    shape: str
+    clients: int
+    requests_per_second: float
+    p50_ms: float
+    p99_ms: float
+    rows_a_batch: float
+    redis_cpu_us: float
+    """User and system time a request; 0 where there is no Redis."""
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedJobs:
+    """Jobs that waited, and how fast they became fewer."""
+
+    jobs: int
+    jobs_per_second: float
+    raw_per_second: float
+
+    def verdict(self) -> Verdict:
+        """The figure beside its target."""
+        return Verdict(what=f"{self.jobs:,} jobs that wait, {LARGE}: jobs/s ÷ raw",
+                       value=self.jobs_per_second / self.raw_per_second,
+                       bound="at least", target=0.9)  # fmt: skip
+
+
+@contextlib.contextmanager
+def split_server(store: ModelStore, models: Sequence[str], gateways: int = 1) -> Iterator[Split]:
+    """Redis, one worker and some gateways on the server's core, until the block ends."""
+    prepare = pinned_child()
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        redis_pid, queue = stack.enter_context(redis_process(folder, prepare))
+        only = {"store": store.url, "models": models, "metrics_port": 0}
+        worker = stack.enter_context(
+            split_process("inference", queue, folder / "worker.log", only, prepare)
+        )
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        found = []
+        for n in range(gateways):
+            log = folder / f"gateway-{n}.log"
+            part = stack.enter_context(split_process("gateway", queue, log, ports, prepare))
+            found.append(
+                ServerProcess(pid=part.pid, http=part.http, grpc=part.grpc, metrics=part.metrics)
+            )
+        yield Split(redis_pid, queue, worker, found)
+
+
+def main() -> None:
+    """Measures, prints, and writes."""
+    end_with_exception()
+    given = _arguments()
+    store = bench_store(given.store)
+    become_client()
+    figures = [
+        _medians(group)
+        for name, clients in ((LARGE, CLIENTS), (SMALL, 1), (SMALL, CLIENTS))
+        for group in _both_shapes(store, name, clients, given.rounds, given.seconds)
+    ]
+    rows = _batches_of_many_gateways(store, given.seconds)
+    drained = _drained(store)
+    print(_table(figures))
+    document = {
+        "figures": list(map(asdict, figures)),
+        "rows_with_many_gateways": rows,
+        "jobs": asdict(drained),
+    }
+    verdicts = _verdicts(figures, rows)
+    write_results("split", document, [*verdicts, drained.verdict()])
+
+
+def _both_shapes(
+    store: ModelStore, name: str, clients: int, rounds: int, seconds: int
+) -> list[list[ShapeFigures]]:
+    """One load on both shapes, in turn. Returns the rounds of each."""
+    alone, apart = [], []
+    with pinned_server(store.url, [name]) as one, split_server(store, [name]) as split:
+        for _ in range(rounds):
+            alone.append(_measure(store, name, one, None, clients, seconds))
+            apart.append(_measure(store, name, split.gateways[0], split, clients, seconds))
+    return [alone, apart]
+
+
+def _measure(
+    store: ModelStore,
+    name: str,
+    server: ServerProcess,
+    split: Split | None,
+    clients: int,
+    seconds: int,
+) -> ShapeFigures:
+    shape = "all in one" if split is None else "split"
+    metrics = server.metrics if split is None else split.worker.metrics
+    manifest = newest_manifest(store, name)
+    model = golden_model(store, manifest)
+    length = check_answers(server, model, served_artifact(manifest, ""))[FORM]
+    ask = ask_for(model, FORM, model.rows[:1])
+    warm_up(server, FORM, ask, clients, length)
+    before, cpu = read_metrics(metrics), cpu_seconds(split.redis_pid) if split else 0.0
+    load = closed_loop(server, FORM, ask, clients, seconds, length)
+    cpu = cpu_seconds(split.redis_pid) - cpu if split else 0.0
+    figures = ShapeFigures(
+        model=name,
+        shape=shape,
+        clients=clients,
+        requests_per_second=load.answered / load.duration_s,
+        p50_ms=load.p50_ms,
+        p99_ms=load.p99_ms,
+        rows_a_batch=read_metrics(metrics).since(before).mean_batch_rows(name),
+        redis_cpu_us=cpu / load.answered * 1e6,
+        failures=load.failed,
+    )
+    print(f"  {name}, {clients} clients, {shape}: {figures.requests_per_second:,.0f}/s, p50 "
+          f"{figures.p50_ms:.2f} ms", flush=True)  # fmt: skip
+    return figures
+
+
+def _batches_of_many_gateways(store: ModelStore, seconds: int) -> float:
+    """Rows a batch when as many clients as fill one come through many gateways."""
+    manifest = newest_manifest(store, LARGE)
+    model = golden_model(store, manifest)
+    ask = ask_for(model, FORM, model.rows[:1])
+    with split_server(store, [LARGE], GATEWAYS) as split:
+        artifact = served_artifact(manifest, "")
+        length = check_answers(split.gateways[0], model, artifact)[FORM]
+        before = read_metrics(split.worker.metrics)
+
+        def load(gateway: ServerProcess) -> Load:
+            return closed_loop(gateway, FORM, ask, CLIENTS // GATEWAYS, seconds, length)
+
+        with ThreadPoolExecutor(GATEWAYS) as threads:
+            loads = list(threads.map(load, split.gateways))
+        rows = read_metrics(split.worker.metrics).since(before).mean_batch_rows(LARGE)
+    failed = sum(load.failed for load in loads)
+    print(f"  {GATEWAYS} gateways: {rows:.1f} rows a batch, failures {failed}", flush=True)
+    return rows
+
+
+def _drained(store: ModelStore) -> DrainedJobs:
+    """Hands in more jobs than can be done meanwhile, and looks how long the rest takes."""
+    manifest = newest_manifest(store, LARGE)
+    artifact = served_artifact(manifest, "")
+    before = max(raw_rates(store, manifest, artifact, RAW_S).values())
+    golden = read_golden(store, manifest).inputs
+    request = InferRequest(
+        request_id="bench",
+        lane=Lane(LARGE, manifest.version),
+        inputs={name: rows[:1] for name, rows in golden.items()},
+        rows=1,
+        deadline=0.0,
+        priority=JOB_PRIORITY,
+    )
+
+    async def run(queue: str) -> tuple[int, float]:
+        clients = RedisClients(queue)
+        jobs, redis = Jobs(clients, JobLimits(10 * JOBS, 3600)), clients.open()
+        stream = LaneKeys(request.lane, jobs=True).streams[0]
+        try:
+            for _ in range(JOBS // AT_ONCE):
+                handed = (jobs.submit(request, 3600) for _ in range(AT_ONCE))
+                await asyncio.gather(*handed)
+            waiting, began = await redis.send("XLEN", stream), time.monotonic()
+            while await redis.send("XLEN", stream):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_EVERY_S)
+            return waiting, time.monotonic() - began
+        finally:
+            await redis.close()
+
+    with split_server(store, [LARGE]) as split:
+        waiting, took_s = asyncio.run(run(split.queue))
+    after = max(raw_rates(store, manifest, artifact, RAW_S).values())
+    print(f"  {waiting:,} jobs in {took_s:.0f} s, raw {before:,.0f}/s before, {after:,.0f}/s after",
+          flush=True)  # fmt: skip
+    return DrainedJobs(JOBS, waiting / took_s, (before + after) / 2)
+
+
+def _medians(rounds: Sequence[ShapeFigures]) -> ShapeFigures:
+    first = asdict(rounds[0])
+    numbers = [name for name, value in first.items() if isinstance(value, float)]
+    middle = {name: median(getattr(one, name) for one in rounds) for name in numbers}
+    return ShapeFigures(**first | middle | {"failures": sum(one.failures for one in rounds)})
+
+
+def _verdicts(figures: Sequence[ShapeFigures], rows: float) -> list[Verdict]:
+    of = {(f.model, f.clients, f.shape): f for f in figures}
+    large = [of[LARGE, CLIENTS, shape] for shape in ("all in one", "split")]
+    one = [of[SMALL, 1, shape] for shape in ("all in one", "split")]
+    return [
+        Verdict(what=f"{LARGE}, {CLIENTS} clients: split ÷ all in one, requests/s",
+                value=large[1].requests_per_second / large[0].requests_per_second,
+                bound="at least", target=0.9),
+        Verdict(what="one client: added to the median latency", unit="ms",
+                value=one[1].p50_ms - one[0].p50_ms, bound="at most", target=1.5),
+        Verdict(what=f"{LARGE}, {CLIENTS} clients: rows a batch, {GATEWAYS} gateways ÷ all in one",
+                value=rows / large[0].rows_a_batch, bound="at least", target=0.9),
+        Verdict(what="failed requests", value=sum(f.failures for f in figures),
+                bound="at most", target=0),
+    ]  # fmt: skip
+
+
+def _table(figures: Sequence[ShapeFigures]) -> str:
+    head = ["model", "shape", "clients", "requests/s", "p50 ms", "p99 ms", "rows a batch"]
+    head += ["Redis CPU µs"]
+    rows: list[list[str | float]] = [
+        [
+            f.model, f.shape, f.clients, f.requests_per_second, f.p50_ms, f.p99_ms,
+            f.rows_a_batch, f.redis_cpu_us,
+        ]
+        for f in figures
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.split", description=__doc__)
+    parser.add_argument("--store", default=str(BENCH_STORE), help="model store of the benchmark")
+    parser.add_argument("--seconds", type=int, default=5, help="of each load of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
