@@ -294,7 +294,6 @@ def _schemas() -> dict[str, Any]:
             "description": "1 is served first; 0 for the default.",
         },
     }
-    moment = {"type": "string", "format": "date-time"}
     data = {"type": "array", "items": {}, "description": "Nested as the shape, or flat row-major."}
     tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
     return {
@@ -333,6 +332,13 @@ def _schemas() -> dict[str, Any]:
             id=text,
             outputs=_array("Tensor"),
         ),
+        **_job_schemas(),
+    }
+
+
+def _job_schemas() -> dict[str, Any]:
+    text, moment = {"type": "string"}, {"type": "string", "format": "date-time"}
+    return {
         "Job": _object(
             ["id", "model_name", "model_version", "state", "created_at", "deadline"],
             id=text,
