@@ -23,6 +23,7 @@ MAX_CURVES = 64
 DOUBT = 0.9
 MAX_DOUBTS = 44
 """Doubts in a row that still count: together they come to a hundredth of what was learned."""
+FAMILIAR = 100
 HANDLING_S = 1e-4
 """What a batch costs the event loop, which no run measures: it decides where models are tiny."""
 SHORTEST_S = 1e-9
@@ -180,7 +181,8 @@ class LatencyModel:
         """The curve of one shape; a new one starts from the seeds.
 
         Of these, what each row adds is scaled by its elements, and what every batch costs is not:
-        or a tiny row's overhead would make a large one hopeless.
+        or a tiny row's overhead would make a large one hopeless. Of rows more than `FAMILIAR` times
+        as large the seeds say nothing.
 
         Args:
             shape: what tells shapes apart.
@@ -191,8 +193,9 @@ class LatencyModel:
             self._curves.move_to_end(shape)
         else:
             scale = elements / self._seed_elements
-            fixed_s = _fixed_s(self._seeds)
-            seeds = {rows: fixed_s + (s - fixed_s) * scale for rows, s in self._seeds.items()}
+            known = self._seeds if scale <= FAMILIAR else {}
+            fixed_s = _fixed_s(known)
+            seeds = {rows: fixed_s + (s - fixed_s) * scale for rows, s in known.items()}
             curve = self._curves[shape] = LatencyCurve(self._max_rows, seeds)
             if len(self._curves) > MAX_CURVES:
                 self._curves.popitem(last=False)

@@ -157,7 +157,13 @@ def test_each_shape_has_a_curve_of_its_own_scaled_from_the_seeds() -> None:
 
 def test_what_every_batch_costs_is_no_larger_for_large_rows() -> None:
     model = LatencyModel(8, {1: 1e-3, 8: 1e-3}, seed_elements=4)
-    assert model.curve("large", 4_000_000).expected_s(1) == pytest.approx(1e-3)
+    assert model.curve("large", 400).expected_s(1) == pytest.approx(1e-3)
+
+
+def test_nothing_is_known_of_rows_much_larger_than_any_measured() -> None:
+    model = LatencyModel(8, {1: 1e-3, 8: 8e-3}, seed_elements=4)
+    assert model.curve("large", 400).expected_s(1) == pytest.approx(0.1)
+    assert model.curve("huge", 4_000_000).expected_s(1) == 0
 
 
 def test_shapes_that_do_not_come_any_more_are_forgotten() -> None:
