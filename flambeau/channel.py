@@ -9,13 +9,16 @@ Rules kept here:
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from protos import open_inference_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 
-MESSAGES: dict[str, tuple[type[Any], type[Any]]] = {
+Messages = Mapping[str, tuple[type[Any], type[Any]]]
+"""The methods of a service: what goes in, what comes out."""
+MESSAGES: Messages = {
     "ServerLive": (pb.ServerLiveRequest, pb.ServerLiveResponse),
     "ServerReady": (pb.ServerReadyRequest, pb.ServerReadyResponse),
     "ModelReady": (pb.ModelReadyRequest, pb.ModelReadyResponse),
@@ -23,7 +26,6 @@ MESSAGES: dict[str, tuple[type[Any], type[Any]]] = {
     "ModelMetadata": (pb.ModelMetadataRequest, pb.ModelMetadataResponse),
     "ModelInfer": (pb.ModelInferRequest, pb.ModelInferResponse),
 }
-"""The methods of the service: what goes in, what comes out."""
 
 # Waits of about 0.1, 0.3 and 0.9 s, each jittered by gRPC: long enough for a draining server to
 # leave the load balancer, short enough for a caller to wait through.
@@ -72,15 +74,17 @@ def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tupl
     ]
 
 
-def bind_methods(channel: Any) -> dict[str, Any]:
-    """Every method of the service on a channel, of `grpc` or `grpc.aio`, by its name."""
+def bind_methods(
+    channel: Any, service: str = SERVICE, messages: Messages = MESSAGES
+) -> dict[str, Any]:
+    """Every method of a service on a channel, of `grpc` or `grpc.aio`, by its name."""
     return {
         method: channel.unary_unary(
-            f"/{SERVICE}/{method}",
+            f"/{service}/{method}",
             request_serializer=request.SerializeToString,
             response_deserializer=response.FromString,
         )
-        for method, (request, response) in MESSAGES.items()
+        for method, (request, response) in messages.items()
     }
 
 

@@ -21,7 +21,13 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from flambeau.channel import MAX_MESSAGE_BYTES, channel_options, check_timeout_s
+from flambeau.channel import (
+    MAX_MESSAGE_BYTES,
+    Messages,
+    bind_methods,
+    channel_options,
+    check_timeout_s,
+)
 from flambeau.errors import from_status
 from flambeau.wire import Array, infer_call, read_outputs
 from protos.flambeau.v1 import jobs_pb2 as pb
@@ -31,7 +37,7 @@ OVER = frozenset({"done", "failed", "cancelled", "expired"})
 """The states in which nothing more happens."""
 CALL_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 1.0
-_MESSAGES: dict[str, tuple[type[Any], type[Any]]] = {
+_MESSAGES: Messages = {
     "SubmitJob": (pb.SubmitJobRequest, pb.SubmitJobResponse),
     "GetJob": (pb.GetJobRequest, pb.Job),
     "CancelJob": (pb.CancelJobRequest, pb.Job),
@@ -75,14 +81,7 @@ class JobClient:
     def __init__(self, target: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         options = channel_options(max_message_bytes, SERVICE)
         self._channel = grpc.insecure_channel(target, options=options)
-        self._methods = {
-            name: self._channel.unary_unary(
-                f"/{SERVICE}/{name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=response.FromString,
-            )
-            for name, (request, response) in _MESSAGES.items()
-        }
+        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES)
 
     def __enter__(self) -> Self:
         return self

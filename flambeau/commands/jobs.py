@@ -27,6 +27,7 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the mod
 Version = Annotated[
     str, typer.Option(help="Version of the model; unless given, the one in production.")
 ]
+OutputFile = Annotated[Path | None, typer.Option(help="Write the outputs to this .npz file.")]
 DEFAULT_SERVER = "127.0.0.1:8001"
 AHEAD = 256
 """Jobs of a batch that are handed in before their results are fetched."""
@@ -71,9 +72,7 @@ def submit(
 def get(
     job: JobId,
     server: Server = DEFAULT_SERVER,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the outputs to this .npz file.")
-    ] = None,
+    output: OutputFile = None,
 ) -> None:
     """Show a job, and its result if it is done."""
     with _clients(server) as (_, jobs):
@@ -84,9 +83,7 @@ def get(
 def wait(
     job: JobId,
     server: Server = DEFAULT_SERVER,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the outputs to this .npz file.")
-    ] = None,
+    output: OutputFile = None,
 ) -> None:
     """Wait until a job is over, and show it; fails unless it is done."""
     with _clients(server) as (_, jobs):
