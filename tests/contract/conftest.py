@@ -1,12 +1,14 @@
-"""Empty stores of every kind there is: a folder, and a prefix in a bucket of an S3 server."""
+"""Stores and Redis servers of every kind there is, each empty."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from model_store.store import ModelStore
+from services.queueing.redis_streams import receiver, receiving_lane
+from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis
 from tests.fixtures.s3_server import s3_server
 
 _prefixes = count()
@@ -43,3 +45,19 @@ def store(store_url: str) -> ModelStore:
 def folder(tmp_path: Path) -> Path:
     """Where drafts are written."""
     return tmp_path / "draft"
+
+
+@pytest.fixture(params=FLAVOURS)
+async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RedisProcess]:
+    """A server of each flavour."""
+    async with running_redis(request.param, tmp_path) as redis:
+        yield redis
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is abandoned is noticed within a second instead of six."""
+    monkeypatch.setattr(receiver, "KEEP_EVERY_S", 0.2)
+    monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 0.2)
+    monkeypatch.setattr(receiving_lane, "COUNTS_FOR_S", 0.6)
+    monkeypatch.setattr(receiving_lane, "ABANDONED_S", 0.8)

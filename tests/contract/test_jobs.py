@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -14,22 +13,15 @@ from services.errors import (
     UnknownJobError,
 )
 from services.queueing.records import JOB_PRIORITY, InferReply
-from services.queueing.redis_streams import receiver, receiving_lane
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.dead_letters import DeadLetters
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.sending_lane import INLINE_BYTES
 from tests.fixtures.queue_ends import LANE, Shelf, redis_worker, reply, request
-from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis
+from tests.fixtures.redis_servers import RedisProcess
 
 LIMITS = JobLimits(max_waiting=4, result_ttl_s=60)
-
-
-@pytest.fixture(params=FLAVOURS)
-async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RedisProcess]:
-    async with running_redis(request.param, tmp_path) as redis:
-        yield redis
 
 
 @pytest.fixture
@@ -169,12 +161,8 @@ async def test_a_job_whose_time_is_up_is_expired(redis: RedisProcess, jobs: Jobs
 
 
 async def test_a_job_survives_the_worker_that_had_it(
-    redis: RedisProcess, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    redis: RedisProcess, jobs: Jobs, impatient: None
 ) -> None:
-    monkeypatch.setattr(receiver, "KEEP_EVERY_S", 0.2)
-    monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 0.2)
-    monkeypatch.setattr(receiving_lane, "COUNTS_FOR_S", 0.6)
-    monkeypatch.setattr(receiving_lane, "ABANDONED_S", 0.8)
     job_id, first, second = await submitted(jobs), Shelf(), Shelf()
     async with redis_worker(redis.url, "dies", first):
         await first.holds(1)
@@ -215,12 +203,8 @@ async def test_a_job_that_outlasts_a_drain_is_no_suspect(redis: RedisProcess, jo
 
 
 async def test_a_dead_job_that_is_retried_runs_once_more(
-    redis: RedisProcess, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    redis: RedisProcess, jobs: Jobs, impatient: None
 ) -> None:
-    monkeypatch.setattr(receiver, "KEEP_EVERY_S", 0.2)
-    monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 0.2)
-    monkeypatch.setattr(receiving_lane, "COUNTS_FOR_S", 0.6)
-    monkeypatch.setattr(receiving_lane, "ABANDONED_S", 0.8)
     job_id, letters = await submitted(jobs, key="x:dead"), DeadLetters(RedisClients(redis.url))
     for name in ("dies", "dies too"):
         shelf = Shelf()

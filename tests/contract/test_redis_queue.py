@@ -2,8 +2,6 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from services.errors import (
     WouldMissDeadlineError,
 )
 from services.queueing.records import DEFAULT_PRIORITY, HIGHEST_PRIORITY, Lane
-from services.queueing.redis_streams import receiver, receiving_lane, sender
+from services.queueing.redis_streams import receiving_lane, sender
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
 from tests.fixtures.queue_ends import (
     LANE,
@@ -26,25 +24,10 @@ from tests.fixtures.queue_ends import (
     redis_worker,
     reply,
 )
-from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis, until
+from tests.fixtures.redis_servers import RedisProcess, until, until_seen
 
 LARGE = 2**19
 """Elements of a tensor that is too large for a stream."""
-
-
-@pytest.fixture(params=FLAVOURS)
-async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RedisProcess]:
-    async with running_redis(request.param, tmp_path) as redis:
-        yield redis
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is abandoned is noticed within a second instead of six."""
-    monkeypatch.setattr(receiver, "KEEP_EVERY_S", 0.2)
-    monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 0.2)
-    monkeypatch.setattr(receiving_lane, "COUNTS_FOR_S", 0.6)
-    monkeypatch.setattr(receiving_lane, "ABANDONED_S", 0.8)
 
 
 async def test_a_large_tensor_travels_both_ways(redis: RedisProcess) -> None:
@@ -193,9 +176,7 @@ async def test_what_was_accepted_is_sent_again_however_full_the_queue(
         callers = [ends.send(n) for n in range(2)]
         await shelf.holds(2)
         await redis.client.flushall()
-        async with asyncio.timeout(10):
-            while not await redis.client.exists(LaneKeys(LANE).workers):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until_seen(lambda: redis.client.exists(LaneKeys(LANE).workers))
         callers += [ends.send(n) for n in range(2, 4)]
         await until_length(redis, 4)
         for _ in range(6):  # two of them twice
@@ -411,16 +392,18 @@ async def claim(redis: RedisProcess, worker: str, deaths: int) -> None:
 
 async def until_none(redis: RedisProcess, pattern: str) -> None:
     """Waits until no key is like a pattern."""
-    async with asyncio.timeout(10):
-        while await redis.client.keys(pattern):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+
+    async def none() -> bool:
+        return not await redis.client.keys(pattern)
+
+    await until_seen(none)
 
 
 async def until_length(redis: RedisProcess, wanted: int) -> None:
     """Waits until the lane holds so many requests."""
-    async with asyncio.timeout(10):
-        while True:
-            found = [await redis.client.xlen(stream) for stream in LaneKeys(LANE).streams]
-            if sum(found) == wanted:
-                return
-            await asyncio.sleep(0.005)
+
+    async def so_many() -> bool:
+        found = [await redis.client.xlen(stream) for stream in LaneKeys(LANE).streams]
+        return sum(found) == wanted
+
+    await until_seen(so_many)
