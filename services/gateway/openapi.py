@@ -49,8 +49,7 @@ def _server_paths() -> dict[str, Any]:
 
 
 def _versioned_paths() -> dict[str, Any]:
-    version = _path_parameter("version", "A version's number, such as 3.")
-    return _model_paths("/versions/{version}", [version])
+    return _model_paths("/versions/{version}", [_version_parameter()])
 
 
 def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
@@ -112,11 +111,7 @@ def _job_paths() -> dict[str, Any]:
     }
     return {
         **_job_submission("", [], refused, unknown),
-        **_job_submission(
-            "/versions/{version}",
-            [_path_parameter("version", "A version's number, such as 3.")],
-            refused,
-        ),
+        **_job_submission("/versions/{version}", [_version_parameter()], refused),
         "/v2/jobs/{id}": {
             "parameters": [number],
             "get": {
@@ -203,6 +198,10 @@ def _content(schema: str) -> dict[str, Any]:
 
 def _reference(schema: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def _version_parameter() -> dict[str, Any]:
+    return _path_parameter("version", "A version's number, such as 3.")
 
 
 def _path_parameter(name: str, description: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ Rules kept here:
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -91,6 +92,12 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
     )
 
 
+@lru_cache(maxsize=1024)
+def _signature(text: str) -> Signature:
+    """The same one for the same text: what was worked out for it is known by which it is."""
+    return Signature.model_validate_json(text)
+
+
 def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
     """One version, as the worker that is furthest with it says; all reasons where none is ready."""
     best = min(said, key=lambda version: _BY_RANK.index(version.state))
@@ -99,7 +106,7 @@ def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
         lane=lane,
         state=best.state,
         reason="" if best.state == "ready" else "; ".join(reasons),
-        signature=Signature.model_validate_json(best.signature) if best.signature else None,
+        signature=_signature(best.signature) if best.signature else None,
         platform=best.platform,
         artifact=best.artifact,
     )

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 from redis.exceptions import OutOfMemoryError, RedisError
@@ -104,7 +105,7 @@ class Jobs:
         payload = encode_request(request)
         nameless = encode_request(msgspec.structs.replace(request, request_id=""))
         digest = sha256(nameless + f"{asked_version} {webhook}".encode()).hexdigest()
-        became, key = b"", _payload_key(keys, number)
+        key = _payload_key(keys, number)
         is_large = len(payload) > INLINE_BYTES
         try:
             if is_large:
@@ -123,9 +124,8 @@ class Jobs:
             raise QueueFullError(f"the queue has no memory left ({error}); retry later") from error
         except RedisError as error:
             raise unreachable(str(error)) from error
-        finally:
-            if is_large and became not in (b"", b"new"):
-                await self._forget(key)
+        if is_large and became != b"new":
+            await self._forget(key)
         if became == b"full":
             raise QueueFullError(
                 f"{self._limits.max_waiting} jobs wait for model {lane}, the limit "
@@ -148,14 +148,10 @@ class Jobs:
         """
         model, number = _parts(job_id)
         with _in_reach():
-            async with self._looks:
-                trip = self._redis.trip()
-                trip.add("TIME")
-                trip.add("HGETALL", JobKeys(model).job(number))
-                time, flat = await trip.execute()
+            time_us, flat = await self._look("HGETALL", JobKeys(model).job(number))
             if not flat:
                 raise UnknownJobError(f"there is no job '{job_id}', or it was forgotten")
-            return await self._job(job_id, flat, time)
+            return await self._job(job_id, flat, time_us)
 
     async def wait(self, job_id: str, timeout_s: float) -> Job:
         """The same, once it is over or so much time has passed.
@@ -170,9 +166,7 @@ class Jobs:
         try:
             # Asked after the event is there, so that none is missed in between.
             job = await self.find(job_id)
-            if job.state in OVER:
-                return job
-            if not self._may_wait:
+            if job.state in OVER or not self._may_wait:
                 return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -215,10 +209,7 @@ class Jobs:
         keys, jobs = JobKeys(model), []
         with _in_reach():
             for name in await self._redis.send("ZRANGE", keys.by_time, 0, -1, "REV"):
-                trip = self._redis.trip()
-                trip.add("TIME")
-                trip.add("HMGET", keys.job(int(name, 16)), *_LISTED)
-                time, values = await trip.execute()
+                time_us, values = await self._look("HMGET", keys.job(int(name, 16)), *_LISTED)
                 if values[0] is None:
                     await self._redis.send("ZREM", keys.by_time, name)
                     continue
@@ -227,7 +218,7 @@ class Jobs:
                     for key, value in zip(_LISTED, values, strict=True)
                     if value is not None
                 }
-                jobs.append(await self._job(f"{model}.{name.decode()}", flat, time))
+                jobs.append(await self._job(f"{model}.{name.decode()}", flat, time_us))
                 if len(jobs) == LISTED_AT_ONCE:
                     break
         return jobs
@@ -257,16 +248,37 @@ class Jobs:
         with contextlib.suppress(RedisError):  # then it lies there until its time is over
             await self._redis.send("UNLINK", key)
 
-    async def _job(self, job_id: str, fields: dict[bytes, bytes], time: tuple[int, int]) -> Job:
-        """A job by its fields in Redis, at Redis' time: seconds and microseconds."""
-        lane = Lane(_parts(job_id)[0], int(fields[b"version"]))
-        return _job(job_id, lane, await self._state(lane, fields, time[0] + time[1] / 1e6), fields)
+    async def _look(self, *command: Any) -> tuple[int, Any]:
+        """Redis' time in microseconds, and what a command gives."""
+        async with self._looks:
+            trip = self._redis.trip()
+            trip.add("TIME")
+            trip.add(*command)
+            (seconds, micros), found = await trip.execute()
+        return seconds * 1_000_000 + micros, found
 
-    async def _state(self, lane: Lane, fields: dict[bytes, bytes], time: float) -> State:
+    async def _job(self, job_id: str, fields: dict[bytes, bytes], time_us: int) -> Job:
+        """A job by its fields in Redis."""
+        lane = Lane(_parts(job_id)[0], int(fields[b"version"]))
+        data, finished = fields.get(b"outcome"), fields.get(b"finished")
+        outcome = decode_outcome(data, lane) if data is not None else None
+        assert not isinstance(outcome, str)
+        return Job(
+            id=job_id,
+            lane=lane,
+            state=await self._state(lane, fields, time_us),
+            created_at=int(fields[b"created"]) / 1e6,
+            deadline=int(fields[b"deadline"]) / 1e6,
+            finished_at=int(finished) / 1e6 if finished is not None else None,
+            outcome=outcome,
+            webhook=fields[b"webhook"].decode(),
+        )
+
+    async def _state(self, lane: Lane, fields: dict[bytes, bytes], time_us: int) -> State:
         state = fields[b"state"].decode()
         if state != "queued":
             return state  # type: ignore[return-value]
-        if time * 1e6 > int(fields[b"deadline"]):
+        if time_us > int(fields[b"deadline"]):
             return "expired"
         entry, stream = fields[b"entry"], LaneKeys(lane, jobs=True).streams[0]
         try:
@@ -276,23 +288,6 @@ class Jobs:
         except RedisError:  # the group is not there: no worker has been
             return "queued"
         return "running" if taken else "queued"
-
-
-def _job(job_id: str, lane: Lane, state: State, fields: dict[bytes, bytes]) -> Job:
-    data = fields.get(b"outcome")
-    outcome = decode_outcome(data, lane) if data is not None else None
-    assert not isinstance(outcome, str)
-    finished = fields.get(b"finished")
-    return Job(
-        id=job_id,
-        lane=lane,
-        state=state,
-        created_at=int(fields[b"created"]) / 1e6,
-        deadline=int(fields[b"deadline"]) / 1e6,
-        finished_at=int(finished) / 1e6 if finished is not None else None,
-        outcome=outcome,
-        webhook=fields[b"webhook"].decode(),
-    )
 
 
 def _payload_key(keys: LaneKeys, number: int) -> str:

@@ -177,8 +177,8 @@ class SendingLane:
         if uplink.refusal is not None:
             self._lost += self._again
             self._again.clear()
-        while uplink.refusal is not None and self._outbox:
-            self._outbox.popleft().finish(uplink.refusal)
+            while self._outbox:
+                self._outbox.popleft().finish(uplink.refusal)
         trip, arguments, large = self._pack()
         if not trip:
             return
@@ -222,8 +222,8 @@ class SendingLane:
                 continue
             request = entry.request
             number = next(uplink.numbers)
-            sent = Sent(number, entry, self, request.priority - HIGHEST_PRIORITY + 1)
-            sent.again = again
+            stream = request.priority - HIGHEST_PRIORITY + 1
+            sent = Sent(number, entry, self, stream, again=again)
             payload = encode_request(request)
             room -= len(payload)
             if len(payload) > INLINE_BYTES:
