@@ -76,6 +76,7 @@ def redis_process(folder: Path, before_exec: BeforeExec | None = None) -> Iterat
     command = [
         redis_program(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700",
         "--dir", str(folder), "--appendonly", "yes", "--save", "",
+        "--rdbcompression", "no",  # tensors hardly get smaller, and each rewrite would try
     ]  # fmt: skip
     log = folder / "redis.log"
     with _running(command, log, before_exec) as process:

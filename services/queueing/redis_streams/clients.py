@@ -6,7 +6,7 @@ known only where it is sent, since a repeated XADD would be a second request.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -58,8 +58,8 @@ class Trip:
         Raises:
             RedisError: Redis is out of reach.
         """
-        async with _in_time(self._timeout_s):
-            found: list[Any] = await self._pipeline.execute(raise_on_error=raise_on_error)
+        execution = self._pipeline.execute(raise_on_error=raise_on_error)
+        found: list[Any] = await _in_time(execution, self._timeout_s)
         return found
 
 
@@ -84,8 +84,8 @@ class Commands:
         Raises:
             RedisError: Redis is out of reach, or the command failed.
         """
-        async with _in_time(self._timeout_s + _travel_s(command)):
-            return await self._client.execute_command(*command, **how_to_read)
+        execution = self._client.execute_command(*command, **how_to_read)
+        return await _in_time(execution, self._timeout_s + _travel_s(command))
 
     async def fetch(self, key: str) -> bytes | None:
         """The bytes under a key, which may be many; None if there are none.
@@ -93,8 +93,7 @@ class Commands:
         Raises:
             RedisError: Redis is out of reach.
         """
-        async with _in_time(LONGEST_S):
-            found: bytes | None = await self._client.execute_command("GET", key)
+        found: bytes | None = await _in_time(self._client.execute_command("GET", key), LONGEST_S)
         return found
 
     def trip(self) -> Trip:
@@ -133,6 +132,11 @@ class RedisClients:
         except (ValueError, TypeError) as error:
             raise QueueUrlError(f"the queue's URL {self.url!r} cannot be used: {error}") from error
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether keys of different slots lie on different servers, out of one script's reach."""
+        return self._kind == "cluster"
+
     def open(self) -> Commands:
         """A client for commands that answer at once."""
         return Commands(self._open_client(), COMMAND_TIMEOUT_S)
@@ -149,7 +153,7 @@ class RedisClients:
             RedisError: Redis is out of reach, now or while a message is waited for.
         """
         with _as_redis_errors():
-            client = await self._any_node() if self._kind == "cluster" else self._open_client()
+            client = await self._any_node() if self.has_slots else self._open_client()
             pubsub = client.pubsub()
             try:
                 await pubsub.psubscribe(pattern)
@@ -191,7 +195,7 @@ class RedisClients:
 
     def _open_client(self) -> Any:
         options = _options()
-        if self._kind == "cluster":
+        if self.has_slots:
             # It follows slots that move, and sends again only what was turned away.
             return RedisCluster.from_url(self._plain_url, **options)
         if self._kind == "sentinel":
@@ -214,23 +218,29 @@ def _travel_s(command: Sequence[Any]) -> float:
     return sum(len(part) for part in command if isinstance(part, bytes)) / SLOWEST_BYTES_S
 
 
+def _usual(error: RedisClusterException) -> RedisConnectionError:
+    """redis-py's errors of a cluster are of a family of their own."""
+    return RedisConnectionError(str(error))
+
+
 @contextlib.contextmanager
 def _as_redis_errors() -> Iterator[None]:
-    """Gives redis-py's errors of a cluster, which are of a family of their own, the usual one."""
+    """Gives the errors of a cluster the usual family."""
     try:
         yield
     except RedisClusterException as error:
-        raise RedisConnectionError(str(error)) from error
+        raise _usual(error) from error
 
 
-@contextlib.asynccontextmanager
-async def _in_time(timeout_s: float) -> AsyncIterator[None]:
+async def _in_time(execution: Awaitable[Any], timeout_s: float) -> Any:
+    """What an execution gives; its failures are redis-py's usual errors."""
     try:
-        with _as_redis_errors():
-            async with asyncio.timeout(timeout_s):
-                yield
+        async with asyncio.timeout(timeout_s):
+            return await execution
     except TimeoutError as error:
         raise RedisTimeoutError(f"no answer within {timeout_s:g} s") from error
+    except RedisClusterException as error:
+        raise _usual(error) from error
 
 
 def _options() -> dict[str, Any]:

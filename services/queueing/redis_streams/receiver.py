@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from redis.exceptions import NoScriptError, RedisError
 
@@ -257,58 +257,75 @@ class RedisReceiver:
     async def _hand_over(
         self, outbox: Sequence[tuple[Held, bytes]], done: Sequence[Held]
     ) -> list[Held]:
-        """One trip: outcomes to their gateways, and those of the trip before off their streams.
+        """One trip: outcomes to where they belong, and what is over off its stream.
 
-        Not in one, because a request may leave its stream only when its outcome is safe.
+        A request may leave its stream only when its outcome is safe: in the same script, or, where
+        a cluster may keep the two in different slots, with the next trip.
 
         Returns:
             What may leave its stream with the next trip.
         """
-        trip = self._redis.trip()
         calls: list[tuple[Script, list[str], list[object]]] = []
-        for gateway, outcomes in _by_gateway(outbox):
-            calls.append((self._answer_script, *_answer_call(gateway, outcomes)))
+        to_gateways: dict[str, list[tuple[Held, bytes]]] = defaultdict(list)
+        gone, later = list(done), []
         for held, data in outbox:
-            if held.gateway == JOB and data:
+            if not data or held.gateway == NOBODY:
+                gone.append(held)
+            elif held.gateway == JOB:
                 calls.append((self._finish_job, *_finish_call(held, data)))
+            else:
+                to_gateways[held.gateway].append((held, data))
+                if not self._leaves_at_once(held):
+                    later.append(held)
+        for gateway, outcomes in to_gateways.items():
+            leaving = [held for held, _ in outcomes if self._leaves_at_once(held)]
+            calls.append((self._answer_script, *_answer_call(gateway, outcomes, leaving)))
+        if len(calls) == 1 and not gone:
+            script, keys, arguments = calls[0]
+            await script(self._redis, keys, *arguments)
+            return later
+        trip = self._redis.trip()
         for script, keys, arguments in calls:
             script.add(trip, keys, *arguments)
-        _let_go(trip, done)
+        _let_go(trip, gone)
         results = await trip.execute(raise_on_error=False)
         for (script, keys, arguments), result in zip(calls, results, strict=False):
             if isinstance(result, NoScriptError):
                 await script(self._redis, keys, *arguments)
             elif isinstance(result, RedisError):
                 raise result
-        return [held for held, _ in outbox]
+        return later
 
-
-def _by_gateway(
-    outbox: Sequence[tuple[Held, bytes]],
-) -> Iterable[tuple[str, list[tuple[int, bytes]]]]:
-    found: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
-    for held, data in outbox:
-        if data and held.gateway not in (JOB, NOBODY):
-            found[held.gateway].append((held.number, data))
-    return found.items()
+    def _leaves_at_once(self, held: Held) -> bool:
+        """Whether a request leaves its stream by the script that hands over its outcome."""
+        return not (self._clients.has_slots or held.payload_key)
 
 
 def _answer_call(
-    gateway: str, outcomes: Sequence[tuple[int, bytes]]
+    gateway: str, outcomes: Sequence[tuple[Held, bytes]], leaving: Sequence[Held]
 ) -> tuple[list[str], list[object]]:
-    """Keys and arguments of the script that hands outcomes to a gateway."""
-    keys = [replies_key(gateway)]
-    listed: list[object] = []
-    large: list[object] = []
-    for number, data in outcomes:
+    """Keys and arguments of the script that hands outcomes to a gateway.
+
+    Args:
+        gateway: which.
+        outcomes: and whose they are.
+        leaving: those of them that leave their streams at once.
+    """
+    large_keys: list[str] = []
+    listed: list[bytes] = []
+    large: list[bytes] = []
+    for held, data in outcomes:
         if len(data) > INLINE_BYTES:
-            key = large_reply_key(gateway, number)
-            keys.append(key)
+            key = large_reply_key(gateway, held.number)
+            large_keys.append(key)
             large.append(data)
-            listed.append(NUMBER.pack(number) + encode_reference(key))
+            listed.append(NUMBER.pack(held.number) + encode_reference(key))
         else:
-            listed.append(NUMBER.pack(number) + data)
-    return keys, [REPLIES_LIVE_S, len(listed), *listed, *large]
+            listed.append(NUMBER.pack(held.number) + data)
+    keys = [replies_key(gateway), *large_keys, *(held.stream_key for held in leaving)]
+    counts = (len(listed), len(large))
+    ids = [held.stream_id for held in leaving]
+    return keys, [REPLIES_LIVE_S, GROUP, *counts, *listed, *large, *ids]
 
 
 def _state_of(outcome: Outcome | None) -> str:
@@ -321,15 +338,18 @@ def _state_of(outcome: Outcome | None) -> str:
 def _finish_call(held: Held, data: bytes) -> tuple[list[str], list[object]]:
     """Keys and arguments of the script that keeps the outcome of a job."""
     keys = JobKeys(held.lane.lane.model)
-    arguments: list[object] = [f"{held.number:016x}", held.state, data, keys.finished]
-    return [keys.job(held.number), keys.webhooks], arguments
+    found = [keys.job(held.number), keys.webhooks, held.stream_key]
+    if held.payload_key:
+        found.append(held.payload_key)
+    number = f"{held.number:016x}"
+    return found, [number, held.state, data, keys.finished, GROUP, held.stream_id]
 
 
 def _let_go(trip: Trip, done: Sequence[Held]) -> None:
     """Adds to a trip that requests leave their streams."""
     ids: dict[str, list[bytes]] = defaultdict(list)
     for held in done:
-        ids[held.lane.keys.streams[held.stream - 1]].append(held.stream_id)
+        ids[held.stream_key].append(held.stream_id)
         if held.payload_key:
             trip.add("DEL", held.payload_key)
     for stream, stream_ids in ids.items():

@@ -76,6 +76,11 @@ class Held:
     state: str = ""
     entry: Entry | None = None
 
+    @property
+    def stream_key(self) -> str:
+        """The name of its stream."""
+        return self.lane.keys.streams[self.stream - 1]
+
 
 @dataclass(slots=True, kw_only=True)
 class Downlink:
@@ -163,17 +168,21 @@ class ReceivingLane:
         Args:
             blocking: a client of this lane's own.
         """
+        took_all = False
         while not self._handing_back:
             try:
                 if not self._known:
                     await self.keep()
                 elif (room := self._room()) <= 0:
+                    took_all = False
                     await self._wait_for_change()
-                elif not await self._take(room):
+                elif took_all or not await self._take(room):
                     if self._leaving and await self._may_go():
                         break
-                    await self._wait_and_take(blocking, room)
+                    most = await self._read(blocking, room, "BLOCK", int(BLOCK_S * 1000))
+                    took_all = 0 < most < room
             except RedisError as error:
+                took_all = False
                 await self._recover(error)
         if self._handing_back:
             with contextlib.suppress(RedisError):
@@ -281,6 +290,8 @@ class ReceivingLane:
 
     async def _take(self, room: int) -> bool:
         """Takes what is there. Returns whether anything was."""
+        if len(self.keys.streams) == 1:  # which the script would only copy
+            return await self._read(self._downlink.redis, room) > 0
         self._takes += 1
         lowest_first = self._takes % LOWEST_FIRST_EVERY == 0
         streams = self.keys.streams[::-1] if lowest_first else self.keys.streams
@@ -294,17 +305,18 @@ class ReceivingLane:
                 self._accept(stream, stream_id, _fields(fields))
         return bool(taken)
 
-    async def _wait_and_take(self, blocking: Commands, room: int) -> None:
-        """Waits until something comes, and takes it."""
+    async def _read(self, redis: Commands, room: int, *how: object) -> int:
+        """Takes at most so many of each stream. Returns how many that were of the fullest."""
         streams = self.keys.streams
-        found = await blocking.send(
-            "XREADGROUP", "GROUP", GROUP, self._downlink.worker, "COUNT", room,
-            "BLOCK", int(BLOCK_S * 1000), "STREAMS", *streams, *(">" for _ in streams),
+        found = await redis.send(
+            "XREADGROUP", "GROUP", GROUP, self._downlink.worker, "COUNT", room, *how,
+            "STREAMS", *streams, *(">" for _ in streams),
         )  # fmt: skip
         for stream, entries in found or ():
             number = streams.index(stream.decode()) + 1
             for stream_id, fields in entries:
                 self._accept(number, stream_id, fields)
+        return max((len(entries) for _, entries in found or ()), default=0)
 
     def _accept(
         self, stream: int, stream_id: bytes, fields: dict[bytes, bytes], suspect: bool = False

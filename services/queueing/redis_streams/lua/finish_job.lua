@@ -1,14 +1,23 @@
 #!lua flags=allow-oom
--- Keeps the outcome of a job, the first that comes.
+-- Keeps the outcome of a job, the first that comes, and lets it go.
 --
 -- KEYS[1]  hash: the job
 -- KEYS[2]  stream: jobs whose callers are to be told
+-- KEYS[3]  stream: the jobs that wait or run
+-- KEYS[4]  where its payload lies, if it is large
 -- ARGV[1]  the job's number, in hexadecimal digits
 -- ARGV[2]  the state it is in from now on: 'done', 'failed' or 'expired'
 -- ARGV[3]  the outcome
 -- ARGV[4]  the channel that names jobs that are over
+-- ARGV[5]  the consumer group
+-- ARGV[6]  the job's id in KEYS[3]
 -- Returns  1, or 0 if the job was over or is forgotten
 
+redis.call('XACK', KEYS[3], ARGV[5], ARGV[6])
+redis.call('XDEL', KEYS[3], ARGV[6])
+if KEYS[4] then
+    redis.call('DEL', KEYS[4])
+end
 local state = redis.call('HGET', KEYS[1], 'state')
 if state ~= 'queued' then
     return 0
