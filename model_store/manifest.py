@@ -20,7 +20,7 @@ from model_store.strict import StrictModel, explain
 SCHEMA_VERSION: Literal[1] = 1
 """The newest manifest schema this program reads and the one it writes."""
 
-CODE_KINDS = frozenset({"torchscript"})
+CODE_KINDS = frozenset({"torchscript", "pt2", "aoti"})
 """Kinds that can run code while they load: only ever loaded from the local store."""
 
 MANIFEST = "manifest.json"
@@ -28,8 +28,8 @@ CLAIM = "claim.json"
 """The two files of a version that the store itself writes: no other file may have their name."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-ArtifactKind = Literal["torchscript", "onnx"]
-Precision = Literal["fp32", "int8"]
+ArtifactKind = Literal["torchscript", "onnx", "pt2", "aoti", "openvino"]
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -77,6 +77,18 @@ class Verification(StrictModel):
     """What the artifact had to keep, here and at every load."""
 
 
+class MadeWith(StrictModel):
+    """What an artifact was made with, and so may ask for."""
+
+    libraries: dict[str, str] = Field(default={})
+    """Versions of the libraries that wrote it and ran it, by the name PyPI knows them by."""
+    cpu_features: tuple[str, ...] = ()
+    """Of the processor it was made on, as `model_store.cpu_features` names them; compiled kinds
+    run only where all of them are."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What it was made for, where the kind is for one device only."""
+
+
 class Artifact(StrictModel):
     """One way to run the model, proven equal to the checkpoint."""
 
@@ -85,9 +97,16 @@ class Artifact(StrictModel):
     kind: ArtifactKind
     precision: Precision
     file: FileEntry
+    weights: FileEntry | None = None
+    """The second file of kinds that have two: OpenVINO's `.bin` beside its `.xml`."""
+    made_with: MadeWith = MadeWith()
     verification: Verification
     latency_ms: dict[int, float]
     """Median milliseconds of one run, by batch size, on the machine that published."""
+
+    def all_files(self) -> list[FileEntry]:
+        """The file, and its weights if they lie beside it."""
+        return [self.file] if self.weights is None else [self.file, self.weights]
 
     def speed_key(self) -> tuple[float, str]:
         """See the function `speed_key`."""
@@ -155,7 +174,8 @@ class Draft(StrictModel):
 
     def all_files(self) -> list[FileEntry]:
         """Every file of the version except the manifest itself."""
-        return [*(a.file for a in self.artifacts), self.golden.file, *self.files]
+        of_artifacts = [entry for a in self.artifacts for entry in a.all_files()]
+        return [*of_artifacts, self.golden.file, *self.files]
 
     def file(self, name: str) -> FileEntry | None:
         """The entry of one file, or None."""
