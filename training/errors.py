@@ -8,6 +8,7 @@ TrainingError
 ├── RunBusyError          another process works in the same run folder
 ├── DivergedError         the loss is no longer a number
 ├── ExportError           one artifact cannot be made; the others go on
+├── IsolationError        what ran in a process of its own did not return
 └── NothingProvenError    no artifact kept its tolerance, so nothing is published
 """
 
@@ -42,6 +43,10 @@ class DivergedError(TrainingError):
 
 class ExportError(TrainingError):
     """An artifact that cannot be made from this model."""
+
+
+class IsolationError(TrainingError):
+    """A call in a process of its own that raised, died, or exceeded a limit."""
 
 
 class NothingProvenError(TrainingError):

@@ -4,11 +4,21 @@ Pure rules. Each entry knows the name and the file of its artifact, so one recip
 one of each.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
+from model_store.manifest import ArtifactKind, Precision
 from model_store.strict import StrictModel
+
+SUFFIXES: dict[ArtifactKind, str] = {
+    "torchscript": "pt",
+    "onnx": "onnx",
+    "pt2": "pt2",
+    "aoti": "aoti.pt2",
+    "openvino": "xml",
+}
+"""How the file of each kind ends."""
 
 
 class RecipePart(StrictModel):
@@ -26,6 +36,15 @@ class Fp32Tolerance(RecipePart):
     """Share of rows whose top class is the checkpoint's. Lower it when rows often tie."""
 
 
+class Bf16Tolerance(RecipePart):
+    """How far an artifact that computes in bfloat16 may lie from the checkpoint."""
+
+    max_abs_difference: float = Field(default=0.2, ge=0)
+    """Largest difference of any output element. Widen it for outputs much larger than 1 to 10."""
+    min_agreement: float = Field(default=0.99, ge=0, le=1)
+    """Share of rows whose top class is the checkpoint's. Lower it when rows often tie."""
+
+
 class Int8Tolerance(RecipePart):
     """How far a quantized artifact may lie from the checkpoint."""
 
@@ -36,24 +55,46 @@ class Int8Tolerance(RecipePart):
     Raise it when a changed answer is expensive."""
 
 
-class TorchScriptExport(RecipePart):
-    """A traced module, for hosts that only take TorchScript. torch has deprecated it."""
+class ExportEntry(RecipePart):
+    """What all entries have in common."""
 
-    name: ClassVar[str] = "torchscript"
-    file: ClassVar[str] = "model.pt"
+    kind: ArtifactKind
+    precision: Precision
+
+    @property
+    def name(self) -> str:
+        """Of the artifact: `onnx`, `onnx-int8`. A version has one of each at most."""
+        return self.kind if self.precision == "fp32" else f"{self.kind}-{self.precision}"
+
+    @property
+    def file(self) -> str:
+        """Where the artifact lies in its version: `model.int8.onnx`."""
+        precision = "" if self.precision == "fp32" else f".{self.precision}"
+        return f"model{precision}.{SUFFIXES[self.kind]}"
+
+    @property
+    def weights_file(self) -> str | None:
+        """Where its weights lie, for a kind that has them in a second file."""
+        return f"{self.file.removesuffix('xml')}bin" if self.kind == "openvino" else None
+
+
+class TorchScriptExport(ExportEntry):
+    """A module as TorchScript, for hosts that only take that. torch has deprecated it."""
+
     kind: Literal["torchscript"] = "torchscript"
     """Which kind of artifact this entry makes."""
     precision: Literal["fp32"] = "fp32"
     """What it computes in."""
+    method: Literal["trace", "script"] = "trace"
+    """How torch reads the model: by running it once, or by compiling its code. Take `script` for
+    control flow that depends on the data, which a trace would freeze."""
     tolerance: Fp32Tolerance = Fp32Tolerance()
     """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
 
 
-class OnnxExport(RecipePart):
+class OnnxExport(ExportEntry):
     """A portable graph, by the dynamo exporter."""
 
-    name: ClassVar[str] = "onnx"
-    file: ClassVar[str] = "model.onnx"
     kind: Literal["onnx"] = "onnx"
     """Which kind of artifact this entry makes."""
     precision: Literal["fp32"] = "fp32"
@@ -62,11 +103,9 @@ class OnnxExport(RecipePart):
     """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
 
 
-class OnnxInt8Export(RecipePart):
+class OnnxInt8Export(ExportEntry):
     """The ONNX graph with weights (per channel) and activations quantized to 8 bits."""
 
-    name: ClassVar[str] = "onnx-int8"
-    file: ClassVar[str] = "model.int8.onnx"
     kind: Literal["onnx"] = "onnx"
     """Which kind of artifact this entry makes."""
     precision: Literal["int8"] = "int8"
@@ -95,23 +134,141 @@ class OnnxInt8Export(RecipePart):
         return self
 
 
+class Pt2Export(ExportEntry):
+    """An archive of torch.export, torch's own interchange format."""
+
+    kind: Literal["pt2"] = "pt2"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["fp32"] = "fp32"
+    """What it computes in."""
+    tolerance: Fp32Tolerance = Fp32Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class Pt2Bf16Export(ExportEntry):
+    """An archive of torch.export, torch's own interchange format, computing in bfloat16."""
+
+    kind: Literal["pt2"] = "pt2"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["bf16"] = "bf16"
+    """What it computes in."""
+    tolerance: Bf16Tolerance = Bf16Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class Pt2Int8Export(ExportEntry):
+    """The archive with weights and activations quantized to 8 bits (pt2e)."""
+
+    kind: Literal["pt2"] = "pt2"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["int8"] = "int8"
+    """What it computes in."""
+    calibration_rows: int = Field(default=512, ge=1)
+    """Training rows that show the range of every activation. Raise it when agreement is low."""
+    tolerance: Int8Tolerance = Int8Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class AotiExport(ExportEntry):
+    """Native code by AOTInductor, for processors that can what this one can."""
+
+    kind: Literal["aoti"] = "aoti"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["fp32"] = "fp32"
+    """What it computes in."""
+    tolerance: Fp32Tolerance = Fp32Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class AotiBf16Export(ExportEntry):
+    """Native code by AOTInductor that computes in bfloat16, for processors like this one."""
+
+    kind: Literal["aoti"] = "aoti"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["bf16"] = "bf16"
+    """What it computes in."""
+    tolerance: Bf16Tolerance = Bf16Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class AotiInt8Export(ExportEntry):
+    """The native code with weights and activations quantized to 8 bits (pt2e)."""
+
+    kind: Literal["aoti"] = "aoti"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["int8"] = "int8"
+    """What it computes in."""
+    calibration_rows: int = Field(default=512, ge=1)
+    """Training rows that show the range of every activation. Raise it when agreement is low."""
+    tolerance: Int8Tolerance = Int8Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class OpenVinoExport(ExportEntry):
+    """OpenVINO's graph and weights, in two files."""
+
+    kind: Literal["openvino"] = "openvino"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["fp32"] = "fp32"
+    """What it computes in."""
+    tolerance: Fp32Tolerance = Fp32Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class OpenVinoBf16Export(ExportEntry):
+    """OpenVINO's graph and weights, in two files, computing in bfloat16."""
+
+    kind: Literal["openvino"] = "openvino"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["bf16"] = "bf16"
+    """What it computes in."""
+    tolerance: Bf16Tolerance = Bf16Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
+class OpenVinoInt8Export(ExportEntry):
+    """OpenVINO's graph quantized to 8 bits by NNCF."""
+
+    kind: Literal["openvino"] = "openvino"
+    """Which kind of artifact this entry makes."""
+    precision: Literal["int8"] = "int8"
+    """What it computes in."""
+    method: Literal["static", "weights"] = "static"
+    """What becomes 8 bits wide: weights and activations, or `weights` alone, which saves memory
+    and moves the answers less, but saves less time."""
+    calibration_rows: int = Field(default=512, ge=1)
+    """Training rows that show the range of every activation, for `static`. Raise it when agreement
+    is low."""
+    tolerance: Int8Tolerance = Int8Tolerance()
+    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+
 def _artifact_name(entry: object) -> str | None:
     """The tag of the union: `onnx` for FP32, `onnx-int8` for other precisions."""
-    if isinstance(entry, dict):
-        kind, precision = entry.get("kind"), entry.get("precision", "fp32")
-    else:
-        kind, precision = getattr(entry, "kind", None), getattr(entry, "precision", None)
+    if not isinstance(entry, dict):
+        return entry.name if isinstance(entry, ExportEntry) else None
+    kind, precision = entry.get("kind"), entry.get("precision", "fp32")
     return None if kind is None else (f"{kind}" if precision == "fp32" else f"{kind}-{precision}")
 
 
 Export = Annotated[
-    Annotated[TorchScriptExport, Tag(TorchScriptExport.name)]
-    | Annotated[OnnxExport, Tag(OnnxExport.name)]
-    | Annotated[OnnxInt8Export, Tag(OnnxInt8Export.name)],
+    Annotated[TorchScriptExport, Tag("torchscript")]
+    | Annotated[OnnxExport, Tag("onnx")]
+    | Annotated[OnnxInt8Export, Tag("onnx-int8")]
+    | Annotated[Pt2Export, Tag("pt2")]
+    | Annotated[Pt2Bf16Export, Tag("pt2-bf16")]
+    | Annotated[Pt2Int8Export, Tag("pt2-int8")]
+    | Annotated[AotiExport, Tag("aoti")]
+    | Annotated[AotiBf16Export, Tag("aoti-bf16")]
+    | Annotated[AotiInt8Export, Tag("aoti-int8")]
+    | Annotated[OpenVinoExport, Tag("openvino")]
+    | Annotated[OpenVinoBf16Export, Tag("openvino-bf16")]
+    | Annotated[OpenVinoInt8Export, Tag("openvino-int8")],
     Discriminator(
         _artifact_name,
         custom_error_type="unknown_export",
         custom_error_message="use {kind: torchscript}, {kind: onnx} or "
-        "{kind: onnx, precision: int8}",
+        "{kind: onnx, precision: int8}; or kind pt2, aoti or openvino with precision fp32, bf16 "
+        "or int8",
     ),
 ]

@@ -1,6 +1,7 @@
 """The network of a recipe: made, and tried once before anything is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,11 +65,11 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
     return signature
 
 
-def run_model(model: nn.Module, inputs: list[Array]) -> list[Array]:
-    """Runs a module once, without gradients.
+def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
+    """Runs a model once, without gradients.
 
     Args:
-        model: in the mode it is to run in.
+        model: a module in the mode it is to run in, or a function.
         inputs: its arguments in order, each [rows, ...].
     """
     with torch.inference_mode():

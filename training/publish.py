@@ -122,6 +122,8 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
         kind=proven.kind,
         precision=proven.precision,
         file=file_entry(folder, proven.file),
+        weights=None if proven.weights_file is None else file_entry(folder, proven.weights_file),
+        made_with=proven.made_with,
         verification=Verification(
             max_abs_difference=proven.max_abs_difference,
             agreement=proven.agreement,

@@ -134,6 +134,15 @@ class CheckpointPart(RecipePart):
     """Epochs between checkpoints. Raise it when writing takes longer than you mind losing."""
 
 
+class ExportLimits(RecipePart):
+    """What making one artifact, or proving it, may cost; what costs more is refused."""
+
+    time_s: float = Field(default=600.0, gt=0)
+    """Seconds. Raise it for models that compile for longer."""
+    memory_gib: float = Field(default=16.0, gt=0)
+    """Memory. Raise it for models whose weights fill a good part of it."""
+
+
 class PublishPart(RecipePart):
     """Where the proven artifacts go."""
 
@@ -182,6 +191,8 @@ class Recipe(RecipePart):
     for text, sound and other inputs that vary; see `docs/training.md`."""
     export: tuple[Export, ...] = Field(default=(OnnxExport(), OnnxInt8Export()), min_length=1)
     """Artifacts to make and prove. Add a kind when a host needs it; drop what nobody serves."""
+    export_limits: ExportLimits = ExportLimits()
+    """What making and proving one artifact may cost. Change it for large models."""
     publish: PublishPart
     """Where the proven artifacts go. Change it for each project."""
 
@@ -206,7 +217,15 @@ class Recipe(RecipePart):
 
         Exports, tolerances and publishing are left out, so that they can change after training.
         """
-        later = {"checkpoint", "track", "max_batch_size", "padding", "export", "publish"}
+        later = {
+            "checkpoint",
+            "track",
+            "max_batch_size",
+            "padding",
+            "export",
+            "export_limits",
+            "publish",
+        }
         document = {k: v for k, v in self.document().items() if k not in later}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

@@ -4,7 +4,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from model_store.manifest import ArtifactKind, Precision, speed_key
+from model_store.manifest import ArtifactKind, MadeWith, Precision, speed_key
 from model_store.parity import Tolerance
 from model_store.strict import StrictModel
 
@@ -31,6 +31,9 @@ class ArtifactReport(StrictModel):
     kind: ArtifactKind
     precision: Precision
     file: str
+    weights_file: str | None = None
+    """Its second file, for kinds that have two."""
+    made_with: MadeWith = MadeWith()
     tolerance: Tolerance
     refusal: str | None
     """Why it is not published; None if it is proven."""

@@ -6,11 +6,13 @@ runs the exact file that is published, on one thread.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from model_store.manifest import ArtifactKind
+from model_store.manifest import ArtifactKind, Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.model import run_model
@@ -23,8 +25,10 @@ _ERRORS_ONLY = 3
 
 def module_runner(model: nn.Module, signature: Signature) -> Runner:
     """Runs a torch module, which is put into evaluation mode."""
-    model.eval()
+    return _callable_runner(model.eval(), signature)
 
+
+def _callable_runner(model: Callable[..., Any], signature: Signature) -> Runner:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         outputs = run_model(model, [inputs[spec.name] for spec in signature.inputs])
         return {s.name: a for s, a in zip(signature.outputs, outputs, strict=True)}
@@ -32,13 +36,25 @@ def module_runner(model: nn.Module, signature: Signature) -> Runner:
     return run
 
 
-def file_runner(kind: ArtifactKind, path: Path, signature: Signature) -> Runner:
+def file_runner(
+    kind: ArtifactKind, precision: Precision, path: Path, signature: Signature
+) -> Runner:
     """Opens an exported file.
 
     Raises:
         Exception: whatever the runtime raises for a file it cannot open.
     """
-    return _torchscript(path, signature) if kind == "torchscript" else _onnx(path, signature)
+    match kind:
+        case "torchscript":
+            return _torchscript(path, signature)
+        case "onnx":
+            return _onnx(path, signature)
+        case "pt2":
+            return _pt2(path, precision, signature)
+        case "aoti":
+            return _aoti(path, signature)
+        case "openvino":
+            return _openvino(path, precision, signature)
 
 
 def _torchscript(path: Path, signature: Signature) -> Runner:
@@ -60,5 +76,34 @@ def _onnx(path: Path, signature: Signature) -> Runner:
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+    return run
+
+
+def _pt2(path: Path, precision: Precision, signature: Signature) -> Runner:
+    if precision == "int8":
+        import torchao.quantization.pt2e  # noqa: F401 - it registers the operators
+    return _callable_runner(torch.export.load(path).module(), signature)
+
+
+def _aoti(path: Path, signature: Signature) -> Runner:
+    return _callable_runner(torch._inductor.aoti_load_package(str(path)), signature)
+
+
+def _openvino(path: Path, precision: Precision, signature: Signature) -> Runner:
+    import openvino
+
+    settings = {
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+    }
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+    request = compiled.create_infer_request()
+    names = [spec.name for spec in signature.outputs]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = request.infer(dict(inputs))
+        return {name: np.array(found[name]) for name in names}
 
     return run

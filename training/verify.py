@@ -21,10 +21,14 @@ from model_store.parity import Parity, Tolerance, compare
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.datasets import Split
-from training.exporters import Exported, root_cause
+from training.errors import IsolationError
+from training.export import Exported
+from training.isolated_run import GIB, run_isolated
 from training.loop import Trained
 from training.padded_rows import PaddedRows, cut_back, padded_rows
+from training.recipe import ExportLimits
 from training.report import ArtifactReport, CheckpointReport
+from training.root_cause import root_cause
 from training.runners import Runner, file_runner, module_runner
 
 REPLAY_BATCH_SIZES = (1, 7, 32)
@@ -84,6 +88,22 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
     return found, report
 
 
+def verify_apart(exported: Exported, expected: Reference, limits: ExportLimits) -> ArtifactReport:
+    """The same as `verify`, in a process of its own: a runtime may crash on what it is given."""
+    if exported.failure is not None:
+        return _unmeasured(exported, exported.failure)
+    try:
+        return run_isolated(
+            verify,
+            exported,
+            expected,
+            time_limit_s=limits.time_s,
+            memory_limit_bytes=int(limits.memory_gib * GIB),
+        )
+    except IsolationError as error:
+        return _unmeasured(exported, f"does not run: {error}")
+
+
 def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     """Proves one artifact, or says why it is refused.
 
@@ -91,21 +111,13 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
         exported: the file, or why there is none.
         expected: the checkpoint's answers.
     """
-    entry = exported.entry
-    tolerance = Tolerance(**entry.tolerance.model_dump())
-    unmeasured = ArtifactReport(
-        name=entry.name,
-        kind=entry.kind,
-        precision=entry.precision,
-        file=entry.file,
-        tolerance=tolerance,
-        refusal=exported.failure,
-    )
+    unmeasured, entry = _unmeasured(exported, exported.failure), exported.entry
     if exported.failure is not None:
         return unmeasured
+    tolerance = unmeasured.tolerance
     with _one_thread():
         try:
-            run = file_runner(entry.kind, exported.path, expected.signature)
+            run = file_runner(entry.kind, entry.precision, exported.path, expected.signature)
             parity, outputs = replay(run, expected)
             padded = replay_padded(run, expected)
             latency_ms = _latency_ms(run, expected)
@@ -113,7 +125,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             return unmeasured.model_copy(update={"refusal": f"does not run: {root_cause(error)}"})
     return unmeasured.model_copy(
         update={
-            "size_bytes": exported.path.stat().st_size,
+            "size_bytes": sum(path.stat().st_size for path in exported.paths()),
             # JSON has no infinity.
             "max_abs_difference": _finite_or_none(
                 max(parity.max_abs_difference, padded.max_abs_difference)
@@ -123,6 +135,20 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "latency_ms": latency_ms,
             "refusal": parity.failure(tolerance) or _padding_failure(padded, tolerance),
         }
+    )
+
+
+def _unmeasured(exported: Exported, refusal: str | None) -> ArtifactReport:
+    entry = exported.entry
+    return ArtifactReport(
+        name=entry.name,
+        kind=entry.kind,
+        precision=entry.precision,
+        file=entry.file,
+        weights_file=entry.weights_file,
+        made_with=exported.made_with,
+        tolerance=Tolerance(**entry.tolerance.model_dump()),
+        refusal=refusal,
     )
 
 

@@ -1,8 +1,7 @@
 """Exports: what is in the files, and what happens to a model that cannot be exported."""
 
 import io
-import warnings
-from dataclasses import replace
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,29 +11,42 @@ import pytest
 import torch
 from onnx import numpy_helper
 from rich.console import Console
-from torch import nn
+from safetensors.torch import save_model
 
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits
+from tests.unit.training.small_networks import Perceptron
 from training.datasets import Split, Splits
-from training.exporters import Exported, export_all
+from training.export import Exported, export_all
+from training.exporters.onnx_graph import export_onnx
+from training.exporters.onnx_int8 import export_onnx_dynamic_int8, export_onnx_static_int8
 from training.loop import Trained
 from training.model import build_model, try_model
-from training.onnx_export import export_onnx
-from training.onnx_int8_export import export_onnx_dynamic_int8, export_onnx_static_int8
+from training.recipe import Recipe
 from training.runners import file_runner
 from training.train_state import TrainState
 
 ALL = [{"kind": "onnx", "precision": "int8"}, {"kind": "torchscript"}, {"kind": "onnx"}]
 
 
-@pytest.fixture(scope="module")
-def trained() -> Trained:
+NETWORKS = "tests.unit.training.small_networks"
+
+
+def trained_on(wanted: Recipe, data: Splits, folder: Path) -> Trained:
+    """A model with the weights it begins with."""
     torch.manual_seed(0)
-    model = build_model(recipe()).eval()
-    signature = try_model(model, splits(), recipe())
-    return Trained(model=model, weights=Path(), signature=signature, state=TrainState())
+    model = build_model(wanted).eval()
+    signature = try_model(model, data, wanted)
+    folder.mkdir(exist_ok=True)
+    save_model(model, str(folder / "weights.safetensors"))
+    weights = folder / "weights.safetensors"
+    return Trained(model=model, weights=weights, signature=signature, state=TrainState())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return trained_on(recipe(), splits(), tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +68,12 @@ def test_every_kind_takes_batches_of_any_size(
     name: str, exported: dict[str, Exported], trained: Trained
 ) -> None:
     assert exported[name].failure is None
-    run = file_runner(exported[name].entry.kind, exported[name].path, trained.signature)
+    run = file_runner(
+        exported[name].entry.kind,
+        exported[name].entry.precision,
+        exported[name].path,
+        trained.signature,
+    )
     for rows in (1, 2, 7, 64):
         assert run({"image": np.zeros((rows, 1, 8, 8), np.float32)})["logits"].shape == (rows, 3)
 
@@ -127,18 +144,6 @@ def test_no_weight_is_so_large_that_two_products_overflow_16_bits(
         assert all(60 <= found <= 64 for found in largest)  # 2 * 64 * 255 < 2 ** 15
 
 
-class Perceptron(nn.Module):
-    """Two layers for every token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.layers(x).mean(dim=1)
-        return logits
-
-
 @pytest.fixture(scope="module")
 def perceptron(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
@@ -178,18 +183,15 @@ def test_dynamic_quantization_of_convolutions_is_refused_with_what_it_costs(
 
 
 def test_the_method_of_the_recipe_is_the_one_that_is_used(tmp_path: Path) -> None:
-    model = Perceptron().eval()
     values: Array = np.random.default_rng(0).normal(size=(80, 4, 6)).astype(np.float32)
-    inputs = {"x": values}
-    split = Split(inputs, np.zeros(80, np.int64))
+    split = Split({"x": values}, np.zeros(80, np.int64))
     data = Splits(split, split, split)
     counts = {}
     for method in ("static", "dynamic"):
         entry = {"kind": "onnx", "precision": "int8", "method": method}
-        wanted, folder = recipe(export=[entry]), tmp_path / method
-        folder.mkdir()
-        signature = try_model(model, data, wanted)
-        made = Trained(model=model, weights=Path(), signature=signature, state=TrainState())
+        wanted = recipe(export=[entry], model={"target": f"{NETWORKS}:Perceptron"})
+        folder = tmp_path / method
+        made = trained_on(wanted, data, folder)
         (found,) = export_all(wanted, made, data, folder, Console(file=io.StringIO()))
         assert found.failure is None
         counts[method] = operators(found.path).count("DynamicQuantizeLinear")
@@ -208,30 +210,48 @@ def test_calibration_decides_the_ranges(exported: dict[str, Exported], tmp_path:
     assert found[0] == found[1] != found[2]
 
 
-class DependsOnData(nn.Module):
-    """Takes another branch for bright images: nothing that a trace can hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 3)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        if image.sum() > 1e9:
-            image = -image
-        logits: torch.Tensor = self.head(image.flatten(1))
-        return logits
-
-
-def test_a_model_that_cannot_be_exported_is_refused_with_the_reason(
-    trained: Trained, tmp_path: Path
-) -> None:
-    broken = replace(trained, model=DependsOnData().eval())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the export decides, not the filters around it
-        console = Console(file=io.StringIO())
-        found = export_all(recipe(export=ALL), broken, splits(), tmp_path, console)
+def test_a_model_that_cannot_be_exported_is_refused_with_the_reason(tmp_path: Path) -> None:
+    wanted = recipe(export=ALL, model={"target": f"{NETWORKS}:DependsOnData"})
+    broken, folder = trained_on(wanted, splits(), tmp_path / "trained"), tmp_path / "version"
+    folder.mkdir()
+    found = export_all(wanted, broken, splits(), folder, Console(file=io.StringIO()))
     reasons = {artifact.entry.name: artifact.failure or "" for artifact in found}
     assert "TracerWarning: Converting a tensor to a Python boolean" in reasons["torchscript"]
     assert "data-dependent" in reasons["onnx"]
     assert "\x1b" not in "".join(reasons.values())
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_control_flow_is_kept_by_script(tmp_path: Path) -> None:
+    entry = {"kind": "torchscript", "method": "script"}
+    wanted = recipe(export=[entry], model={"target": f"{NETWORKS}:DependsOnData"})
+    made = trained_on(wanted, splits(), tmp_path)
+    (found,) = export_all(wanted, made, splits(), tmp_path, Console(file=io.StringIO()))
+    assert found.failure is None
+    run = file_runner("torchscript", "fp32", found.path, made.signature)
+    dark, bright = np.full((2, 1, 8, 8), 1, np.float32), np.full((2, 1, 8, 8), 1e8, np.float32)
+    for image in (dark, bright):
+        right = made.model(torch.from_numpy(image)).detach().numpy()
+        gap = np.abs(np.subtract(run({"image": image})["logits"], right)).max()
+        assert gap <= 1e-5 * np.abs(right).max()
+
+
+@pytest.mark.parametrize(
+    ("how", "limits", "reason"),
+    [
+        ("die", {}, "its process was ended by SIGKILL: last words"),
+        ("hang", {"time_s": 2.0}, "it took longer than 2 s"),
+        ("grow", {"memory_gib": 2.0}, "it needed more than 2.0 GiB of memory"),
+    ],
+)
+def test_a_model_that_harms_its_exporter_harms_nobody_else(
+    how: str, limits: dict[str, float], reason: str, tmp_path: Path
+) -> None:
+    target = {"target": f"{NETWORKS}:Misbehaving", "args": {"how": how, "home": os.getpid()}}
+    wanted = recipe(export=[{"kind": "onnx"}], model=target, export_limits=limits)
+    made, folder = trained_on(wanted, splits(), tmp_path / "trained"), tmp_path / "version"
+    folder.mkdir()
+    (found,) = export_all(wanted, made, splits(), folder, Console(file=io.StringIO()))
+    assert found.failure is not None
+    assert found.failure.startswith(f"export failed: {reason}")
+    assert list(folder.iterdir()) == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_model
 
 from model_store.parity import Parity
 from model_store.tensors import Array
@@ -22,8 +23,8 @@ from tests.unit.training.padded_texts import (
 from training import verify as verify_module
 from training.datasets import Split, Splits
 from training.errors import DataError, RecipeError, TargetError
+from training.export import Exported, export_all
 from training.export_entries import OnnxExport
-from training.exporters import Exported, export_all
 from training.loop import Trained
 from training.model import try_model
 from training.runners import file_runner, module_runner
@@ -34,8 +35,8 @@ EXPORTS = [{"kind": "onnx"}, {"kind": "torchscript"}, {"kind": "onnx", "precisio
 
 
 def trained_as(model: torch.nn.Module, folder: Path) -> Trained:
-    weights = folder / "weights"
-    weights.write_bytes(b"")
+    weights = folder / "weights.safetensors"
+    save_model(model, str(weights))
     recipe = text_recipe(export=EXPORTS)
     signature = try_model(model, text_splits(), recipe)
     return Trained(model=model, weights=weights, signature=signature, state=TrainState())
@@ -129,7 +130,8 @@ def test_every_kind_takes_every_length_and_is_proven(trained: Trained, tmp_path:
     expected, _ = reference(trained, splits.test)
     for artifact in export_all(recipe, trained, splits, tmp_path, Console(file=io.StringIO())):
         assert artifact.failure is None
-        run = file_runner(artifact.entry.kind, artifact.path, trained.signature)
+        entry = artifact.entry
+        run = file_runner(entry.kind, entry.precision, artifact.path, trained.signature)
         for rows, length in ((1, 1), (2, 5), (16, 12)):
             inputs: dict[str, Array] = {
                 "tokens": np.ones((rows, length), np.int64),

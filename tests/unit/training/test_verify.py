@@ -12,8 +12,8 @@ from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from training import verify as verify_module
 from training.datasets import Split
+from training.export import Exported
 from training.export_entries import OnnxExport, OnnxInt8Export
-from training.exporters import Exported
 from training.runners import Runner
 from training.verify import Reference, replay, run_in_batches, verify
 
@@ -63,7 +63,7 @@ def one_class_less(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def opening(run: Runner) -> Callable[..., Runner]:
-    return lambda kind, path, signature: run
+    return lambda kind, precision, path, signature: run
 
 
 def exported(tmp_path: Path, max_abs_difference: float = 1e-4) -> Exported:

@@ -1,7 +1,11 @@
-"""Checkpoint to TorchScript, by tracing. torch has deprecated it: kept for hosts that need it."""
+"""Checkpoint to TorchScript, by tracing or compiling.
+
+torch has deprecated it: it is kept for hosts that need it.
+"""
 
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,19 +13,17 @@ from torch.jit._trace import TracerWarning
 
 from training.quiet import quiet
 
-DEPRECATION_NOTE = (
-    "note: torch has deprecated TorchScript and develops it no further; "
-    "serve the ONNX artifacts where you can"
-)
 
-
-def export_torchscript(model: nn.Module, example: tuple[Tensor, ...], path: Path) -> None:
-    """Traces the model and writes the result.
+def export_torchscript(
+    model: nn.Module, example: tuple[Tensor, ...], path: Path, method: Literal["trace", "script"]
+) -> None:
+    """Traces or compiles the model and writes the result.
 
     Args:
         model: in evaluation mode.
         example: inputs in order, each [rows, ...] with at least two rows.
         path: the file to write.
+        method: whether it is run once, or its code compiled.
 
     Raises:
         Exception: whatever torch raises for a model it cannot trace, a TracerWarning included:
@@ -30,5 +32,5 @@ def export_torchscript(model: nn.Module, example: tuple[Tensor, ...], path: Path
     # The deprecation is known: the user is told in one line.
     with quiet(DeprecationWarning), torch.inference_mode():
         warnings.simplefilter("error", TracerWarning)
-        traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, str(path))
+        found = torch.jit.script(model) if method == "script" else torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+        torch.jit.save(found, str(path))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from model_store.signature import Signature
+from training.exporters.dynamic_axes import dynamic_axes
 from training.quiet import quiet
 
 if TYPE_CHECKING:
@@ -44,23 +45,13 @@ def export_onnx(
             dynamo=True,
             verbose=False,
             external_data=False,
-            dynamic_shapes=_dynamic_shapes(signature),
+            dynamic_shapes=dynamic_axes(signature),
             input_names=[spec.name for spec in signature.inputs],
             output_names=[spec.name for spec in signature.outputs],
         )
     document = onnx.load(path)
     strip_metadata(document)
     onnx.save(document, path)
-
-
-def _dynamic_shapes(signature: Signature) -> tuple[dict[int, Any], ...]:
-    """For each input, its axes of any size."""
-    batch, padding = torch.export.Dim("batch"), signature.padding
-    if padding is None:
-        return tuple({0: batch} for _ in signature.inputs)
-    length = torch.export.Dim("length", min=1, max=padding.buckets[-1])
-    axes = [padding.axis_of(spec.name) for spec in signature.inputs]
-    return tuple({0: batch} if axis is None else {0: batch, axis: length} for axis in axes)
 
 
 def strip_metadata(document: "ModelProto") -> None:

@@ -1,0 +1,233 @@
+"""Makes the artifacts of a recipe, one or two files each, out of a trained model.
+
+In: the weights of the best epoch. Out: for every entry of `export` an artifact, or the reason why
+there is none.
+
+Rules kept here: each is made in a process of its own, with limits, from the recipe and the weights
+alone, as anybody could make it later; one that fails, dies or takes too long does not stop the
+others, and leaves no file.
+"""
+
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_model
+from torch import Tensor, nn
+
+from model_store.cpu_features import cpu_features
+from model_store.manifest import MadeWith
+from model_store.signature import Signature
+from model_store.tensors import Array
+from training.datasets import Splits
+from training.errors import ExportError, IsolationError
+from training.export_entries import (
+    AotiBf16Export,
+    AotiExport,
+    AotiInt8Export,
+    Export,
+    OnnxExport,
+    OnnxInt8Export,
+    OpenVinoBf16Export,
+    OpenVinoExport,
+    OpenVinoInt8Export,
+    Pt2Bf16Export,
+    Pt2Export,
+    Pt2Int8Export,
+    TorchScriptExport,
+)
+from training.isolated_run import GIB, run_isolated
+from training.loop import Trained
+from training.model import build_model
+from training.progress import say
+from training.quiet import quiet
+from training.recipe import Recipe
+from training.reproducibility import reproducible
+
+EXAMPLE_ROWS = 2
+"""Exporters make 0 and 1 rows special cases, so the example has more."""
+DEPRECATION_NOTE = (
+    "note: torch has deprecated TorchScript and develops it no further; "
+    "serve the ONNX artifacts where you can"
+)
+BF16_FEATURES = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+LIBRARIES = {
+    "torchscript": ("torch",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript", "torch"),
+    "pt2": ("torch", "torchao"),
+    "aoti": ("torch", "torchao"),
+    "openvino": ("nncf", "openvino", "torch"),
+}
+"""Whose versions an artifact of each kind says it was made with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One entry of the recipe after the attempt to make it."""
+
+    entry: Export
+    path: Path
+    failure: str | None
+    """Why there is no file at `path`; None if there is one."""
+    made_with: MadeWith = field(default_factory=MadeWith)
+
+    def paths(self) -> list[Path]:
+        """Where its one or two files go."""
+        weights = self.entry.weights_file
+        return [self.path] if weights is None else [self.path, self.path.with_name(weights)]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportJob:
+    """What the process of one entry is given."""
+
+    recipe: Recipe
+    """Builds the model."""
+    weights: Path
+    """Its weights, as safetensors."""
+    signature: Signature
+    entry: Export
+    inputs: dict[str, Array]
+    """Rows of training data, in the order of the model's arguments, each [rows, ...]: an example,
+    and what shows the ranges of activations."""
+    folder: Path
+    """Where the file goes."""
+
+
+def export_all(
+    recipe: Recipe, trained: Trained, splits: Splits, folder: Path, console: Console
+) -> list[Exported]:
+    """Makes every artifact the recipe lists.
+
+    Args:
+        recipe: the entries, and their limits.
+        trained: the model.
+        splits: the train split gives examples and calibration rows.
+        folder: where the files go.
+        console: shows what is being made.
+    """
+    if any(isinstance(entry, TorchScriptExport) for entry in recipe.export):
+        say(console, DEPRECATION_NOTE)
+    found = []
+    for entry in recipe.export:
+        rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
+        inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
+        job = ExportJob(recipe, trained.weights, trained.signature, entry, inputs, folder)
+        with console.status(f"exporting {entry.name}"):
+            found.append(_attempt(job))
+    return found
+
+
+def _attempt(job: ExportJob) -> Exported:
+    entry, limits = job.entry, job.recipe.export_limits
+    path = job.folder / entry.file
+    try:
+        made_with = run_isolated(
+            export_one,
+            job,
+            time_limit_s=limits.time_s,
+            memory_limit_bytes=int(limits.memory_gib * GIB),
+        )
+    except IsolationError as error:
+        refused = Exported(entry, path, f"export failed: {error}")
+        for file in refused.paths():
+            file.unlink(missing_ok=True)
+        return refused
+    return Exported(entry, path, None, made_with)
+
+
+def export_one(job: ExportJob) -> MadeWith:
+    """Makes one artifact; runs in a process of its own.
+
+    Returns:
+        What it was made with.
+
+    Raises:
+        Exception: whatever an exporter raises for a model it cannot take.
+    """
+    with reproducible(job.recipe.seed, threads=1):
+        model = build_model(job.recipe)
+    load_model(model, str(job.weights))
+    with quiet():
+        _write(model.eval(), job)
+    return MadeWith(libraries=_versions(job.entry.kind), cpu_features=cpu_features())
+
+
+def _write(model: nn.Module, job: ExportJob) -> None:
+    """Imports the exporter of an entry, and lets it write."""
+    entry, signature, path = job.entry, job.signature, job.folder / job.entry.file
+    example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in job.inputs.values())
+    match entry:
+        case TorchScriptExport():
+            from training.exporters.torchscript import export_torchscript
+
+            export_torchscript(model, example, path, entry.method)
+        case OnnxExport():
+            from training.exporters.onnx_graph import export_onnx
+
+            if not path.exists():  # an int8 entry may have come first and made it
+                export_onnx(model, example, signature, path)
+        case OnnxInt8Export():
+            _write_onnx_int8(model, example, entry, job)
+        case Pt2Export() | Pt2Bf16Export() | Pt2Int8Export():
+            from training.exporters.exported_program import exported_program
+            from training.exporters.pt2 import write_pt2
+
+            write_pt2(
+                exported_program(model, example, signature, entry.precision, job.inputs), path
+            )
+        case AotiExport() | AotiBf16Export() | AotiInt8Export():
+            from training.exporters.aot_inductor import write_aoti
+            from training.exporters.exported_program import exported_program
+
+            write_aoti(
+                exported_program(model, example, signature, entry.precision, job.inputs), path
+            )
+        case OpenVinoExport() | OpenVinoBf16Export() | OpenVinoInt8Export():
+            if entry.precision == "bf16" and not BF16_FEATURES.intersection(cpu_features()):
+                raise ExportError(
+                    "this processor has no instructions for bfloat16 "
+                    f"({' or '.join(sorted(BF16_FEATURES))}), so OpenVINO would compute in FP32; "
+                    "export it where it is to run"
+                )
+            from training.exporters.exported_program import exported_program
+            from training.exporters.openvino_ir import write_openvino
+
+            method = getattr(entry, "method", "")
+            write_openvino(
+                exported_program(model, example, signature),
+                signature,
+                path,
+                calibration=job.inputs if method == "static" else None,
+                weights_only=method == "weights",
+            )
+
+
+def _write_onnx_int8(
+    model: nn.Module, example: tuple[Tensor, ...], entry: OnnxInt8Export, job: ExportJob
+) -> None:
+    from training.exporters.onnx_graph import export_onnx
+    from training.exporters.onnx_int8 import (
+        export_onnx_dynamic_int8,
+        export_onnx_static_int8,
+    )
+
+    source, path = job.folder / OnnxExport().file, job.folder / entry.file
+    if not source.exists():
+        export_onnx(model, example, job.signature, source)
+    if entry.method == "dynamic":
+        export_onnx_dynamic_int8(source, entry.op_types, path)
+    else:
+        export_onnx_static_int8(source, job.inputs, entry.op_types, path)
+
+
+def _versions(kind: str) -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES[kind]:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # not needed for this precision
+            continue
+    return found

@@ -1,0 +1,87 @@
+"""Checkpoint to an exported program, which is what `.pt2`, AOTInductor and OpenVINO start from.
+
+Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization.
+"""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from model_store.manifest import Precision
+from model_store.signature import Signature
+from model_store.tensors import Array
+from training.exporters.dynamic_axes import dynamic_axes
+from training.quiet import quiet
+
+CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
+CALIBRATION_BATCH_ROWS = 64
+SEVEN_BITS = True
+"""x86 without VNNI adds two products of 8 bits in 16 and saturates; with 7 bits nothing does."""
+
+
+def exported_program(
+    model: nn.Module,
+    example: tuple[Tensor, ...],
+    signature: Signature,
+    precision: Precision = "fp32",
+    calibration: Mapping[str, Array] | None = None,
+) -> torch.export.ExportedProgram:
+    """Exports the model with a batch of any size.
+
+    Args:
+        model: in evaluation mode.
+        example: inputs in order, each [rows, ...] with at least two rows (0 and 1 are special).
+        signature: says which axes vary.
+        precision: what it computes in; inputs and outputs stay as the signature has them.
+        calibration: rows of training data by input name, each [rows, ...], for `int8`.
+
+    Raises:
+        Exception: whatever torch raises for a model it cannot take.
+    """
+    axes: tuple[object, ...] = dynamic_axes(signature)
+    if precision == "bf16":
+        model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
+    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
+        program = torch.export.export(model, example, dynamic_shapes=axes)
+        if precision != "int8":
+            return program
+        assert calibration is not None, "int8 is calibrated"
+        quantized = _quantized(program.module(), signature, calibration)
+        return torch.export.export(quantized, example, dynamic_shapes=axes)
+
+
+class _Bfloat16(nn.Module):
+    """A model that computes in bfloat16, and takes and gives what the FP32 one does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = copy.deepcopy(model).to(torch.bfloat16)
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        narrow = [x.to(torch.bfloat16) if x.dtype == torch.float32 else x for x in inputs]
+        found = self._model(*narrow)
+        if isinstance(found, Tensor):
+            return _wide(found)
+        return tuple(_wide(tensor) for tensor in found)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array]) -> nn.Module:
+    """Weights and activations in 8 bits, with ranges seen on calibration rows (pt2e, static)."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=SEVEN_BITS))
+    prepared = prepare_pt2e(module, quantizer)
+    arrays = [rows[spec.name] for spec in signature.inputs]
+    for start in range(0, len(arrays[0]), CALIBRATION_BATCH_ROWS):
+        part = slice(start, start + CALIBRATION_BATCH_ROWS)
+        prepared(*(torch.from_numpy(array[part]) for array in arrays))
+    converted: nn.Module = convert_pt2e(prepared)
+    return converted

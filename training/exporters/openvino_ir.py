@@ -1,0 +1,75 @@
+"""Checkpoint to OpenVINO's intermediate representation: a graph (.xml) and its weights (.bin).
+
+In FP32; quantized by NNCF, weights and activations or the weights alone. Which precision the
+processor computes in is decided where it is loaded.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_store.signature import Signature, TensorSpec
+from model_store.tensors import Array
+from training.quiet import quiet
+
+CALIBRATION_BATCH_ROWS = 64
+CHATTY_LOGGERS = ("nncf", "openvino")
+
+
+def write_openvino(
+    program: torch.export.ExportedProgram,
+    signature: Signature,
+    path: Path,
+    *,
+    calibration: Mapping[str, Array] | None = None,
+    weights_only: bool = False,
+) -> None:
+    """Writes `path` and, beside it, the weights under the same name with `.bin`.
+
+    Args:
+        program: the model in FP32.
+        signature: names the inputs and outputs.
+        path: the file to write, whose name ends in `.xml`.
+        calibration: rows of training data by input name, each [rows, ...]: with them, weights and
+            activations become 8 bits wide.
+        weights_only: only the weights become 8 bits wide.
+
+    Raises:
+        ImportError: openvino or nncf is not installed.
+        Exception: whatever they raise for a model they cannot take.
+    """
+    # Without this package of theirs nothing is reported to anybody.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    with quiet(loggers=CHATTY_LOGGERS):
+        model = openvino.convert_model(program)
+        for ports, specs in ((model.inputs, signature.inputs), (model.outputs, signature.outputs)):
+            _name(ports, specs)
+        if weights_only or calibration is not None:
+            model = _narrow(model, signature, calibration)
+        openvino.save_model(model, str(path), compress_to_fp16=False)
+
+
+def _name(ports: Any, specs: tuple[TensorSpec, ...]) -> None:
+    for port, spec in zip(ports, specs, strict=True):
+        port.get_tensor().set_names({spec.name})
+
+
+def _narrow(model: Any, signature: Signature, calibration: Mapping[str, Array] | None) -> Any:
+    import nncf
+
+    nncf.set_log_level(50)
+    if calibration is None:
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    rows = list(_batches(calibration, [spec.name for spec in signature.inputs]))
+    return nncf.quantize(model, nncf.Dataset(rows), subset_size=len(rows))
+
+
+def _batches(calibration: Mapping[str, Array], names: list[str]) -> Iterator[dict[str, Array]]:
+    rows = len(calibration[names[0]])
+    for start in range(0, rows, CALIBRATION_BATCH_ROWS):
+        yield {name: calibration[name][start : start + CALIBRATION_BATCH_ROWS] for name in names}

@@ -1,0 +1,13 @@
+"""One line out of an error that exporters and runtimes have wrapped in pages of advice."""
+
+import re
+
+_TERMINAL_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def root_cause(error: BaseException) -> str:
+    """The type and first line of the innermost error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = _TERMINAL_COLOUR.sub("", str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
