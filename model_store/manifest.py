@@ -71,6 +71,7 @@ class Verification(StrictModel):
 
     max_abs_difference: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
+    max_probability_shift: float = Field(default=0.0, ge=0, le=1)
     metrics: dict[str, float]
     """Task metrics over the test split, such as `accuracy` (0 to 1)."""
     tolerance: Tolerance

@@ -3,10 +3,11 @@
 Shapes: every array is [rows, ...]; row i of one belongs to row i of the other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from model_store.strict import StrictModel
 from model_store.tensors import Array
@@ -23,6 +24,8 @@ class Tolerance(StrictModel):
     """Largest absolute difference of any output element, in the output's own unit."""
     min_agreement: float
     """Share of rows, 0 to 1, whose largest output is in the same place."""
+    max_probability_shift: float = 1.0
+    """Largest change of the probability of any class: outputs [rows, classes] through softmax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,10 @@ class Parity:
 
     max_abs_difference: float
     agreement: float
+    max_probability_shift: float = 0.0
 
     def failure(self, tolerance: Tolerance) -> str | None:
-        """Says which limit is broken, or None when both hold."""
+        """Says which limit is broken first, or None when all hold."""
         if not self.max_abs_difference <= tolerance.max_abs_difference:  # catches NaN too
             return (
                 f"largest difference {self.max_abs_difference:.3g} is above "
@@ -41,6 +45,11 @@ class Parity:
             )
         if self.agreement < tolerance.min_agreement:
             return f"agreement {self.agreement:.4f} is below {tolerance.min_agreement:.4f}"
+        if self.max_probability_shift > tolerance.max_probability_shift:
+            return (
+                f"largest probability shift {self.max_probability_shift:.3g} is above "
+                f"{tolerance.max_probability_shift:.3g}"
+            )
         return None
 
 
@@ -50,16 +59,27 @@ def compare(expected: Mapping[str, Array], found: Mapping[str, Array]) -> Parity
     A missing output, another shape, or a NaN or infinity where a number was expected counts as
     infinitely far.
     """
-    difference, agreement = 0.0, 1.0
+    difference, agreement, shift = 0.0, 1.0, 0.0
     for name, right in expected.items():
         other = found.get(name)
         if other is None or other.shape != right.shape:
-            return Parity(float("inf"), 0.0)
+            return Parity(float("inf"), 0.0, 1.0)
         if right.size == 0:
             continue
         difference = max(difference, _max_abs_difference(right, other))
-        agreement = min(agreement, _top_class_agreement(right, other))
-    return Parity(difference, agreement)
+        if _has_classes(right):
+            agreement = min(agreement, float((right.argmax(axis=1) == other.argmax(axis=1)).mean()))
+            shift = max(shift, _max_probability_shift(right, other))
+    return Parity(difference, agreement, shift)
+
+
+def worst(found: Sequence[Parity]) -> Parity:
+    """The worst of each figure."""
+    return Parity(
+        max(parity.max_abs_difference for parity in found),
+        min(parity.agreement for parity in found),
+        max(parity.max_probability_shift for parity in found),
+    )
 
 
 def _max_abs_difference(expected: Array, found: Array) -> float:
@@ -69,8 +89,19 @@ def _max_abs_difference(expected: Array, found: Array) -> float:
     return float(gap.max()) if np.isfinite(gap).all() else float("inf")
 
 
-def _top_class_agreement(expected: Array, found: Array) -> float:
+def _has_classes(expected: Array) -> bool:
     """Only outputs of shape [rows, classes] have a top class; others agree by definition."""
-    if expected.ndim != 2 or expected.shape[1] < 2 or expected.dtype.kind not in "fiu":
-        return 1.0
-    return float((expected.argmax(axis=1) == found.argmax(axis=1)).mean())
+    return expected.ndim == 2 and expected.shape[1] > 1 and expected.dtype.kind in "fiu"
+
+
+def _max_probability_shift(expected: Array, found: Array) -> float:
+    shift = np.abs(_softmax(expected) - _softmax(found)).max()
+    return float(shift) if np.isfinite(shift) else 1.0
+
+
+def _softmax(logits: Array) -> npt.NDArray[np.float64]:
+    """Along the classes, [rows, classes]; infinities give no numbers, which is no news here."""
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+        shares: npt.NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return shares

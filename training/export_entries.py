@@ -34,6 +34,12 @@ class Fp32Tolerance(RecipePart):
     """Largest difference of any output element. Widen it for outputs much larger than 1 to 10."""
     min_agreement: float = Field(default=0.999, ge=0, le=1)
     """Share of rows whose top class is the checkpoint's. Lower it when rows often tie."""
+    max_probability_shift: float = Field(default=0.001, ge=0, le=1)
+    """Largest change of the probability of any class. Widen it when nobody looks at probabilities.
+    """
+    max_metric_drop: float = Field(default=0.003, ge=0, le=1)
+    """Largest loss of the task metric over the test split: 0.005 is half a percentage point. Widen
+    it when the test split is small: one row of 360 is 0.003."""
 
 
 class Bf16Tolerance(RecipePart):
@@ -43,6 +49,12 @@ class Bf16Tolerance(RecipePart):
     """Largest difference of any output element. Widen it for outputs much larger than 1 to 10."""
     min_agreement: float = Field(default=0.99, ge=0, le=1)
     """Share of rows whose top class is the checkpoint's. Lower it when rows often tie."""
+    max_probability_shift: float = Field(default=0.1, ge=0, le=1)
+    """Largest change of the probability of any class. Widen it when nobody looks at probabilities.
+    """
+    max_metric_drop: float = Field(default=0.005, ge=0, le=1)
+    """Largest loss of the task metric over the test split: 0.005 is half a percentage point. Widen
+    it when the test split is small: one row of 360 is 0.003."""
 
 
 class Int8Tolerance(RecipePart):
@@ -53,6 +65,12 @@ class Int8Tolerance(RecipePart):
     min_agreement: float = Field(default=0.98, ge=0, le=1)
     """Share of rows whose top class is the checkpoint's: the limit that means something here.
     Raise it when a changed answer is expensive."""
+    max_probability_shift: float = Field(default=0.5, ge=0, le=1)
+    """Largest change of the probability of any class. Widen it when nobody looks at probabilities.
+    """
+    max_metric_drop: float = Field(default=0.01, ge=0, le=1)
+    """Largest loss of the task metric over the test split: 0.005 is half a percentage point. Widen
+    it when the test split is small: one row of 360 is 0.003."""
 
 
 class ExportEntry(RecipePart):

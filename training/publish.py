@@ -127,6 +127,7 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
         verification=Verification(
             max_abs_difference=proven.max_abs_difference,
             agreement=proven.agreement,
+            max_probability_shift=proven.max_probability_shift or 0.0,
             metrics={"accuracy": proven.accuracy},
             tolerance=proven.tolerance,
         ),

@@ -20,6 +20,8 @@ class CheckpointReport(StrictModel):
     size_bytes: int
     accuracy: float
     """Share of the test split, 0 to 1."""
+    accuracy_interval: tuple[float, float] | None = None
+    """Where the true share lies, with 95 % confidence."""
     latency_ms: dict[int, float]
     """Median milliseconds of one run, by batch size, on one thread."""
 
@@ -42,8 +44,12 @@ class ArtifactReport(StrictModel):
     """From the checkpoint's outputs; None also where a shape differs or a number is missing."""
     agreement: float | None = None
     """Share of rows, 0 to 1, with the checkpoint's top class."""
+    max_probability_shift: float | None = None
+    """Largest change of the probability of any class, 0 to 1."""
     accuracy: float | None = None
     """Share of the test split, 0 to 1."""
+    accuracy_interval: tuple[float, float] | None = None
+    """Where the true share lies, with 95 % confidence."""
     latency_ms: dict[int, float] = Field(default={})
     """Median milliseconds of one run, by batch size, on one thread."""
 

@@ -5,24 +5,27 @@ reason for every artifact that lies outside its tolerance.
 
 Rules kept here: the exact file that is published is run; the golden inputs are replayed at several
 batch sizes and the whole test split once more, and the worst counts; a model whose rows are padded
-gives each golden row the answer it has alone; figures are single-threaded.
+gives each golden row the answer it has alone; the same rows give the same bits twice; the task
+metric does not fall; figures are single-threaded.
 """
 
 import contextlib
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from model_store.parity import Parity, Tolerance, compare
+from model_store.parity import Parity, Tolerance, compare, worst
 from model_store.signature import Signature
 from model_store.tensors import Array
+from training.confidence import wilson_interval
 from training.datasets import Split
 from training.errors import IsolationError
 from training.export import Exported
+from training.export_entries import Export
 from training.isolated_run import GIB, run_isolated
 from training.loop import Trained
 from training.padded_rows import PaddedRows, cut_back, padded_rows
@@ -31,8 +34,11 @@ from training.report import ArtifactReport, CheckpointReport
 from training.root_cause import root_cause
 from training.runners import Runner, file_runner, module_runner
 
-REPLAY_BATCH_SIZES = (1, 7, 32)
-"""A single row, a batch that fits no power of two, and a full one; the largest comes on top."""
+REPLAY_BATCH_SIZES = (1, 2, 7, 32)
+"""A single row, the fewest that are several, a batch that fits no power of two, and a full one; the
+largest comes on top."""
+ROUNDING = 1e-9
+"""Of the difference of two shares."""
 LATENCY_BATCH_SIZES = (1, 8, 32)
 MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10
 """TorchScript optimises during its first runs."""
@@ -80,9 +86,11 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
             padded=padded,
             alone_outputs=[] if padded is None else [run(inputs) for inputs in padded.alone],
         )
+        accuracy = _accuracy(found, outputs)
         report = CheckpointReport(
             size_bytes=trained.weights.stat().st_size,
-            accuracy=_accuracy(found, outputs),
+            accuracy=accuracy,
+            accuracy_interval=wilson_interval(accuracy, test.labels.size),
             latency_ms=_latency_ms(run, found),
         )
     return found, report
@@ -118,22 +126,27 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     with _one_thread():
         try:
             run = file_runner(entry.kind, entry.precision, exported.path, expected.signature)
-            parity, outputs = replay(run, expected)
-            padded = replay_padded(run, expected)
+            compared, outputs = replay(run, expected)
+            compared += replay_padded(run, expected)
+            repeats = _repeats(run, expected)
             latency_ms = _latency_ms(run, expected)
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             return unmeasured.model_copy(update={"refusal": f"does not run: {root_cause(error)}"})
+    parity = worst([comparison.parity for comparison in compared])
+    accuracy = _accuracy(expected, outputs)
     return unmeasured.model_copy(
         update={
             "size_bytes": sum(path.stat().st_size for path in exported.paths()),
             # JSON has no infinity.
-            "max_abs_difference": _finite_or_none(
-                max(parity.max_abs_difference, padded.max_abs_difference)
-            ),
-            "agreement": min(parity.agreement, padded.agreement),
-            "accuracy": _accuracy(expected, outputs),
+            "max_abs_difference": _finite_or_none(parity.max_abs_difference),
+            "agreement": parity.agreement,
+            "max_probability_shift": parity.max_probability_shift,
+            "accuracy": accuracy,
+            "accuracy_interval": wilson_interval(accuracy, expected.test.labels.size),
             "latency_ms": latency_ms,
-            "refusal": parity.failure(tolerance) or _padding_failure(padded, tolerance),
+            "refusal": _departure(compared, tolerance)
+            or (None if repeats else "two runs of the same rows gave different numbers")
+            or _drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
         }
     )
 
@@ -147,16 +160,25 @@ def _unmeasured(exported: Exported, refusal: str | None) -> ArtifactReport:
         file=entry.file,
         weights_file=entry.weights_file,
         made_with=exported.made_with,
-        tolerance=Tolerance(**entry.tolerance.model_dump()),
+        tolerance=Tolerance(**entry.tolerance.model_dump(exclude={"max_metric_drop"})),
         refusal=refusal,
     )
 
 
-def replay(run: Runner, expected: Reference) -> tuple[Parity, dict[str, Array]]:
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A runner beside the checkpoint, once."""
+
+    where: str
+    """On which rows, and how many at once."""
+    parity: Parity
+
+
+def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str, Array]]:
     """Compares a runner with the checkpoint: golden rows at every batch size, then the test split.
 
     Returns:
-        The worst of all comparisons, and the outputs of the whole test split.
+        All comparisons, and the outputs of the whole test split.
     """
     largest = expected.signature.max_batch_size
     golden_rows = len(next(iter(expected.golden_inputs.values())))
@@ -164,21 +186,22 @@ def replay(run: Runner, expected: Reference) -> tuple[Parity, dict[str, Array]]:
     for size in sorted({*REPLAY_BATCH_SIZES, min(largest, golden_rows)}):
         if size <= largest:
             outputs = run_in_batches(run, expected.golden_inputs, size)
-            found.append(compare(expected.golden_outputs, outputs))
+            parity = compare(expected.golden_outputs, outputs)
+            found.append(Comparison(f"golden rows in batches of {size}", parity))
     outputs = run_in_batches(run, expected.test.inputs, largest)
-    found.append(compare(expected.test_outputs, outputs))
-    return _worst(found), outputs
+    found.append(Comparison("the test split", compare(expected.test_outputs, outputs)))
+    return found, outputs
 
 
-def replay_padded(run: Runner, expected: Reference) -> Parity:
+def replay_padded(run: Runner, expected: Reference) -> list[Comparison]:
     """Compares a runner with what the checkpoint gives for each golden row alone.
 
-    Every row runs alone at its own length, and padded in a batch; the worse of both counts. A model
-    without padding has nothing to compare.
+    Every row runs alone at its own length, and padded in a batch. A model without padding has
+    nothing to compare.
     """
     rows, padding = expected.padded, expected.signature.padding
     if rows is None or padding is None:
-        return Parity(0.0, 1.0)
+        return []
     found = [run(inputs) for inputs in rows.alone]
     pairs = list(zip(expected.alone_outputs, found, strict=True))
     alone = _mean_agreement(pairs)
@@ -187,7 +210,10 @@ def replay_padded(run: Runner, expected: Reference) -> Parity:
         lengths = [rows.lengths[row] for row in numbers]
         right = [expected.alone_outputs[row] for row in numbers]
         pairs += zip(right, cut_back(run(inputs), lengths, padding), strict=True)
-    return _worst([alone, _mean_agreement(pairs)])
+    return [
+        Comparison("golden rows alone at their own length", alone),
+        Comparison("golden rows padded in a batch", _mean_agreement(pairs)),
+    ]
 
 
 def run_in_batches(run: Runner, inputs: Mapping[str, Array], size: int) -> dict[str, Array]:
@@ -200,15 +226,10 @@ def run_in_batches(run: Runner, inputs: Mapping[str, Array], size: int) -> dict[
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _worst(found: Sequence[Parity]) -> Parity:
-    return Parity(max(p.max_abs_difference for p in found), min(p.agreement for p in found))
-
-
 def _mean_agreement(pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> Parity:
-    """The parity of single rows: the largest difference, and the share that agrees."""
+    """The parity of single rows: the largest differences, and the share that agrees."""
     found = [compare(right, other) for right, other in pairs]
-    largest = max(parity.max_abs_difference for parity in found)
-    return Parity(largest, sum(parity.agreement for parity in found) / len(found))
+    return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))
 
 
 def _accuracy(expected: Reference, outputs: Mapping[str, Array]) -> float:
@@ -251,9 +272,29 @@ def _run_times_s(
     return times_s
 
 
-def _padding_failure(padded: Parity, tolerance: Tolerance) -> str | None:
-    failure = padded.failure(tolerance)
-    return None if failure is None else f"rows at their own length, and padded: {failure}"
+def _departure(compared: Sequence[Comparison], tolerance: Tolerance) -> str | None:
+    """The first comparison outside the tolerance, and what it found."""
+    for comparison in compared:
+        if failure := comparison.parity.failure(tolerance):
+            return f"{comparison.where}: {failure}"
+    return None
+
+
+def _drop(before: float, after: float, entry: Export) -> str | None:
+    limit = entry.tolerance.max_metric_drop
+    if before - after <= limit + ROUNDING:
+        return None
+    return (
+        f"the test split: accuracy fell from {before:.4f} to {after:.4f}, by more than {limit:.4f}"
+    )
+
+
+def _repeats(run: Runner, expected: Reference) -> bool:
+    """Whether the same rows give the same bits twice."""
+    rows = min(len(next(iter(expected.golden_inputs.values()))), expected.signature.max_batch_size)
+    inputs = {name: array[:rows] for name, array in expected.golden_inputs.items()}
+    first, second = run(inputs), run(inputs)
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 def _finite_or_none(value: float) -> float | None:

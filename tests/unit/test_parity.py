@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, Tolerance, compare
+from model_store.parity import Parity, Tolerance, compare, worst
 from model_store.tensors import Array, object_array
 
 EXPECTED = np.array([[0.0, 1.0], [3.0, 2.0]], np.float32)
-INFINITELY_FAR = Parity(float("inf"), 0.0)
+INFINITELY_FAR = Parity(float("inf"), 0.0, 1.0)
 
 
 def compare_logits(found: Array) -> Parity:
@@ -20,18 +20,34 @@ def test_equal_outputs() -> None:
 
 def test_the_largest_difference_counts_whatever_its_sign() -> None:
     found = EXPECTED + np.array([[0.25, 0.0], [0.0, -0.5]], np.float32)
-    assert compare_logits(found) == Parity(0.5, 1.0)
+    assert compare_logits(found).max_abs_difference == 0.5
 
 
 def test_agreement_is_the_share_of_rows_with_the_same_top_class() -> None:
     swapped = np.array([[0.0, 1.0], [2.0, 3.0]], np.float32)
-    assert compare_logits(swapped) == Parity(1.0, 0.5)
+    assert compare_logits(swapped).agreement == 0.5
+
+
+def test_the_shift_is_that_of_the_probability_that_moved_most() -> None:
+    even, uneven = np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32)
+    uneven[1, 0] = np.log(3)  # a half becomes three quarters
+    found = compare({"logits": even}, {"logits": uneven})
+    assert found.max_probability_shift == pytest.approx(0.25)
+    far = compare({"logits": even + 1000}, {"logits": uneven + 2000})
+    assert far.max_probability_shift == pytest.approx(0.25, abs=1e-4)
 
 
 def test_the_worst_output_counts() -> None:
     expected = {"a": EXPECTED, "b": EXPECTED}
     found = {"a": EXPECTED + np.float32(2), "b": EXPECTED[:, ::-1]}
-    assert compare(expected, found) == Parity(2.0, 0.0)
+    worse = compare(expected, found)
+    assert (worse.max_abs_difference, worse.agreement) == (2.0, 0.0)
+    assert worse.max_probability_shift == pytest.approx(0.4621, abs=1e-4)
+
+
+def test_the_worst_of_several_comparisons() -> None:
+    found = worst([Parity(1.0, 0.9, 0.1), Parity(0.5, 0.8, 0.3)])
+    assert found == Parity(1.0, 0.8, 0.3)
 
 
 @pytest.mark.parametrize("found", [{}, {"logits": EXPECTED[:1]}, {"logits": EXPECTED.ravel()}])
@@ -76,9 +92,11 @@ def test_no_rows_are_equal() -> None:
         (Parity(0.1, 0.99), None),
         (Parity(0.11, 1.0), "largest difference 0.11 is above 0.1"),
         (Parity(0.0, 0.98), "agreement 0.9800 is below 0.9900"),
+        (Parity(0.0, 1.0, 0.3), "largest probability shift 0.3 is above 0.2"),
         (Parity(float("nan"), 1.0), "largest difference nan is above 0.1"),
         (INFINITELY_FAR, "largest difference inf is above 0.1"),
     ],
 )
 def test_a_tolerance_is_kept_up_to_its_limits(parity: Parity, failure: str | None) -> None:
-    assert parity.failure(Tolerance(max_abs_difference=0.1, min_agreement=0.99)) == failure
+    limits = {"max_abs_difference": 0.1, "min_agreement": 0.99, "max_probability_shift": 0.2}
+    assert parity.failure(Tolerance.model_validate(limits)) == failure

@@ -46,7 +46,12 @@ def test_every_default_is_written_out_and_reads_back_as_the_same_object() -> Non
     assert parse_recipe(text, "there") == recipe
     stored = yaml.safe_load(text)
     assert stored["optim"]["adamw"]["lr"] == 1e-3
-    assert stored["export"][1]["tolerance"] == {"max_abs_difference": 0.5, "min_agreement": 0.98}
+    assert stored["export"][1]["tolerance"] == {
+        "max_abs_difference": 0.5,
+        "min_agreement": 0.98,
+        "max_probability_shift": 0.5,
+        "max_metric_drop": 0.01,
+    }
 
 
 def test_every_field_says_when_to_change_it() -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, Tolerance
+from model_store.parity import Parity, Tolerance, worst
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from training import verify as verify_module
@@ -74,14 +75,15 @@ def exported(tmp_path: Path, max_abs_difference: float = 1e-4) -> Exported:
 
 
 def test_equal_outputs_have_no_distance(expected: Reference) -> None:
-    parity, outputs = replay(right, expected)
-    assert parity == Parity(0.0, 1.0)
+    compared, outputs = replay(right, expected)
+    assert {comparison.parity for comparison in compared} == {Parity(0.0, 1.0)}
     assert outputs["logits"].shape == (ROWS, CLASSES)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32, 50])
 def test_a_mistake_at_any_batch_size_is_found(expected: Reference, rows: int) -> None:
-    parity, _ = replay(wrong_at(rows), expected)
+    compared, _ = replay(wrong_at(rows), expected)
+    parity = worst([comparison.parity for comparison in compared])
     assert parity.max_abs_difference == pytest.approx(1, rel=1e-6)
     assert parity.failure(TIGHT)
 
@@ -91,7 +93,8 @@ def test_a_mistake_beyond_the_golden_rows_is_found(expected: Reference) -> None:
         late = (inputs["x"] == expected.test.inputs["x"][-1]).all(axis=1)
         return {"logits": np.where(late[:, None], -1, 1) * right(inputs)["logits"]}
 
-    parity, _ = replay(run, expected)
+    compared, _ = replay(run, expected)
+    parity = worst([comparison.parity for comparison in compared])
     assert parity.agreement == 0.99
 
 
@@ -123,15 +126,53 @@ def test_a_right_artifact_is_proven_with_its_figures(
     assert (found.name, found.file, found.size_bytes) == ("onnx", "model.onnx", 8)
     assert sorted(found.latency_ms) == [1, 8, 32]
     assert all(0 < ms < 1000 for ms in found.latency_ms.values())
-    assert found.tolerance == Tolerance(max_abs_difference=1e-4, min_agreement=0.9)
+    limits = {"max_abs_difference": 1e-4, "min_agreement": 0.9, "max_probability_shift": 0.001}
+    assert found.tolerance == Tolerance.model_validate(limits)
+    assert found.accuracy_interval == pytest.approx((0.963, 1.0), abs=1e-3)
+
+
+def test_an_artifact_that_gives_other_bits_each_time_is_refused(
+    expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = count()
+
+    def restless(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"logits": np.add(right(inputs)["logits"], np.float32(1e-6 * (next(runs) % 2)))}
+
+    monkeypatch.setattr(verify_module, "file_runner", opening(restless))
+    found = verify(exported(tmp_path), expected)
+    assert found.refusal == "two runs of the same rows gave different numbers"
+
+
+def test_an_artifact_that_is_wrong_more_often_is_refused(
+    expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within every other limit: one row in a hundred lost its class, which was right."""
+
+    def forgets(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        logits = right(inputs)["logits"].copy()
+        last = (inputs["x"] == expected.test.inputs["x"][-1]).all(axis=1)
+        logits[last] = -logits[last]
+        return {"logits": logits}
+
+    limits = {"max_abs_difference": 100, "min_agreement": 0.9, "max_probability_shift": 1}
+    entry = OnnxExport.model_validate({"tolerance": limits | {"max_metric_drop": 0.009}})
+    lax = replace(exported(tmp_path), entry=entry)
+    monkeypatch.setattr(verify_module, "file_runner", opening(forgets))
+    refusal = verify(lax, expected).refusal
+    assert refusal == "the test split: accuracy fell from 1.0000 to 0.9900, by more than 0.0090"
 
 
 @pytest.mark.parametrize(
     ("run", "reason", "difference"),
     [
-        (wrong_at(7), "largest difference 1 is above 0.0001", pytest.approx(1, rel=1e-6)),
-        (not_a_number, "largest difference inf is above", None),
-        (one_class_less, "largest difference inf is above", None),
+        (
+            wrong_at(7),
+            "golden rows in batches of 7: largest difference 1 is above 0.0001",
+            pytest.approx(1, rel=1e-6),
+        ),
+        (not_a_number, "golden rows in batches of 1: largest difference inf is above", None),
+        (one_class_less, "golden rows in batches of 1: largest difference inf is above", None),
     ],
 )
 def test_a_wrong_artifact_is_refused_with_its_figures(
