@@ -5,7 +5,7 @@ there is none; one that fails does not stop the others.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from training.datasets import Splits
 from training.errors import ExportError
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, TorchScriptExport
 from training.loop import Trained
+from training.model import for_export
 from training.onnx_export import export_onnx
 from training.onnx_int8_export import export_onnx_dynamic_int8, export_onnx_static_int8
 from training.progress import say
@@ -68,6 +69,7 @@ def _export(entry: Export, trained: Trained, splits: Splits, folder: Path) -> No
     arrays = splits.train.inputs
     example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in arrays.values())
     try:
+        trained = replace(trained, model=for_export(trained.model))
         if isinstance(entry, TorchScriptExport):
             export_torchscript(trained.model, example, path)
         elif isinstance(entry, OnnxInt8Export):

@@ -1,6 +1,7 @@
 """Checkpoint to ONNX, by the dynamo exporter, with a batch dimension of any size.
 
-Axes that the signature's padding names vary from 1 to its last bucket.
+Axes that the signature's padding names vary from 1 to its last bucket, those of its `dynamic`
+between their smallest and largest size.
 """
 
 from pathlib import Path
@@ -56,11 +57,17 @@ def export_onnx(
 def _dynamic_shapes(signature: Signature) -> tuple[dict[int, Any], ...]:
     """For each input, its axes of any size."""
     batch, padding = torch.export.Dim("batch"), signature.padding
-    if padding is None:
-        return tuple({0: batch} for _ in signature.inputs)
-    length = torch.export.Dim("length", min=1, max=padding.buckets[-1])
-    axes = [padding.axis_of(spec.name) for spec in signature.inputs]
-    return tuple({0: batch} if axis is None else {0: batch, axis: length} for axis in axes)
+    shapes: list[dict[int, Any]] = [{0: batch} for _ in signature.inputs]
+    for number, (spec, shape) in enumerate(zip(signature.inputs, shapes, strict=True)):
+        for axis, (low, high) in signature.dynamic.get(spec.name, {}).items():
+            shape[axis] = torch.export.Dim(f"size_{number}_{axis}", min=low, max=high)
+    if padding is not None:
+        length = torch.export.Dim("length", min=1, max=padding.buckets[-1])
+        for spec, shape in zip(signature.inputs, shapes, strict=True):
+            varying = padding.axis_of(spec.name)
+            if varying is not None:
+                shape[varying] = length
+    return tuple(shapes)
 
 
 def strip_metadata(document: "ModelProto") -> None:

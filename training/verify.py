@@ -5,7 +5,8 @@ reason for every artifact that lies outside its tolerance.
 
 Rules kept here: the exact file that is published is run; the golden inputs are replayed at several
 batch sizes and the whole test split once more, and the worst counts; a model whose rows are padded
-gives each golden row the answer it has alone; figures are single-threaded.
+gives each golden row the answer it has alone; one that takes several sizes is run at its smallest,
+its largest and between; figures are single-threaded.
 """
 
 import contextlib
@@ -26,9 +27,13 @@ from training.loop import Trained
 from training.padded_rows import PaddedRows, cut_back, padded_rows
 from training.report import ArtifactReport, CheckpointReport
 from training.runners import Runner, file_runner, module_runner
+from training.sized_rows import at_other_sizes
+from training.task_metric import tally
 
 REPLAY_BATCH_SIZES = (1, 7, 32)
 """A single row, a batch that fits no power of two, and a full one; the largest comes on top."""
+SIZED_ROWS = 8
+"""Rows of each comparison at another size."""
 LATENCY_BATCH_SIZES = (1, 8, 32)
 MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10
 """TorchScript optimises during its first runs."""
@@ -50,6 +55,8 @@ class Reference:
     """The golden rows alone and padded, for a model with `padding`."""
     alone_outputs: list[dict[str, Array]] = field(default_factory=list)
     """The outputs of each row alone, [1, ...]."""
+    sized: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
+    """Some golden inputs at other sizes and their outputs, for a model with `dynamic` axes."""
 
 
 def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointReport]:
@@ -75,6 +82,7 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
             test_outputs=outputs,
             padded=padded,
             alone_outputs=[] if padded is None else [run(inputs) for inputs in padded.alone],
+            sized=[(inputs, run(inputs)) for inputs in _sized(golden, trained.signature)],
         )
         report = CheckpointReport(
             size_bytes=trained.weights.stat().st_size,
@@ -139,6 +147,7 @@ def replay(run: Runner, expected: Reference) -> tuple[Parity, dict[str, Array]]:
         if size <= largest:
             outputs = run_in_batches(run, expected.golden_inputs, size)
             found.append(compare(expected.golden_outputs, outputs))
+    found += [compare(right, run(inputs)) for inputs, right in expected.sized]
     outputs = run_in_batches(run, expected.test.inputs, largest)
     found.append(compare(expected.test_outputs, outputs))
     return _worst(found), outputs
@@ -186,11 +195,14 @@ def _mean_agreement(pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Arra
 
 
 def _accuracy(expected: Reference, outputs: Mapping[str, Array]) -> float:
-    """Share of test rows whose largest first output, [rows, classes], is the label's; else 0."""
+    """Share of the test labels that have the largest value of the first output."""
     logits = outputs[expected.signature.outputs[0].name]
-    if logits.shape != expected.test_outputs[expected.signature.outputs[0].name].shape:
-        return 0.0
-    return float((logits.argmax(axis=1) == expected.test.labels).mean())
+    return tally(logits, expected.test.labels).metrics()["accuracy"]
+
+
+def _sized(golden: Mapping[str, Array], signature: Signature) -> list[dict[str, Array]]:
+    rows = min(SIZED_ROWS, signature.max_batch_size)
+    return at_other_sizes({name: array[:rows] for name, array in golden.items()}, signature)
 
 
 def _latency_ms(run: Runner, expected: Reference) -> dict[int, float]:
