@@ -18,6 +18,7 @@ from training.loop import Trained
 from training.model import for_export
 from training.onnx_export import export_onnx
 from training.onnx_int8_export import export_onnx_dynamic_int8, export_onnx_static_int8
+from training.padded_rows import shortened
 from training.progress import say
 from training.recipe import Recipe
 from training.torchscript_export import DEPRECATION_NOTE, export_torchscript
@@ -67,7 +68,8 @@ def export_all(
 def _export(entry: Export, trained: Trained, splits: Splits, folder: Path) -> None:
     path = folder / entry.file
     arrays = splits.train.inputs
-    example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in arrays.values())
+    short = shortened(arrays, trained.signature)
+    example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in short.values())
     try:
         trained = replace(trained, model=for_export(trained.model))
         if isinstance(entry, TorchScriptExport):
