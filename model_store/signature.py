@@ -1,15 +1,15 @@
 """What a model takes and gives: names, datatypes and shapes, and the check of a request.
 
 Pure rules. Shapes include the batch dimension, which comes first and is -1; further -1 mark
-dimensions that vary from request to request. Requests that vary in length share a batch only
-where a `Padding` says how.
+dimensions that vary from request to request, within `dynamic` where it names them. Requests that
+vary in length share a batch only where a `Padding` says how.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from model_store.strict import StrictModel, nearest_name
 from model_store.tensors import DATATYPES
@@ -51,6 +51,18 @@ class TensorSpec(StrictModel):
 
 Axis = Annotated[int, Field(ge=1)]
 """A dimension of a full shape; 0 is the batch."""
+
+
+def _smallest_first(value: tuple[int, int]) -> tuple[int, int]:
+    if not 1 <= value[0] < value[1]:
+        raise ValueError("give the smallest size, from 1 up, and a larger one")
+    return value
+
+
+SizeRange = Annotated[tuple[int, int], AfterValidator(_smallest_first)]
+"""The smallest and the largest size of an axis, both included."""
+DynamicAxes = dict[TensorName, dict[Axis, SizeRange]]
+"""By input and axis, the sizes it may have, such as `{image: {2: [8, 32], 3: [8, 32]}}`."""
 
 LENGTH_DATATYPES = ("INT32", "INT64")
 """What `Padding.lengths` may be."""
@@ -142,6 +154,10 @@ class Signature(StrictModel):
     max_batch_size: int = Field(ge=1, le=65_536)
     padding: Padding | None = None
     """How requests of different lengths share a batch; None if only equal shapes do."""
+    # Left out where there are none: what was published before reads as it always did.
+    dynamic: DynamicAxes = Field(default={}, exclude_if=lambda axes: not axes)
+    """Axes whose size varies within limits, such as an image's height. Requests of one size share a
+    batch; the padding's axes are not named here."""
 
     @field_validator("inputs", "outputs")
     @classmethod
@@ -162,6 +178,13 @@ class Signature(StrictModel):
             _check_optional(self.padding, inputs)
         return self
 
+    @model_validator(mode="after")
+    def _dynamic_fits(self) -> "Signature":
+        inputs = {spec.name: spec for spec in self.inputs}
+        for name, axes in self.dynamic.items():
+            _check_dynamic(name, axes, inputs, self.padding)
+        return self
+
     def check_inputs(self, given: Mapping[str, tuple[str, Sequence[int]]]) -> int:
         """Checks a request's tensors, each given as (datatype, full shape).
 
@@ -172,7 +195,7 @@ class Signature(StrictModel):
             The number of rows, which all inputs share.
 
         Raises:
-            SignatureError: a name, datatype, shape, batch size or length that does not fit.
+            SignatureError: a name, datatype, shape, size, batch size or length that does not fit.
         """
         known = {spec.name for spec in self.inputs}
         for name in given:
@@ -192,6 +215,7 @@ class Signature(StrictModel):
                 raise SignatureError(
                     f"input '{spec.name}' has shape {_text(shape)}; expected {_text(spec.shape)}"
                 )
+            _check_sizes(spec.name, shape, self.dynamic.get(spec.name, {}))
         shapes = {name: shape for name, (_, shape) in given.items()}
         rows = self._rows(shapes)
         length = self.length_of(shapes)
@@ -252,6 +276,35 @@ def _check_axes(axes: Mapping[str, int], specs: Mapping[str, TensorSpec], what: 
             raise ValueError(
                 f"padding says axis {axis} of {what} '{name}' holds the length, and its shape is "
                 f"{_text(spec.shape)}; name an axis that is -1"
+            )
+
+
+def _check_dynamic(
+    name: str,
+    axes: Mapping[int, tuple[int, int]],
+    inputs: Mapping[str, TensorSpec],
+    padding: Padding | None,
+) -> None:
+    spec = _spec_of(name, inputs, f"dynamic names input '{name}', which the model does not have")
+    for axis in axes:
+        if axis >= len(spec.shape) or spec.shape[axis] != -1:
+            raise ValueError(
+                f"dynamic says axis {axis} of input '{name}' varies, and its shape is "
+                f"{_text(spec.shape)}; name an axis that is -1"
+            )
+        if padding is not None and axis == padding.axis_of(name):
+            raise ValueError(
+                f"axis {axis} of input '{name}' is both in dynamic and in padding; keep it in "
+                "padding, whose buckets limit it"
+            )
+
+
+def _check_sizes(name: str, shape: Sequence[int], axes: Mapping[int, tuple[int, int]]) -> None:
+    for axis, (low, high) in axes.items():
+        if not low <= shape[axis] <= high:
+            raise SignatureError(
+                f"input '{name}' has shape {_text(shape)}, and size {shape[axis]} along axis "
+                f"{axis}; give {low} to {high}"
             )
 
 

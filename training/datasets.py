@@ -2,7 +2,8 @@
 
 A data set is a function `f(seed, **args)` that returns a mapping with `train`, `validation` and
 `test`, each a pair `(inputs, labels)`: inputs are NumPy arrays by tensor name, each [rows, ...],
-and labels are whole numbers [rows]. The names become the inputs of the published model.
+and labels are whole numbers [rows], or [rows, T] where each row has T of them. The names become
+the inputs of the published model.
 """
 
 import hashlib
@@ -18,6 +19,8 @@ from training.recipe import Recipe
 from training.targets import call_target
 
 SPLIT_NAMES = ("train", "validation", "test")
+IGNORED_LABEL = -100
+"""Stands for the recipe's `ignore_index` in every split: this place does not count."""
 GOLDEN_ROWS = 64
 """Held-out rows that every server replays when it loads the version."""
 
@@ -29,7 +32,8 @@ class Split:
     inputs: dict[str, Array]
     """By tensor name, each [rows, ...]."""
     labels: npt.NDArray[np.int64]
-    """The class of each row, [rows]."""
+    """The class of each row, [rows], or of each of its T places, [rows, T]; `IGNORED_LABEL` where
+    none counts."""
 
     @property
     def rows(self) -> int:
@@ -71,7 +75,10 @@ def load_splits(recipe: Recipe) -> Splits:
     if not isinstance(found, Mapping) or set(found) != set(SPLIT_NAMES):
         what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
         raise DataError(f"{target} returned {what}; return a mapping with {list(SPLIT_NAMES)}")
-    train, validation, test = (_split(found[n], f"{target}: split '{n}'") for n in SPLIT_NAMES)
+    ignored = recipe.loss.cross_entropy.ignore_index
+    train, validation, test = (
+        _split(found[name], f"{target}: split '{name}'", ignored) for name in SPLIT_NAMES
+    )
     for name, split in (("validation", validation), ("test", test)):
         if _layout(split) != _layout(train):
             raise DataError(
@@ -124,15 +131,21 @@ def digits(
     return {name: ({"image": images[index]}, labels[index]) for name, index in rows.items()}
 
 
-def _split(found: object, where: str) -> Split:
+def _split(found: object, where: str, ignored: int) -> Split:
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
         raise DataError(f"{where} is not a pair (inputs by name, labels)")
     inputs = {str(name): np.ascontiguousarray(array) for name, array in found[0].items()}
     labels = np.asarray(found[1])
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0:
+    if labels.ndim not in (1, 2) or labels.dtype.kind not in "iu" or labels.size == 0:
         raise DataError(
-            f"{where}: labels are {labels.dtype} {list(labels.shape)}; give whole numbers [rows]"
+            f"{where}: labels are {labels.dtype} {list(labels.shape)}; give whole numbers [rows] "
+            "or [rows, T]"
         )
+    labels = np.where(labels == ignored, IGNORED_LABEL, labels.astype(np.int64))
+    counted = (labels != IGNORED_LABEL).reshape(len(labels), -1).any(axis=1)
+    if not counted.all():
+        row = int(np.flatnonzero(~counted)[0])
+        raise DataError(f"{where}: no label of row {row} counts; leave such rows out")
     if not inputs:
         raise DataError(f"{where} has no inputs; give at least one array by name")
     for name, array in inputs.items():
@@ -142,7 +155,7 @@ def _split(found: object, where: str) -> Split:
                 f"{len(labels)} labels; give one row for each"
             )
         _check_datatype(array, f"{where}: input '{name}'")
-    return Split(inputs, labels.astype(np.int64))
+    return Split(inputs, labels)
 
 
 def _check_datatype(array: Array, where: str) -> None:
@@ -155,4 +168,5 @@ def _check_datatype(array: Array, where: str) -> None:
 
 
 def _layout(split: Split) -> dict[str, str]:
-    return {n: f"{datatype_of(a)} {[-1, *a.shape[1:]]}" for n, a in sorted(split.inputs.items())}
+    arrays = [*sorted(split.inputs.items()), ("labels", split.labels)]
+    return {name: f"{datatype_of(array)} {[-1, *array.shape[1:]]}" for name, array in arrays}

@@ -40,7 +40,8 @@ from training.export_entries import (
 )
 from training.isolated_run import GIB, run_isolated
 from training.loop import Trained
-from training.model import build_model
+from training.model import build_model, for_export
+from training.padded_rows import shortened
 from training.progress import say
 from training.quiet import quiet
 from training.recipe import Recipe
@@ -151,14 +152,17 @@ def export_one(job: ExportJob) -> MadeWith:
         model = build_model(job.recipe)
     load_model(model, str(job.weights))
     with quiet():
-        _write(model.eval(), job)
+        # A compiler reads the network's own code, control flow and all.
+        scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
+        _write(model.eval() if scripts else for_export(model.eval()), job)
     return MadeWith(libraries=_versions(job.entry.kind), cpu_features=cpu_features())
 
 
 def _write(model: nn.Module, job: ExportJob) -> None:
     """Imports the exporter of an entry, and lets it write."""
     entry, signature, path = job.entry, job.signature, job.folder / job.entry.file
-    example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in job.inputs.values())
+    short = shortened(job.inputs, signature)
+    example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in short.values())
     match entry:
         case TorchScriptExport():
             from training.exporters.torchscript import export_torchscript

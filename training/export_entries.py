@@ -135,13 +135,19 @@ class OnnxInt8Export(ExportEntry):
     calibration_rows: int = Field(default=512, ge=1)
     """Training rows that show the range of every activation, for `static`. Raise it when agreement
     is low."""
-    op_types: tuple[Literal["Conv", "Gemm", "MatMul"], ...] = Field(
+    op_types: tuple[Literal["Conv", "Gemm", "LSTM", "MatMul"], ...] = Field(
         default=("Conv", "Gemm", "MatMul"), min_length=1
     )
-    """ONNX operators to quantize. Drop one when it costs accuracy; others are not on offer because
-    they are not worth what they cost."""
+    """ONNX operators to quantize. Drop one when it costs accuracy; add LSTM, for `dynamic`, where
+    the model has it. Others are not on offer because they are not worth what they cost."""
     tolerance: Int8Tolerance = Int8Tolerance()
     """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+
+    @model_validator(mode="after")
+    def _lstm_is_dynamic(self) -> "OnnxInt8Export":
+        if self.method == "static" and "LSTM" in self.op_types:
+            raise ValueError("method: static does not quantize LSTM; take method: dynamic")
+        return self
 
     @model_validator(mode="after")
     def _dynamic_without_convolutions(self) -> "OnnxInt8Export":

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,15 @@ from torch.nn import functional
 
 from model_store.signature import Signature
 from training.checkpoint import CheckpointFolder
-from training.datasets import Split, Splits
+from training.datasets import IGNORED_LABEL, Split, Splits
 from training.errors import DivergedError
 from training.model import build_model, first_output, try_model
 from training.progress import TrainingProgress, open_progress, say
 from training.recipe import OptimPart, Recipe
 from training.reproducibility import reproducible
 from training.run_folder import RunFolder
-from training.schedule import learning_rate_factor
+from training.schedule import learning_rate_factor, teacher_forcing_share
+from training.task_metric import Tally, tally
 from training.trackers import open_trackers
 from training.train_state import TrainState, after_epoch
 
@@ -105,12 +107,13 @@ def _train_epoch(
     """One pass over the training rows, N of them in each step."""
     total_steps = recipe.train.epochs * steps_per_epoch(split.rows, recipe)
     model.train()
-    loss_sum, norm_sum, rate, step = 0.0, 0.0, 0.0, state.step
+    loss_sum, norm_sum, rate, step, labels_seen = 0.0, 0.0, 0.0, state.step, 0
     for inputs, labels in _shuffled_batches(split, recipe, state.epoch):
         rate = recipe.optim.adamw.lr * learning_rate_factor(step, total_steps, recipe.schedule)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        logits = first_output(model(*inputs))  # [N, K]
+        told = _told(labels, recipe, step, total_steps)
+        logits = first_output(model(*inputs, **told))  # [N, K] or [N, T, K]
         loss = _loss(logits, labels, recipe)
         if not math.isfinite(loss.item()):
             raise DivergedError(
@@ -124,19 +127,21 @@ def _train_epoch(
         norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
         optimizer.step()
         step += 1
-        loss_sum += loss.item() * len(labels)
+        counted = _counted(labels)
+        loss_sum += loss.item() * counted
+        labels_seen += counted
         norm_sum += norm.item()
         progress.advance(len(labels))
     steps = step - state.step
     return {
-        "train/loss": loss_sum / split.rows,
+        "train/loss": loss_sum / labels_seen,
         "train/gradient_norm": norm_sum / steps,
         "train/learning_rate": rate,
     }
 
 
 def evaluate(model: nn.Module, split: Split, recipe: Recipe, name: str) -> dict[str, float]:
-    """Loss and accuracy of a model over a split.
+    """Loss and accuracy of a model over a split; `exact_match` too where a row has T labels.
 
     Args:
         model: put into evaluation mode.
@@ -145,15 +150,16 @@ def evaluate(model: nn.Module, split: Split, recipe: Recipe, name: str) -> dict[
         name: goes before the metrics' names, as in `val/accuracy`.
     """
     model.eval()
-    loss_sum, correct = 0.0, 0
+    loss_sum, answers = 0.0, Tally()
     with torch.inference_mode():
         for start in range(0, split.rows, recipe.data.batch_size):
             rows = np.arange(start, min(start + recipe.data.batch_size, split.rows))
             inputs, labels = _batch(split, rows)
             logits = first_output(model(*inputs))
-            loss_sum += _loss(logits, labels, recipe).item() * len(labels)
-            correct += int((logits.argmax(dim=1) == labels).sum().item())
-    return {f"{name}/loss": loss_sum / split.rows, f"{name}/accuracy": correct / split.rows}
+            loss_sum += _loss(logits, labels, recipe).item() * _counted(labels)
+            answers += tally(logits.numpy(), split.labels[rows])
+    metrics = {"loss": loss_sum / answers.labels, **answers.metrics()}
+    return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
 def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer:
@@ -186,8 +192,26 @@ def _batch(split: Split, rows: npt.NDArray[np.int64]) -> tuple[list[Tensor], Ten
 
 
 def _loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    smoothing = recipe.loss.cross_entropy.label_smoothing
-    return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+    """The mean over all labels that count."""
+    return functional.cross_entropy(
+        logits.flatten(0, -2),
+        labels.flatten(),
+        label_smoothing=recipe.loss.cross_entropy.label_smoothing,
+        ignore_index=IGNORED_LABEL,
+    )
+
+
+def _counted(labels: Tensor) -> int:
+    return int((labels != IGNORED_LABEL).sum().item())
+
+
+def _told(labels: Tensor, recipe: Recipe, step: int, total_steps: int) -> dict[str, Any]:
+    """What a model that writes sequences is given in training, beside its inputs."""
+    forcing = recipe.train.teacher_forcing
+    if forcing is None:
+        return {}
+    share = teacher_forcing_share(step, total_steps, forcing)
+    return {"targets": labels, "teacher_forcing": share}
 
 
 def _start(

@@ -1,5 +1,6 @@
-"""The network of a recipe: made, and tried once before anything is trained."""
+"""The network of a recipe: made, tried once before anything is trained, and readied for export."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from model_store.signature import Signature, SignatureError, TensorSpec
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
-from training.datasets import Splits
+from training.datasets import IGNORED_LABEL, Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.padded_rows import own_lengths, padded_rows
 from training.recipe import Recipe
+from training.sized_rows import at_other_sizes
 from training.targets import call_target
 
 
@@ -33,6 +35,32 @@ def build_model(recipe: Recipe) -> nn.Module:
     return model
 
 
+def for_export(model: nn.Module) -> nn.Module:
+    """The form of a trained network that exporters take.
+
+    A module that they do not take as it is has a method `export_twin(self) -> nn.Module`: the same
+    function of the same inputs with the same weights, in operations that can be exported. Every
+    artifact is held to the module itself, so a twin that differs is found.
+
+    Args:
+        model: in evaluation mode.
+
+    Returns:
+        The twin in evaluation mode; the module itself, where it has none.
+
+    Raises:
+        TargetError: the twin is no module.
+    """
+    make = getattr(model, "export_twin", None)
+    twin = model if make is None else make()
+    if not isinstance(twin, nn.Module):
+        raise TargetError(
+            f"{type(model).__name__}.export_twin returned a {type(twin).__name__}; "
+            "return a torch.nn.Module"
+        )
+    return twin.eval()
+
+
 def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
     """Runs two rows, so that what does not fit fails here in words and not after the training.
 
@@ -40,28 +68,30 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
         The signature: inputs as the data has them, outputs as the model gives them.
 
     Raises:
-        TargetError: the model fails, gives another number of outputs than the recipe names, or its
-            first output is not [rows, classes].
-        DataError: a label is not one of the classes, or a row does not fit the padding.
-        RecipeError: the padding does not fit the model's inputs and outputs.
+        TargetError: the model fails, gives another number of outputs than the recipe names, its
+            first output does not have the labels' shape and the classes, or it cannot be told
+            answers as the recipe says.
+        DataError: a label is not one of the classes, or a row does not fit the padding or the
+            dynamic axes.
+        RecipeError: the padding or the dynamic axes do not fit the model's inputs and outputs, or
+            the labels do not fit `stop.metric`.
     """
     inputs = {name: array[:2] for name, array in splits.train.inputs.items()}
-    shapes, target = _shapes(inputs), recipe.model.target
+    target = recipe.model.target
     outputs = _try(model.eval(), inputs, target)
     if len(outputs) != len(recipe.model.outputs):
         raise TargetError(
             f"model.target {target} returns {len(outputs)} outputs and model.outputs names "
             f"{list(recipe.model.outputs)}; name each of them, in order"
         )
-    if outputs[0].ndim != 2:
-        raise TargetError(
-            f"model.target {target} gives shape {list(outputs[0].shape)} for inputs {shapes}; "
-            "the first output must be [rows, classes]"
-        )
-    _check_labels(splits, classes=outputs[0].shape[1])
+    _check_first_output(outputs[0], splits, recipe, _shapes(inputs))
+    _check_labels(splits, recipe, classes=outputs[0].shape[-1])
+    _check_teaching(model, recipe)
     signature = _signature(recipe, inputs, outputs)
     if signature.padding is not None:
         _try_shorter_rows(model, splits, signature, target)
+    if signature.dynamic:
+        signature = _try_other_sizes(model, inputs, signature, target)
     return signature
 
 
@@ -113,13 +143,46 @@ def _try_shorter_rows(model: nn.Module, splits: Splits, signature: Signature, ta
                 )
 
 
+def _try_other_sizes(
+    model: nn.Module, inputs: Mapping[str, Array], signature: Signature, target: str
+) -> Signature:
+    """The model takes the smallest and the largest sizes.
+
+    Returns:
+        The signature, whose outputs vary where those of other sizes do.
+    """
+    given = {name: (datatype_of(array), array.shape) for name, array in inputs.items()}
+    try:
+        signature.model_copy(update={"max_batch_size": 2}).check_inputs(given)
+    except SignatureError as error:
+        raise DataError(f"the data does not fit dynamic: {error}") from error
+    outputs = list(signature.outputs)
+    for sized in at_other_sizes(inputs, signature):
+        for place, array in enumerate(_try(model, sized, target)):
+            spec = outputs[place]
+            if array.ndim != len(spec.shape):
+                raise TargetError(
+                    f"model.target {target} gives '{spec.name}' {list(array.shape)} for inputs "
+                    f"{_shapes(sized)}; an output has as many dimensions for every size"
+                )
+            pairs = zip(spec.shape, array.shape, strict=True)
+            shape = tuple(size if size == found else -1 for size, found in pairs)
+            outputs[place] = spec.model_copy(update={"shape": shape})
+    return signature.model_copy(update={"outputs": tuple(outputs)})
+
+
 def _signature(recipe: Recipe, inputs: Mapping[str, Array], outputs: list[Array]) -> Signature:
     padding = recipe.padding
     output_axes = {} if padding is None else padding.outputs
     try:
         return Signature(
             inputs=tuple(
-                _spec(name, array, None if padding is None else padding.axis_of(name))
+                _spec(
+                    name,
+                    array,
+                    None if padding is None else padding.axis_of(name),
+                    *recipe.dynamic.get(name, {}),
+                )
                 for name, array in inputs.items()
             ),
             outputs=tuple(
@@ -128,25 +191,55 @@ def _signature(recipe: Recipe, inputs: Mapping[str, Array], outputs: list[Array]
             ),
             max_batch_size=recipe.max_batch_size,
             padding=padding,
+            dynamic=recipe.dynamic,
         )
     except ValidationError as error:
-        raise RecipeError(f"padding does not fit the model: {explain(error, Signature)}") from error
+        raise RecipeError(
+            f"padding or dynamic does not fit the model: {explain(error, Signature)}"
+        ) from error
 
 
 def _shapes(inputs: Mapping[str, Array]) -> str:
     return ", ".join(f"'{name}' {list(array.shape)}" for name, array in inputs.items())
 
 
-def _check_labels(splits: Splits, classes: int) -> None:
-    labels = np.concatenate([s.labels for s in (splits.train, splits.validation, splits.test)])
+def _check_first_output(logits: Array, splits: Splits, recipe: Recipe, shapes: str) -> None:
+    labels = splits.train.labels[:2]
+    if logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape:
+        return
+    expected = "[rows, classes]" if labels.ndim == 1 else f"[rows, {labels.shape[1]}, classes]"
+    raise TargetError(
+        f"model.target {recipe.model.target} gives shape {list(logits.shape)} for inputs {shapes}; "
+        f"the first output must be {expected}, for the labels are {list(labels.shape)}"
+    )
+
+
+def _check_labels(splits: Splits, recipe: Recipe, classes: int) -> None:
+    found = (splits.train, splits.validation, splits.test)
+    labels = np.concatenate([split.labels[split.labels != IGNORED_LABEL] for split in found])
     if labels.min() < 0 or labels.max() >= classes:
         raise DataError(
             f"labels go from {labels.min()} to {labels.max()}, and the model has {classes} "
             "classes; give model.args as many as the data has"
         )
+    if recipe.stop.metric == "val/exact_match" and splits.train.labels.ndim == 1:
+        raise RecipeError(
+            "stop.metric is 'val/exact_match', and each row has one label only; use 'val/accuracy'"
+        )
 
 
-def _spec(name: str, array: Array, varying: int | None) -> TensorSpec:
-    """A tensor as it is, but for the batch and the axis that holds the length."""
-    shape = (-1 if axis in (0, varying) else size for axis, size in enumerate(array.shape))
+def _check_teaching(model: nn.Module, recipe: Recipe) -> None:
+    if recipe.train.teacher_forcing is None:
+        return
+    parameters = inspect.signature(model.forward).parameters
+    if not {"targets", "teacher_forcing"} <= set(parameters):
+        raise TargetError(
+            f"train.teacher_forcing is set, and forward of model.target {recipe.model.target} "
+            f"takes {', '.join(parameters)}; let it take targets and teacher_forcing as well"
+        )
+
+
+def _spec(name: str, array: Array, *varying: int | None) -> TensorSpec:
+    """A tensor as it is, but for the batch and the axes that vary."""
+    shape = (-1 if axis in (0, *varying) else size for axis, size in enumerate(array.shape))
     return TensorSpec(name=name, datatype=datatype_of(array), shape=tuple(shape))

@@ -15,6 +15,9 @@ from model_store.signature import Padding, Signature
 from model_store.tensors import Array
 from training.errors import DataError
 
+EXAMPLE_LENGTH = 4
+"""Elements of a row that is exported by. More than one, which exporters make a special case."""
+
 Inputs = dict[str, Array]
 Outputs = dict[str, Array]
 
@@ -61,6 +64,27 @@ def padded_rows(inputs: Mapping[str, Array], signature: Signature) -> PaddedRows
     ]
     batches = [(rows, _join([alone[r] for r in rows], padding, b)) for b, rows in chunks]
     return PaddedRows(lengths, alone, batches)
+
+
+def shortened(inputs: Mapping[str, Array], signature: Signature) -> Inputs:
+    """The beginning of every row: enough to export by, and no more.
+
+    Exporters run a recurrent layer element by element, so that their time grows with the rows.
+
+    Args:
+        inputs: by name, each [rows, ...]; without `padding`, they stay as they are.
+        signature: says which axes hold the length.
+    """
+    padding = signature.padding
+    if padding is None:
+        return dict(inputs)
+    found = {
+        name: np.ascontiguousarray(array[_to(EXAMPLE_LENGTH, padding.axis_of(name))])
+        for name, array in inputs.items()
+    }
+    if padding.lengths is not None:
+        found[padding.lengths] = np.minimum(inputs[padding.lengths], EXAMPLE_LENGTH)
+    return found
 
 
 def own_lengths(inputs: Mapping[str, Array], padding: Padding) -> npt.NDArray[np.int64]:

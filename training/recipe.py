@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
-from model_store.signature import Padding, TensorName
+from model_store.signature import DynamicAxes, Padding, TensorName
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
 
 
@@ -29,7 +29,8 @@ class ModelPart(RecipePart):
     """Keyword arguments of the target. Change them to size the network."""
     outputs: tuple[TensorName, ...] = Field(default=("logits",), min_length=1)
     """Names of what `forward` returns, in order. Change it when the network returns a tuple; the
-    first output is [rows, classes] and the one that is trained."""
+    first output is the one that is trained: [rows, classes], or [rows, T, classes] where a row has
+    T labels."""
 
     @field_validator("outputs")
     @classmethod
@@ -59,13 +60,16 @@ class CrossEntropy(RecipePart):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the target spread over all classes. Raise it (0.05 to 0.1) when the network is
     over-confident; smaller logits also quantize better."""
+    ignore_index: int = -100
+    """The label of places that do not count, such as what follows the end of a sequence. Change it
+    when the data has a number of its own for them."""
 
 
 class LossPart(RecipePart):
     """What is minimised."""
 
     cross_entropy: CrossEntropy = CrossEntropy()
-    """One label a row. The only loss so far."""
+    """One label a row, or T of them. The only loss so far."""
 
 
 class AdamW(RecipePart):
@@ -106,6 +110,19 @@ class SchedulePart(RecipePart):
     """How the rate falls after the warm-up. The only shape so far."""
 
 
+class TeacherForcing(RecipePart):
+    """How often a decoder is told the right symbol instead of its own last one.
+
+    The share goes from the first step of the run to the last in a straight line (scheduled
+    sampling; Bengio et al., 2015).
+    """
+
+    first: float = Field(default=1.0, ge=0, le=1)
+    """Share of symbols at the first step. Lower it when the decoder copies and does not read."""
+    last: float = Field(default=0.0, ge=0, le=1)
+    """Share of symbols at the last step. Raise it when learning falls apart towards the end."""
+
+
 class TrainPart(RecipePart):
     """How long, and on what."""
 
@@ -114,14 +131,18 @@ class TrainPart(RecipePart):
     threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads; 0 takes what torch finds. Fix a number to get the same bits on machines with
     different numbers of cores."""
+    teacher_forcing: TeacherForcing | None = None
+    """For a model that writes sequences: in training, `forward` is also given `targets` (the
+    labels) and `teacher_forcing` (a share). Give it when the model takes them."""
 
 
 class StopPart(RecipePart):
     """Which epoch is best, and when to give up."""
 
-    metric: Literal["val/accuracy", "val/loss"] = "val/loss"
+    metric: Literal["val/accuracy", "val/exact_match", "val/loss"] = "val/loss"
     """What decides which epoch is best. Take `val/accuracy` when only the top class matters and
-    there are thousands of validation rows."""
+    there are thousands of validation rows, `val/exact_match` when a row has several labels and
+    must get all of them right."""
     patience: int | None = Field(default=None, ge=1)
     """Epochs without a better value before training stops; null never stops early. Set it when
     epochs are expensive."""
@@ -189,6 +210,10 @@ class Recipe(RecipePart):
     padding: Padding | None = None
     """How requests of different lengths share a batch; null if all rows have one length. Give it
     for text, sound and other inputs that vary; see `docs/training.md`."""
+    dynamic: DynamicAxes = Field(default={})
+    """Axes of inputs whose size varies, each with its smallest and largest size, as in `{image: {2:
+    [8, 32]}}`. Give it for models that take images of several sizes; requests of one size share a
+    batch."""
     export: tuple[Export, ...] = Field(default=(OnnxExport(), OnnxInt8Export()), min_length=1)
     """Artifacts to make and prove. Add a kind when a host needs it; drop what nobody serves."""
     export_limits: ExportLimits = ExportLimits()
@@ -222,6 +247,7 @@ class Recipe(RecipePart):
             "track",
             "max_batch_size",
             "padding",
+            "dynamic",
             "export",
             "export_limits",
             "publish",

@@ -1,8 +1,11 @@
-"""The learning rate at each step. Pure: a step number goes in, so resuming needs no state."""
+"""What changes from step to step: the learning rate, and how often a decoder is told the answer.
+
+Pure: a step number goes in, so resuming needs no state.
+"""
 
 import math
 
-from training.recipe import SchedulePart
+from training.recipe import SchedulePart, TeacherForcing
 
 
 def learning_rate_factor(step: int, total_steps: int, schedule: SchedulePart) -> float:
@@ -26,3 +29,15 @@ def learning_rate_factor(step: int, total_steps: int, schedule: SchedulePart) ->
     progress = min((step - warmup_steps) / remaining, 1.0)
     low = schedule.cosine.final_lr_share
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def teacher_forcing_share(step: int, total_steps: int, forcing: TeacherForcing) -> float:
+    """The share of symbols that a decoder is told at one step, 0 to 1.
+
+    Args:
+        step: from 0 to `total_steps` - 1.
+        total_steps: steps of the whole run.
+        forcing: the recipe's.
+    """
+    progress = step / max(total_steps - 1, 1)
+    return forcing.first + (forcing.last - forcing.first) * progress

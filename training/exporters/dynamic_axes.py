@@ -1,4 +1,4 @@
-"""Which axes of a model's inputs may have any size, as exporters want to be told."""
+"""Which axes of a model's inputs vary, as exporters want to be told."""
 
 from typing import Any
 
@@ -8,16 +8,21 @@ from model_store.signature import Signature
 
 
 def dynamic_axes(signature: Signature) -> tuple[dict[int, Any], ...]:
-    """For each input, its axes of any size: the batch, and those that padding names.
+    """For each input, its axes that vary: the batch, and those that padding or `dynamic` name.
 
     Args:
         signature: of the model. The batch goes from 1 to its largest, the length from 1 to the
-            last bucket.
+            last bucket, another axis from its smallest to its largest size.
     """
     batch = torch.export.Dim("batch", min=1, max=max(signature.max_batch_size, 2))
+    axes: list[dict[int, Any]] = [{0: batch} for _ in signature.inputs]
+    for number, (spec, varying) in enumerate(zip(signature.inputs, axes, strict=True)):
+        for axis, (low, high) in signature.dynamic.get(spec.name, {}).items():
+            varying[axis] = torch.export.Dim(f"size_{number}_{axis}", min=low, max=high)
     padding = signature.padding
-    if padding is None:
-        return tuple({0: batch} for _ in signature.inputs)
-    length = torch.export.Dim("length", min=1, max=padding.buckets[-1])
-    axes = [padding.axis_of(spec.name) for spec in signature.inputs]
-    return tuple({0: batch} if axis is None else {0: batch, axis: length} for axis in axes)
+    if padding is not None:
+        length = torch.export.Dim("length", min=1, max=padding.buckets[-1])
+        for spec, varying in zip(signature.inputs, axes, strict=True):
+            if (padded := padding.axis_of(spec.name)) is not None:
+                varying[padded] = length
+    return tuple(axes)

@@ -1,6 +1,7 @@
 """Checkpoint to ONNX, by the dynamo exporter, with a batch dimension of any size.
 
-Axes that the signature's padding names vary from 1 to its last bucket.
+Axes that the signature's padding names vary from 1 to its last bucket, those of its `dynamic`
+between their smallest and largest size.
 """
 
 from pathlib import Path

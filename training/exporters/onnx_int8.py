@@ -2,7 +2,8 @@
 
 Two methods. *Static* measures the range of every activation once, on real rows (QDQ form).
 *Dynamic* measures it in every batch anew; it is refused for convolutions, which it makes four times
-slower than FP32. Only Conv, Gemm and MatMul: quantizing every operator wrecks models with masks.
+slower than FP32. Only Conv, Gemm, MatMul and, dynamically, LSTM: quantizing every operator wrecks
+models with masks.
 """
 
 import tempfile

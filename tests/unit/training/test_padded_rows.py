@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model_store.signature import Padding, Signature, TensorSpec
 from model_store.tensors import Array
 from training.errors import DataError
-from training.padded_rows import cut_back, own_lengths, padded_rows
+from training.padded_rows import cut_back, own_lengths, padded_rows, shortened
 
 FULL = 9
 PADDING = Padding(
@@ -130,3 +130,30 @@ def test_lengths_alone_say_how_long_a_row_is() -> None:
 def test_without_mask_and_lengths_every_length_is_tried() -> None:
     padding = PADDING.model_copy(update={"mask": None, "lengths": None})
     assert set(own_lengths(rows([9] * 64), padding).tolist()) == set(range(1, FULL + 1))
+
+
+def test_rows_to_export_by_are_short_and_their_lengths_agree() -> None:
+    axes = {"x": 1}
+    spec = [
+        TensorSpec(name="x", datatype="FP32", shape=(-1, -1, 3)),
+        TensorSpec(name="lengths", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="age", datatype="FP32", shape=(-1, 9)),
+    ]
+    output = TensorSpec(name="y", datatype="FP32", shape=(-1, 2))
+    signature = Signature(
+        inputs=tuple(spec),
+        outputs=(output,),
+        max_batch_size=4,
+        padding=Padding(inputs=axes, lengths="lengths", buckets=(9,)),
+    )
+    inputs: dict[str, Array] = {
+        "x": np.arange(54.0).reshape(2, 9, 3),
+        "lengths": np.array([2, 9]),
+        "age": np.zeros((2, 9)),
+    }
+    found = shortened(inputs, signature)
+    assert found["x"].tolist() == inputs["x"][:, :4].tolist()
+    assert found["lengths"].tolist() == [2, 4]
+    assert found["age"].shape == (2, 9)
+    plain = signature.model_copy(update={"padding": None})
+    assert shortened(inputs, plain)["x"] is inputs["x"]

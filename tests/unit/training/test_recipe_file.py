@@ -74,7 +74,7 @@ def test_every_field_says_when_to_change_it() -> None:
         ("optim.adamw.lr=fast", "'optim.adamw.lr' is 'fast'"),
         ("train.epochs=0", "'train.epochs' is 0"),
         ("seed=.nan", "'seed' is nan"),
-        ("stop.metric=val/acuracy", "'val/accuracy' or 'val/loss'"),
+        ("stop.metric=val/acuracy", "'val/accuracy', 'val/exact_match' or 'val/loss'"),
         ("publish.model=../digits", "model name '../digits' is not allowed"),
         ("name=a/b", "name of a run 'a/b' is not allowed"),
         ("model.outputs=[a, a]", "every output needs a name of its own"),

@@ -1,0 +1,1 @@
+"""Real data that ships with scikit-learn, as the inputs that each family of networks takes."""

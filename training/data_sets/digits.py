@@ -1,0 +1,151 @@
+"""scikit-learn's digits in four more forms: at many sizes, as columns, as ink, as numbers.
+
+Each function is a data set (see `training.datasets`) made from `training.datasets.digits`: an image
+is in the same split whatever its form. 8 x 8 pixels from 0 to 1; the first axis is the rows.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from model_store.tensors import Array
+from training.datasets import IGNORED_LABEL, digits
+
+Found = dict[str, tuple[dict[str, Array], Array]]
+
+SIDE = 8
+"""Pixels of an image's edge, and of a column."""
+LONGEST_INK = 48
+"""Places with ink that a row keeps; no image has more than 46 at the default threshold."""
+
+
+def at_sizes(seed: int, canvas: int = 24, copies: int = 2) -> Found:
+    """Each digit enlarged to 8 to `canvas` pixels, and put somewhere on an empty canvas.
+
+    A network that learns from it reads images of other sizes too: an image of 8 x 8 is a digit of
+    that size without the canvas.
+
+    Args:
+        seed: decides the splits, sizes and places.
+        canvas: pixels of the edge of every image.
+        copies: times each training digit appears, each of another size.
+
+    Returns:
+        `image`, FP32 [rows, 1, canvas, canvas], and the digits.
+    """
+
+    def place(images: Array, random: np.random.Generator) -> dict[str, Array]:
+        return {"image": np.stack([_on_canvas(image[0], canvas, random) for image in images])}
+
+    return _converted(seed, place, copies)
+
+
+def as_columns(seed: int) -> Found:
+    """Each digit as its columns from left to right, without the empty ones beside it.
+
+    Returns:
+        `columns`, FP32 [rows, 8, 8], 0 behind the last column; `lengths`, INT64 [rows], 3 to 8; and
+        the digits.
+    """
+
+    def cut(images: Array, random: np.random.Generator) -> dict[str, Array]:
+        return _padded([_columns(image[0]) for image in images], SIDE)
+
+    return _converted(seed, cut)
+
+
+def as_ink(seed: int, threshold: float = 0.25) -> Found:
+    """Each digit as the list of the places that have ink, in reading order.
+
+    Args:
+        seed: decides the splits.
+        threshold: how dark a pixel must be, 0 to 1.
+
+    Returns:
+        `tokens`, INT64 [rows, 48]: 1 to 64 for light and 65 to 128 for dark pixels, 0 behind the
+        last; `mask`, BOOL [rows, 48], True for tokens; and the digits.
+    """
+
+    def list_ink(images: Array, random: np.random.Generator) -> dict[str, Array]:
+        tokens = np.zeros((len(images), LONGEST_INK), np.int64)
+        for row, image in enumerate(images):
+            pixels = image.ravel()
+            places = np.flatnonzero(pixels >= threshold)[:LONGEST_INK]
+            dark = pixels[places] >= (1 + threshold) / 2
+            tokens[row, : len(places)] = 1 + places + SIDE * SIDE * dark
+        return {"tokens": tokens, "mask": tokens > 0}
+
+    return _converted(seed, list_ink)
+
+
+def as_numbers(seed: int, rows: int = 4000, longest: int = 3) -> Found:
+    """Digits side by side, to be read as a number: sequences to sequences.
+
+    Args:
+        seed: decides the splits and which digits stand together.
+        rows: numbers to learn from; validation and test have an eighth as many each.
+        longest: digits of the longest number.
+
+    Returns:
+        `columns`, FP32 [rows, 8 * longest, 8], and `lengths`, INT64 [rows]; the labels, INT64
+        [rows, longest + 1], are the digits, the end symbol 10, and -100 behind it.
+    """
+    found = {}
+    for number, (name, (inputs, labels)) in enumerate(digits(seed).items()):
+        random = np.random.default_rng((seed, number))
+        count = rows if name == "train" else rows // 8
+        found[name] = _numbers(inputs["image"], labels, count, longest, random)
+    return found
+
+
+def _converted(
+    seed: int, convert: Callable[[Array, np.random.Generator], dict[str, Array]], copies: int = 1
+) -> Found:
+    found = {}
+    for number, (name, (inputs, labels)) in enumerate(digits(seed).items()):
+        times = copies if name == "train" else 1
+        random = np.random.default_rng((seed, number))
+        images = np.tile(inputs["image"], (times, 1, 1, 1))
+        found[name] = (convert(images, random), np.tile(labels, times))
+    return found
+
+
+def _on_canvas(image: Array, canvas: int, random: np.random.Generator) -> Array:
+    """[8, 8] to [1, canvas, canvas]."""
+    size = int(random.integers(SIDE, canvas, endpoint=True))
+    top, left = random.integers(0, canvas - size, 2, endpoint=True)
+    whole = np.zeros((1, canvas, canvas), np.float32)
+    whole[0, top : top + size, left : left + size] = enlarge(image, size)
+    return whole
+
+
+def enlarge(image: Array, size: int) -> Array:
+    """Bilinear enlargement of [height, width] to [size, size]; corners stay in the corners."""
+    rows, columns = (np.linspace(0, edge - 1, size) for edge in image.shape)
+    up = np.stack([np.interp(rows, np.arange(len(image)), line) for line in image.T], axis=1)
+    wide = [np.interp(columns, np.arange(image.shape[1]), line) for line in up]
+    return np.stack(wide).astype(np.float32)
+
+
+def _columns(image: Array) -> Array:
+    """The columns [length, 8] from the first to the last that is not empty."""
+    filled = np.flatnonzero(image.any(axis=0))
+    return np.ascontiguousarray(image.T[filled[0] : filled[-1] + 1])
+
+
+def _padded(rows: list[Array], longest: int) -> dict[str, Array]:
+    columns = np.zeros((len(rows), longest, SIDE), np.float32)
+    for row, own in enumerate(rows):
+        columns[row, : len(own)] = own
+    return {"columns": columns, "lengths": np.array([len(own) for own in rows])}
+
+
+def _numbers(
+    images: Array, labels: Array, rows: int, longest: int, random: np.random.Generator
+) -> tuple[dict[str, Array], Array]:
+    strips, written = [], np.full((rows, longest + 1), IGNORED_LABEL)
+    for row in range(rows):
+        chosen = random.integers(0, len(images), random.integers(1, longest, endpoint=True))
+        strips.append(np.concatenate([_columns(images[index, 0]) for index in chosen]))
+        written[row, : len(chosen) + 1] = [*labels[chosen], 10]
+    return _padded(strips, SIDE * longest), written

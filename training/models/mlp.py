@@ -1,0 +1,43 @@
+"""A multilayer perceptron for rows of numbers.
+
+Shapes: N rows, F features, K classes.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class Mlp(nn.Module):
+    """Linear layers with ReLU between them, for features in any units.
+
+    The first layer learns each feature's mean and spread from the training rows, so that a caller
+    sends features as they were measured.
+
+    Args:
+        features: number of features F.
+        hidden: width of each hidden layer.
+        classes: number of classes K.
+        dropout: share of hidden features dropped, in training only.
+    """
+
+    def __init__(
+        self,
+        features: int = 30,
+        hidden: Sequence[int] = (64, 32),
+        classes: int = 2,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        # Some features vary by thousandths: the usual epsilon would drown them.
+        self.standardise = nn.BatchNorm1d(features, eps=1e-12, affine=False)
+        widths = [features, *hidden]
+        layers: list[nn.Module] = []
+        for width_in, width_out in zip(widths, hidden, strict=False):
+            layers += [nn.Linear(width_in, width_out), nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features FP32 [N, F] to logits [N, K]."""
+        logits: Tensor = self.layers(self.standardise(features))
+        return logits
