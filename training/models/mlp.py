@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+FARTHEST = 4.0
+"""Spreads from the mean beyond which a feature's value makes no more difference."""
+
 
 class Mlp(nn.Module):
     """Linear layers with ReLU between them, for features in any units.
@@ -39,5 +42,7 @@ class Mlp(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features FP32 [N, F] to logits [N, K]."""
-        logits: Tensor = self.layers(self.standardise(features))
+        # Outliers would take most of the 8 bits of a quantized artifact.
+        usual = self.standardise(features).clamp(-FARTHEST, FARTHEST)
+        logits: Tensor = self.layers(usual)
         return logits

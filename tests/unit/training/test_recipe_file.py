@@ -88,6 +88,12 @@ def test_every_field_says_when_to_change_it() -> None:
             "export=[{kind: onnx, precision: int8, method: dynamic, op_types: [Conv]}]",
             "method: dynamic does not quantize Conv",
         ),
+        (
+            "export=[{kind: onnx, precision: int8, op_types: [LSTM]}]",
+            "method: static does not quantize LSTM",
+        ),
+        ("dynamic={image: {2: [32, 8]}}", "give the smallest size, from 1 up, and a larger one"),
+        ("train.teacher_forcing={first: 2}", "less than or equal to 1"),
         ("padding={inputs: {image: 1}}", "'padding.buckets' is missing"),
         ("padding={inputs: {image: 1}, bucket: [8]}", "did you mean 'buckets'?"),
     ],
@@ -196,3 +202,10 @@ def test_only_what_decides_the_weights_decides_the_run_folder() -> None:
         assert load_recipe(DIGITS, [later]).training_digest() == digest
     for earlier in ("seed=1", "optim.clip=2", "data.batch_size=8", "model.args.width=8"):
         assert load_recipe(DIGITS, [earlier]).training_digest() != digest
+
+
+def test_every_recipe_that_ships_can_be_read() -> None:
+    folder = Path(DIGITS).parent
+    found = [load_recipe(str(path)) for path in sorted(folder.glob("*.yaml"))]
+    assert len({recipe.name for recipe in found}) == len(found) >= 8
+    assert len({recipe.publish.model for recipe in found}) == len(found)
