@@ -23,6 +23,8 @@ from model_store.manifest import CODE_KINDS, Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
+from services.errors import BackendError
+from services.inference.backends.artifact_fit import check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
@@ -106,7 +108,8 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             for one in proven:
                 one.backend.close()
-            reason = str(error) if isinstance(error, StoreError | LoadError) else repr(error)
+            told = isinstance(error, StoreError | LoadError | BackendError)
+            reason = str(error) if told else repr(error)
             reasons.append(f"artifact {artifact.name}: {reason}")
             logger.warning(
                 "artifact refused",
@@ -169,7 +172,9 @@ def _open(
     for spec in specs:
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
+    check_fit(artifact, options.device)
     data = store.read_file(manifest, artifact.file)
+    weights = store.read_file(manifest, artifact.weights) if artifact.weights else b""
     opens = open_backend
     if options.isolate:
         from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -182,6 +187,7 @@ def _open(
         options.threads,
         options.device,
         options.preferred_batch_sizes,
+        weights,
     )
 
 

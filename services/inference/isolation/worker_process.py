@@ -28,6 +28,7 @@ from services.errors import DeviceError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import parse_device
 from services.inference.backends.open_backend import open_backend
+from services.inference.gentle_thread import NICENESS
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 
@@ -64,11 +65,14 @@ def _end_with_parent(descriptor: int) -> None:
 def _open(channel: Channel) -> Backend | None:
     _, content, descriptor = channel.receive()
     assert descriptor is not None
+    if content["gently"]:
+        os.nice(NICENESS)
     try:
         with open(descriptor, "rb") as file:
             backend = open_backend(
                 artifact=Artifact.model_validate(content["artifact"]),
-                data=file.read(),
+                data=file.read(content["data_bytes"]),
+                weights=file.read(),
                 signature=Signature.model_validate(content["signature"]),
                 device=parse_device(content["device"]),
                 threads=content["threads"],
