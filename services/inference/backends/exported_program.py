@@ -5,6 +5,8 @@ Rules kept here:
 - a program of 8 bit numbers is compiled with its weights frozen while it loads. As it was exported
   it converts every tensor there and back and computes in single precision: a perceptron that took
   0.4 ms a row before quantization took 20 ms, and 0.4 compiled (1.4, 21 and 0.8 for 8 rows);
+- what it gives then depends on the processor: one without VNNI adds products in 16 bits, which
+  overflow if the weights use all 8. The replay at load sees it, if the golden rows do;
 - it is compiled ahead of time, not when it first runs: that serves any number of rows and every
   thread with one piece of code, and nothing is compiled while requests wait.
 
