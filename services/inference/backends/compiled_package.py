@@ -3,7 +3,8 @@
 Rules kept here:
 - only checked bytes reach the loader, which wants a file: they are written to a folder that only
   this user can enter, and which is gone once the package is loaded. (torch unpacks the library
-  into a folder of its own, of mode 0700 in /tmp, which goes when the package is closed.)
+  into a folder of its own, of mode 0700 in /tmp, which goes when the package is closed; a process
+  that is killed leaves it there.)
 - a package checks neither types nor shapes of its inputs: whoever calls it has.
 
 That the processor and torch are those it was compiled for is checked in `artifact_fit.py`.

@@ -106,7 +106,12 @@ def test_each_runs_in_a_process_of_its_own(files: tuple[str, bytes, bytes], tmp_
     before = isolated.cpu_seconds()
     assert_close(isolated.run({"x": rows(3)})["y"], right(rows(3)))
     assert isolated.cpu_seconds() > before
+    maps = Path(f"/proc/{isolated.pid}/maps").read_text().split()
+    unpacked = {Path(name) for name in maps if "aotinductor_" in name}
+    assert all(path.exists() for path in unpacked)
+    assert bool(unpacked) == (kind == "aoti")
     isolated.close()
+    assert not any(path.exists() for path in unpacked)
     with pytest.raises(OSError, match="Invalid argument"):
         isolated.cpu_seconds()
 
