@@ -35,6 +35,12 @@ class InferenceSettings(ProcessSettings):
     """URL of the model store: a folder, or `s3://bucket/prefix` when several machines serve it."""
     artifact: str = ""
     """Serve this artifact of every version instead of the fastest one; to compare or to debug."""
+    choose_artifact_budget_s: float = Field(5.0, ge=0, le=3600)
+    """How long the artifacts of a version may be measured against each other when it is first
+    loaded here; raise it for versions of many, set it to 0 to go by the publisher's figures."""
+    choice_file: str = "~/.cache/flambeau/artifact_choices.json"
+    """Where it is remembered which artifact was the fastest; change it where the home folder is
+    read-only, empty it to measure at every start."""
     newest_versions: int = Field(2, ge=0, le=100)
     """How many of the newest versions to keep loaded beside those a pointer names; raise it to
     answer requests for older versions, lower it to save memory."""

@@ -1,5 +1,6 @@
 """A process' settings as inference takes them: one policy, and one for each model with its own."""
 
+from services.inference.artifact_choice import ChoiceRules
 from services.inference.backends.device import parse_device
 from services.inference.config import InferenceSettings, ModelSettings
 from services.inference.loader import LoadOptions
@@ -37,6 +38,7 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
             isolate=chosen["isolate"],
             preferred_batch_sizes=chosen["preferred_batch_sizes"],
             artifact=chosen["artifact"],
+            choice=ChoiceRules(budget_s=config.choose_artifact_budget_s, file=config.choice_file),
         ),
         batch_wait_s=chosen["batch_wait_ms"] / 1000,
         execution_timeout_s=chosen["execution_timeout_s"],

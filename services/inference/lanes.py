@@ -9,9 +9,11 @@ not fit into memory is refused with the figures, or pushes out the idle version 
 """
 
 import asyncio
+import dataclasses
 import logging
 from dataclasses import dataclass
 
+from model_store.manifest import Artifact
 from model_store.store import ModelStore
 from services.inference.backends.device import Device
 from services.inference.backends.device_memory import device_memory_bytes
@@ -103,16 +105,17 @@ class Lanes:
         device = policy.load.device
         memory = await asyncio.to_thread(self._memory_of, device)
         manifest = await asyncio.to_thread(self._store.manifest, lane.model, lane.version)
-        file_bytes = min(artifact.file.size_bytes for artifact in manifest.artifacts)
+        file_bytes = min(_size_bytes(artifact) for artifact in manifest.artifacts)
         leaving = self._make_room(memory, lane, memory.expected_bytes(lane, file_bytes))
         if leaving:
             # Memory that is freed meanwhile would pass for memory that this version did not take.
             await asyncio.wait(leaving)
         before = device_memory_bytes(device).used_bytes
-        version = await asyncio.to_thread(load_version, self._store, manifest, policy.load)
+        options = dataclasses.replace(policy.load, room_bytes=memory.room_bytes(lane))
+        version = await asyncio.to_thread(load_version, self._store, manifest, options)
         own = sum(backend.process_bytes() for backend in version.backends)
         measured = max(device_memory_bytes(device).used_bytes - before, 0) + own
-        taken = max(measured, version.artifact.file.size_bytes)
+        taken = max(measured, _size_bytes(version.artifact))
         try:
             self._make_room(memory, lane, taken)
         except Exception:
@@ -219,3 +222,8 @@ class Lanes:
             limit = self._policy.max_memory_bytes or int(total * SHARE_OF_DEVICE)
             memory = self._memory[device] = MemoryAdmission(limit, used)
         return memory
+
+
+def _size_bytes(artifact: Artifact) -> int:
+    """Of all its files."""
+    return sum(entry.size_bytes for entry in artifact.all_files())

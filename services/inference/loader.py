@@ -1,5 +1,9 @@
 """Loads one version: reads, checks, opens, replays and warms the fastest artifact that passes.
 
+Which is the fastest is measured (`artifact_choice.py`), each artifact in a process of its own at
+low priority, and only the chosen one is opened here: neither the memory nor the libraries of the
+others stay, none of them can end this process, and what is served meanwhile does not feel it.
+
 In: a store, a model and a version. Out: a backend proven on this machine, or the reasons why no
 artifact is.
 
@@ -11,8 +15,8 @@ here, within the tolerance in the manifest.
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from safetensors.numpy import load as load_safetensors
@@ -23,15 +27,23 @@ from model_store.manifest import CODE_KINDS, Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
+from services.errors import BackendError
+from services.inference.artifact_choice import ChoiceRules, by_choice, choice_key
+from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
+from services.inference.choice_memory import ChoiceMemory
 from services.inference.gentle_thread import run_gently
+from services.inference.warm_up import row_ms, warm_up, with_certificate
 
 logger = logging.getLogger("flambeau.loader")
 
-WARM_UP_BUDGET_S = 0.3
-"""How long a version may be warmed up: every batch size in turn, doubling, until it is spent."""
+MEASURED_RUNS = 3
+"""Of each batch size, when artifacts are compared: the fastest counts."""
+
+MEASURE_BUDGET_S = 1.0
+"""How long the runs of one of them may take; starting its process and opening it come first."""
 
 UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
 """Datatypes that the present backends cannot take as NumPy arrays."""
@@ -56,6 +68,10 @@ class LoadOptions:
     """Sizes batches are padded up to, for engines built for fixed ones."""
     artifact: str = ""
     """The only artifact to consider; empty for all, fastest first."""
+    choice: ChoiceRules = field(default_factory=ChoiceRules)
+    """How to find out which is the fastest."""
+    room_bytes: int = 0
+    """Memory there is for it: larger artifacts are not measured; 0 if nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +114,8 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
     started = time.monotonic()
     golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
     reasons: list[str] = []
-    for artifact in _candidates(manifest, options.artifact):
+    key, ordered = _ordered(store, manifest, golden, options)
+    for artifact in ordered:
         open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
         proven: list[_Proven] = []
         try:
@@ -106,7 +123,8 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             for one in proven:
                 one.backend.close()
-            reason = str(error) if isinstance(error, StoreError | LoadError) else repr(error)
+            told = isinstance(error, StoreError | LoadError | BackendError)
+            reason = str(error) if told else repr(error)
             reasons.append(f"artifact {artifact.name}: {reason}")
             logger.warning(
                 "artifact refused",
@@ -114,6 +132,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
                        "artifact": artifact.name,
                        "reason": reason},
             )  # fmt: skip
+            ChoiceMemory(options.choice.file).forget(key)
             continue
         return LoadedVersion(
             manifest=manifest,
@@ -157,9 +176,37 @@ def _candidates(manifest: Manifest, artifact_name: str) -> list[Artifact]:
     return chosen
 
 
-def _open(
-    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
-) -> Backend:
+def _ordered(
+    store: ModelStore, manifest: Manifest, golden: GoldenRows, options: LoadOptions
+) -> tuple[str, list[Artifact]]:
+    """What the choice is remembered under, and the candidates as they are to be tried."""
+    candidates = _candidates(manifest, options.artifact)
+    fitting = [artifact for artifact in candidates if _fits(artifact, manifest, options)]
+    key = choice_key(manifest, fitting, options.device, options.threads)
+    measure = functools.partial(_measure, store, manifest, golden, options)
+    chosen = by_choice(manifest, fitting, measure, options.choice, key)
+    return key, [*chosen, *(artifact for artifact in candidates if artifact not in fitting)]
+
+
+def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
+    """Whether this machine can run it and has room for it: the others are tried last."""
+    size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
+    try:
+        check_fit(artifact, options.device)
+    except UnfitArtifactError as error:
+        logger.warning(
+            "artifact cannot run here",
+            extra={"model": manifest.model, "version": manifest.version,
+                   "artifact": artifact.name, "reason": str(error)},
+        )  # fmt: skip
+        return False
+    return not options.room_bytes or size_bytes <= options.room_bytes
+
+
+def _read(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, device: Device
+) -> tuple[bytes, bytes]:
+    """The bytes of an artifact that may be loaded here, and of its weights if they lie apart."""
     if artifact.kind in CODE_KINDS and not store.is_local:
         raise LoadError(
             f"{artifact.kind} is code and {store.url} is not local; pull the version to this "
@@ -169,7 +216,15 @@ def _open(
     for spec in specs:
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
+    check_fit(artifact, device)
     data = store.read_file(manifest, artifact.file)
+    return data, store.read_file(manifest, artifact.weights) if artifact.weights else b""
+
+
+def _open(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
+) -> Backend:
+    data, weights = _read(store, manifest, artifact, options.device)
     opens = open_backend
     if options.isolate:
         from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -182,6 +237,7 @@ def _open(
         options.threads,
         options.device,
         options.preferred_batch_sizes,
+        weights,
     )
 
 
@@ -200,48 +256,61 @@ def _open_and_prove(
     def open_and_prove() -> _Proven:
         backend = _open(store, manifest, artifact, options)
         try:
-            parity = replay(backend, golden, manifest.signature.max_batch_size)
-            if failure := parity.failure(artifact.verification.tolerance):
-                raise LoadError(f"replaying the golden inputs on this machine: {failure}")
-            latency_s = _warm_up(backend, golden, manifest.signature.max_batch_size, clock)
+            parity = _prove(backend, golden, manifest, artifact)
+            latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
         except BaseException:
             backend.close()
             raise
-        return _Proven(backend, parity, _with_certificate(latency_s, artifact.latency_ms))
+        return _Proven(backend, parity, with_certificate(latency_s, artifact.latency_ms))
 
     return run_gently(open_and_prove) if alone else open_and_prove()
 
 
-def _warm_up(
-    backend: Backend, golden: GoldenRows, max_batch_size: int, clock: Callable[[], float]
-) -> dict[int, float]:
-    """Runs every batch size twice, so that no caller pays for lazy set-up.
+def _prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
+    parity = replay(backend, golden, manifest.signature.max_batch_size)
+    if failure := parity.failure(artifact.verification.tolerance):
+        raise LoadError(f"replaying the golden inputs on this machine: {failure}")
+    return parity
 
-    Returns:
-        Seconds of the second run by the clock, by batch size, as far as the budget went.
+
+def _measure(
+    store: ModelStore,
+    manifest: Manifest,
+    golden: GoldenRows,
+    options: LoadOptions,
+    artifact: Artifact,
+) -> float:
+    """Milliseconds a row of an artifact at its best batch size, in a process of its own.
+
+    With one thread on the CPU it is the process's own time, which nobody else's work adds to.
     """
-    latency_s: dict[int, float] = {}
-    begun, size = time.monotonic(), 1
-    while size <= max_batch_size and time.monotonic() - begun < WARM_UP_BUDGET_S:
-        inputs = {n: np.resize(a, (size, *a.shape[1:])) for n, a in golden.inputs.items()}
-        backend.run(inputs)
-        started = clock()
-        backend.run(inputs)
-        latency_s[size] = clock() - started
-        size = min(size * 2, max_batch_size) if size < max_batch_size else size + 1
-    return latency_s
+    from services.inference.isolation.isolated_backend import open_isolated_backend
 
-
-def _with_certificate(
-    measured_s: dict[int, float], certificate_ms: Mapping[int, float]
-) -> dict[int, float]:
-    """Adds the certificate's larger batch sizes, scaled by how the two machines compare."""
-    known = [size for size in measured_s if certificate_ms.get(size)]
-    if not known:
-        return measured_s
-    scale = measured_s[max(known)] / certificate_ms[max(known)]
-    beyond = {size: ms * scale for size, ms in certificate_ms.items() if size > max(measured_s)}
-    return measured_s | beyond
+    data, weights = _read(store, manifest, artifact, options.device)
+    backend = open_isolated_backend(
+        artifact,
+        data,
+        manifest.signature,
+        options.threads,
+        options.device,
+        options.preferred_batch_sizes,
+        weights,
+        gently=True,
+    )
+    try:
+        _prove(backend, golden, manifest, artifact)
+        own_time = options.device == CPU and options.threads == 1
+        latency_s = warm_up(
+            backend,
+            golden,
+            manifest.signature.max_batch_size,
+            backend.cpu_seconds if own_time else time.monotonic,
+            repeats=MEASURED_RUNS,
+            budget_s=MEASURE_BUDGET_S,
+        )
+    finally:
+        backend.close()
+    return row_ms(latency_s)
 
 
 def _run_rows(backend: Backend, golden: GoldenRows, start: int, stop: int) -> dict[str, Array]:

@@ -34,6 +34,11 @@ class MemoryAdmission:
         """What loading a version should take: as measured before, or at least its file."""
         return self._measured.get(lane, file_bytes)
 
+    def room_bytes(self, lane: Lane) -> int:
+        """What is free for a version, itself not counted; at least one byte."""
+        others = sum(self._measured[other] for other in self._loaded if other != lane)
+        return max(self._limit_bytes - self._base_bytes - others, 1)
+
     def loaded(self, lane: Lane, measured_bytes: int) -> None:
         """Enters a version that has been loaded."""
         self._measured[lane] = measured_bytes

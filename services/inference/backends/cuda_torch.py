@@ -22,7 +22,8 @@ from services.inference.backends.cuda_device import check_gpu, pinned_array
 from services.inference.backends.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
 from services.inference.backends.device import Device
 from services.inference.backends.device_faults import device_error, is_device_fault
-from services.inference.backends.torchscript import as_tensors, load_module
+from services.inference.backends.torch_module import as_tensors
+from services.inference.backends.torchscript import load_module
 
 
 class CudaTorchBackend(Backend):

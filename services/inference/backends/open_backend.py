@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from model_store.manifest import Artifact
 from model_store.signature import Signature
+from services.inference.backends.artifact_fit import check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
 
@@ -15,6 +16,7 @@ def open_backend(
     threads: int,
     device: Device = CPU,
     preferred_batch_sizes: Sequence[int] = (),
+    weights: bytes = b"",
 ) -> Backend:
     """Opens an artifact whose bytes have been checked.
 
@@ -25,23 +27,51 @@ def open_backend(
         threads: CPU threads one run may use.
         device: where it runs.
         preferred_batch_sizes: those worth preparing for, where a runtime can.
+        weights: the bytes of the second file, checked as well, for kinds that have one.
 
     Raises:
         DeviceError: the device is not there, or its runtime is not installed.
+        UnfitArtifactError: this machine cannot run it.
         Exception: whatever the runtime raises on a file it cannot open.
     """
-    if artifact.kind == "torchscript":
-        if device.kind == "cuda":
-            from services.inference.backends.cuda_torch import CudaTorchBackend
-
-            return CudaTorchBackend(data, signature, device, preferred_batch_sizes)
-        from services.inference.backends.torchscript import TorchScriptBackend
-
-        return TorchScriptBackend(data, signature, threads)
+    check_fit(artifact, device)
     if device.kind == "cuda":
-        from services.inference.backends.cuda_onnx import CudaOnnxBackend
+        return _open_on_gpu(artifact, data, signature, threads, device, preferred_batch_sizes)
+    match artifact.kind:
+        case "torchscript":
+            from services.inference.backends.torchscript import TorchScriptBackend
 
-        return CudaOnnxBackend(data, signature, device, threads)
-    from services.inference.backends.onnx_runtime import OnnxRuntimeBackend
+            return TorchScriptBackend(data, signature, threads)
+        case "pt2":
+            from services.inference.backends.exported_program import ExportedProgramBackend
 
-    return OnnxRuntimeBackend(data, signature, threads)
+            return ExportedProgramBackend(data, signature, threads, artifact.precision)
+        case "aoti":
+            from services.inference.backends.compiled_package import CompiledPackageBackend
+
+            return CompiledPackageBackend(data, signature, threads)
+        case "openvino":
+            from services.inference.backends.openvino_ir import OpenVinoBackend
+
+            return OpenVinoBackend(data, weights, signature, threads, artifact.precision)
+        case "onnx":
+            from services.inference.backends.onnx_runtime import OnnxRuntimeBackend
+
+            return OnnxRuntimeBackend(data, signature, threads)
+
+
+def _open_on_gpu(
+    artifact: Artifact,
+    data: bytes,
+    signature: Signature,
+    threads: int,
+    device: Device,
+    preferred_batch_sizes: Sequence[int],
+) -> Backend:
+    if artifact.kind == "torchscript":
+        from services.inference.backends.cuda_torch import CudaTorchBackend
+
+        return CudaTorchBackend(data, signature, device, preferred_batch_sizes)
+    from services.inference.backends.cuda_onnx import CudaOnnxBackend
+
+    return CudaOnnxBackend(data, signature, device, threads)

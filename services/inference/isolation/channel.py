@@ -4,7 +4,7 @@ One end of a `SOCK_SEQPACKET` socket pair: a message arrives whole or not at all
 descriptors travel with it (`SCM_RIGHTS`, unix(7)), and the end of one process is seen by the
 other at once.
 
-Messages, by their one key. To the worker: `open` (what to load; with the artifact's bytes),
+Messages, by their one key. To the worker: `open` (what to load; with its files' bytes in a row),
 `memory` (name and place of an input; with the memory), `run` (the inputs of a batch). From it:
 `opened` (the platform), `memory` (as above, of an output), `outputs`, `error` (what was raised).
 """

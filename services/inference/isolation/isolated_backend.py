@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,11 +59,11 @@ class IsolatedBackend(Backend):
         """The worker's process id."""
         return self._process.pid
 
-    def open(self, data: bytes, how: Mapping[str, Any]) -> None:
+    def open(self, data: bytes, weights: bytes, how: Mapping[str, Any]) -> None:
         """Hands the artifact over, and how to open it; see `open_isolated_backend`."""
         try:
             self._channel.wait_at_most(OPEN_TIMEOUT_S)
-            _send_artifact(self._channel, data, how)
+            _send_artifact(self._channel, data, weights, how)
             self.platform = self._receive("opened")
             self._channel.wait_at_most(None)
         except TimeoutError:
@@ -103,6 +104,16 @@ class IsolatedBackend(Backend):
     def process_bytes(self) -> int:
         """What the worker process has in RAM; 0 once it has ended."""
         return resident_bytes(self.pid)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the worker process so far, in all its threads.
+
+        Its clock has the number that Linux' clock_getcpuclockid(3) computes.
+
+        Raises:
+            OSError: the process has ended.
+        """
+        return time.clock_gettime((~self.pid << 3) | 2)
 
     def close(self) -> None:
         """Ends the process and frees everything it had; more than once does no harm."""
@@ -151,8 +162,14 @@ def open_isolated_backend(
     threads: int,
     device: Device = CPU,
     preferred_batch_sizes: Sequence[int] = (),
+    weights: bytes = b"",
+    *,
+    gently: bool = False,
 ) -> IsolatedBackend:
     """Starts a worker process and opens an artifact in it, as `open_backend` does.
+
+    It takes what that does and `gently`: whether the process has low priority, for good; see
+    `gentle_thread.py`.
 
     Raises:
         BackendError: the artifact does not open; the message is the runtime's.
@@ -163,7 +180,10 @@ def open_isolated_backend(
     try:
         backend.open(
             data,
+            weights,
             {
+                "data_bytes": len(data),
+                "gently": gently,
                 "artifact": artifact.model_dump(mode="json"),
                 "signature": signature.model_dump(mode="json"),
                 "device": str(device),
@@ -189,9 +209,10 @@ def _start() -> tuple[subprocess.Popen[bytes], Channel]:
     return process, Channel(ours)
 
 
-def _send_artifact(channel: Channel, data: bytes, how: Mapping[str, Any]) -> None:
+def _send_artifact(channel: Channel, data: bytes, weights: bytes, how: Mapping[str, Any]) -> None:
     with open(os.memfd_create("flambeau-artifact"), "w+b") as file:
         file.write(data)
+        file.write(weights)
         file.seek(0)  # both processes read and write at one position
         channel.send("open", how, file.fileno())
 

@@ -28,8 +28,12 @@ from services.errors import DeviceError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import parse_device
 from services.inference.backends.open_backend import open_backend
+from services.inference.gentle_thread import NICENESS
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
+
+CLOSE_TIMEOUT_S = 1.0
+"""How long the backend may take to close; the parent waits for twice that before it kills."""
 
 _MAX_ERROR_CHARACTERS = 8192
 _FIRST_TO_KILL = "500"
@@ -44,31 +48,42 @@ def main() -> None:
     with contextlib.suppress(OSError):  # a container may keep /proc read-only
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    threading.Thread(target=_end_with_parent, args=(channel.fileno(),), daemon=True).start()
-    try:
+    closed = threading.Event()
+    arguments = (channel.fileno(), closed)
+    threading.Thread(target=_end_with_parent, args=arguments, daemon=True).start()
+    with contextlib.suppress(ChannelClosedError):
         backend = _open(channel)
         if backend is not None:
-            _serve(channel, backend)
-    except ChannelClosedError:
-        return
+            try:
+                _serve(channel, backend)
+            finally:
+                backend.close()
+    closed.set()
 
 
-def _end_with_parent(descriptor: int) -> None:
-    """Ends the process when the parent hangs up, even if the model never returns."""
+def _end_with_parent(descriptor: int, closed: threading.Event) -> None:
+    """Ends the process when the parent hangs up, even if the model never returns.
+
+    Runtimes may have files to delete, so one that is idle closes its backend first.
+    """
     hung_up = select.poll()
     hung_up.register(descriptor, 0)  # POLLHUP is always reported
     hung_up.poll()
+    closed.wait(CLOSE_TIMEOUT_S)
     os._exit(0)
 
 
 def _open(channel: Channel) -> Backend | None:
     _, content, descriptor = channel.receive()
     assert descriptor is not None
+    if content["gently"]:
+        os.nice(NICENESS)
     try:
         with open(descriptor, "rb") as file:
             backend = open_backend(
                 artifact=Artifact.model_validate(content["artifact"]),
-                data=file.read(),
+                data=file.read(content["data_bytes"]),
+                weights=file.read(),
                 signature=Signature.model_validate(content["signature"]),
                 device=parse_device(content["device"]),
                 threads=content["threads"],

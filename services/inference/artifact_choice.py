@@ -1,0 +1,144 @@
+"""Which artifact of a version is the fastest on this machine: measured once, then remembered.
+
+In: the artifacts in the publisher's order, and a way to measure one. Out: the order in which to
+try them, the chosen one first.
+
+Rules kept here: an artifact is measured only if it passes its replay; the publisher's favourite
+keeps its place unless another is faster by more than the noise; once the budget is spent no
+further one is measured, but at least one is that passes; what was chosen is remembered for the
+very same files, processor, device, threads and libraries.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from model_store.cpu_features import cpu_features
+from model_store.manifest import Artifact, Manifest
+from services.inference.backends.device import Device
+from services.inference.choice_memory import Choice, ChoiceMemory
+
+logger = logging.getLogger("flambeau.loader")
+
+NOISE = 0.05
+"""By how much of its time another has to beat the best so far."""
+
+LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch")
+
+Measure = Callable[[Artifact], float]
+"""Milliseconds a row at the best batch size; raises if the artifact does not open or pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRules:
+    """How an artifact is chosen; the defaults take the publisher's order."""
+
+    budget_s: float = 0.0
+    """How long measuring may go on before no further artifact is begun; 0 measures nothing."""
+    file: str = ""
+    """Where choices are remembered; empty for nowhere."""
+
+
+def by_choice(
+    manifest: Manifest,
+    candidates: Sequence[Artifact],
+    measure: Measure,
+    rules: ChoiceRules,
+    key: str,
+) -> list[Artifact]:
+    """The candidates, the remembered or measured best one first, the others in their order.
+
+    Args:
+        manifest: of the version, for the log.
+        candidates: in the publisher's order.
+        measure: measures one.
+        rules: how to choose.
+        key: of what the choice depends on, see `choice_key`.
+    """
+    if rules.budget_s <= 0 or len(candidates) < 2:
+        return list(candidates)
+    memory = ChoiceMemory(rules.file)
+    begun = time.monotonic()
+    remembered = memory.recall(key)
+    choice = remembered or choose(manifest, candidates, measure, rules.budget_s)
+    best = next((a for a in candidates if choice and a.name == choice.artifact), None)
+    if choice is None or best is None:
+        return list(candidates)
+    logger.info(
+        "artifact chosen",
+        extra={"model": manifest.model, "version": manifest.version, "artifact": best.name,
+               "row_ms": {name: round(ms, 6) for name, ms in choice.row_ms.items()},
+               "unmeasured": [a.name for a in candidates if a.name not in choice.row_ms],
+               "remembered": remembered is not None,
+               "choice_s": round(time.monotonic() - begun, 3)},
+    )  # fmt: skip
+    if remembered is None:
+        memory.remember(key, choice)
+    return [best, *(a for a in candidates if a is not best)]
+
+
+def choose(
+    manifest: Manifest,
+    candidates: Sequence[Artifact],
+    measure: Measure,
+    budget_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Choice | None:
+    """Measures one artifact after the other.
+
+    Args:
+        manifest: of the version, for the log.
+        candidates: in the publisher's order.
+        measure: measures one.
+        budget_s: no further one is begun after this, once one has passed.
+        clock: what the budget is measured by.
+
+    Returns:
+        The best of those measured; None if none passes.
+    """
+    row_ms: dict[str, float] = {}
+    best = ""
+    begun = clock()
+    for artifact in candidates:
+        if row_ms and clock() - begun >= budget_s:
+            break
+        try:
+            found = measure(artifact)
+        except Exception as error:  # a runtime may raise anything on a file it cannot run
+            logger.warning(
+                "artifact not measured",
+                extra={"model": manifest.model, "version": manifest.version,
+                       "artifact": artifact.name, "reason": str(error) or repr(error)},
+            )  # fmt: skip
+            continue
+        row_ms[artifact.name] = found
+        if not best or found < row_ms[best] * (1 - NOISE):
+            best = artifact.name
+    return Choice(artifact=best, row_ms=row_ms) if best else None
+
+
+def choice_key(
+    manifest: Manifest, candidates: Sequence[Artifact], device: Device, threads: int
+) -> str:
+    """A digest of everything that a choice depends on."""
+    facts = {
+        "artifacts": [[a.name, *(f.sha256 for f in a.all_files())] for a in candidates],
+        "golden": manifest.golden.file.sha256,
+        "max_batch_size": manifest.signature.max_batch_size,
+        "device": str(device),
+        "cpu_features": cpu_features(),
+        "threads": threads,
+        "libraries": {name: _version(name) for name in LIBRARIES},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

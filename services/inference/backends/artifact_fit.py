@@ -1,0 +1,87 @@
+"""Whether this machine can run an artifact at all, before a byte of it is read.
+
+In: what the manifest says of it, and a device. Out: nothing, or an error that says what is
+missing: a runtime, features of the processor, a version of torch.
+"""
+
+import importlib.util
+from collections.abc import Collection
+from importlib import metadata
+
+from model_store.cpu_features import cpu_features
+from model_store.manifest import Artifact
+from services.errors import BackendError
+from services.inference.backends.device import Device
+
+RUNTIMES = {
+    "onnx": ("onnxruntime", "flambeau[serve]"),
+    "openvino": ("openvino", "flambeau[openvino]"),
+    "torchscript": ("torch", "torch"),
+    "pt2": ("torch", "torch"),
+    "aoti": ("torch", "torch"),
+}
+"""By kind, the package that runs it, and what to install for it."""
+
+ON_GPUS = frozenset({"onnx", "torchscript"})
+"""Kinds that run on GPUs; the others run on the CPU only."""
+
+FP16_FEATURES = frozenset({"avx512_fp16", "amx_fp16"})
+"""Without one of these a processor converts every half there and back."""
+
+
+class UnfitArtifactError(BackendError):
+    """This machine cannot run the artifact; the message says what it lacks and what to do."""
+
+
+def check_fit(artifact: Artifact, device: Device) -> None:
+    """Refuses an artifact that cannot run here, or only absurdly slowly.
+
+    Raises:
+        UnfitArtifactError: with the reason.
+    """
+    package, install = RUNTIMES[artifact.kind]
+    if importlib.util.find_spec(package) is None:
+        raise UnfitArtifactError(
+            f"it runs through {package}, which is not installed here: pip install '{install}'"
+        )
+    if device.kind == "cuda":
+        if artifact.kind not in ON_GPUS:
+            raise UnfitArtifactError(
+                f"{artifact.kind} runs on the CPU only, not on {device} yet; serve the version's "
+                "onnx or torchscript artifact there"
+            )
+        return
+    if artifact.precision == "fp16" and not FP16_FEATURES & set(cpu_features()):
+        raise UnfitArtifactError(
+            "it computes in fp16, and this processor has neither avx512_fp16 nor amx_fp16: a "
+            "network of convolutions took 56 times as long as in fp32; serve bf16, int8 or fp32, "
+            "or a GPU"
+        )
+    if artifact.kind == "aoti":
+        _check_compiled_for(artifact, metadata.version("torch"), cpu_features())
+
+
+def _check_compiled_for(artifact: Artifact, torch_here: str, here: Collection[str]) -> None:
+    made = artifact.made_with
+    if made.device != "cpu":
+        raise UnfitArtifactError(
+            f"it was compiled for {made.device}, and the device here is cpu; compile it on this "
+            "kind of machine"
+        )
+    torch_there = made.libraries.get("torch")
+    if torch_there is None or _release(torch_there) != _release(torch_here):
+        raise UnfitArtifactError(
+            f"it was compiled by torch {torch_there or 'of a version nobody noted'}, and torch "
+            f"{torch_here} is installed here; install that version, or publish the model anew"
+        )
+    if missing := [feature for feature in made.cpu_features if feature not in here]:
+        raise UnfitArtifactError(
+            f"it was compiled for a processor with {', '.join(missing)}, which this one lacks "
+            f"(it has {', '.join(here) or 'none that are known'}); compile it on this kind of "
+            "machine, or serve another artifact"
+        )
+
+
+def _release(version: str) -> str:
+    """The version without its build (`2.13.0` of `2.13.0+cpu`): all have the same interfaces."""
+    return version.split("+")[0]

@@ -1,0 +1,110 @@
+"""What was chosen before, in a small JSON file, so that a choice is measured once a machine.
+
+    {"schema": 1, "choices": {KEY: {"artifact": "onnx-int8", "row_ms": {"onnx-int8": 0.004, ...}}}}
+
+Rules kept here: the file is only ever a hint: one that is missing, broken, too large or by another
+program counts as empty, and one that cannot be written is said once and costs nothing else; it is
+written beside and renamed, so that nobody reads half of it; the oldest choices leave first.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from model_store.strict import StrictModel
+
+logger = logging.getLogger("flambeau.loader")
+
+MAX_BYTES = 2**20
+MAX_CHOICES = 1000
+MAX_ARTIFACTS = 100
+
+_Name = Annotated[str, Field(max_length=128)]
+_Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Choice(StrictModel):
+    """An artifact, and the figures that it was chosen by."""
+
+    artifact: _Name
+    row_ms: dict[_Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        max_length=MAX_ARTIFACTS
+    )
+    """Milliseconds a row at the best batch size, of all artifacts that passed."""
+
+
+class _Contents(StrictModel):
+    schema_version: Literal[1] = Field(1, alias="schema")
+    choices: dict[_Key, Choice] = Field(default={}, max_length=MAX_CHOICES)
+
+
+class ChoiceMemory:
+    """The file.
+
+    Args:
+        path: of the file, `~` for the user's folder; empty remembers nothing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = _expanded(path) if path else None
+
+    def recall(self, key: str) -> Choice | None:
+        """What was chosen under a key."""
+        return self._read().get(key)
+
+    def remember(self, key: str, choice: Choice) -> None:
+        """Keeps a choice, in the place of an earlier one."""
+        choices = {k: v for k, v in self._read().items() if k != key} | {key: choice}
+        newest = dict(list(choices.items())[-MAX_CHOICES:])
+        self._write(newest)
+
+    def forget(self, key: str) -> None:
+        """Drops a choice that proved wrong."""
+        choices = self._read()
+        if choices.pop(key, None) is not None:
+            self._write(choices)
+
+    def _read(self) -> dict[str, Choice]:
+        if self._path is None:
+            return {}
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                return {}
+            return dict(_Contents.model_validate_json(data).choices)
+        except (OSError, ValidationError):
+            return {}
+
+    def _write(self, choices: dict[str, Choice]) -> None:
+        if self._path is None:
+            return
+        contents = {"schema": 1, "choices": {k: v.model_dump() for k, v in choices.items()}}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, part = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            try:
+                with open(descriptor, "w") as file:
+                    json.dump(contents, file, indent=1)
+                os.replace(part, self._path)
+            except BaseException:
+                os.unlink(part)
+                raise
+        except OSError as error:
+            logger.warning(
+                "the choice of artifacts is not remembered; see the setting choice_file",
+                extra={"file": str(self._path), "reason": str(error)},
+            )
+
+
+def _expanded(path: str) -> Path | None:
+    """The path, or None for a user who has no home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return None
