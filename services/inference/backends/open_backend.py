@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from model_store.manifest import Artifact
+from model_store.onnx_safety import check_onnx
 from model_store.signature import Signature
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
@@ -27,9 +28,12 @@ def open_backend(
         preferred_batch_sizes: those worth preparing for, where a runtime can.
 
     Raises:
+        UnsafeOnnxError: an ONNX file asks for more than its own bytes.
         DeviceError: the device is not there, or its runtime is not installed.
         Exception: whatever the runtime raises on a file it cannot open.
     """
+    if artifact.kind == "onnx":
+        check_onnx(data, artifact.file.file)
     if artifact.kind == "torchscript":
         if device.kind == "cuda":
             from services.inference.backends.cuda_torch import CudaTorchBackend
