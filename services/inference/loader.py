@@ -4,22 +4,22 @@ In: a store, a model and a version. Out: a backend proven on this machine, or th
 artifact is.
 
 Rules kept here: a digest is checked before the bytes reach a runtime; kinds that are code load
-from the local store only; an artifact serves only after the golden inputs gave the golden outputs
-here, within the tolerance in the manifest.
+from the local store, or signed by a trusted key; an artifact serves only after the golden inputs
+gave the golden outputs here, within the tolerance in the manifest.
 """
 
 import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from safetensors.numpy import load as load_safetensors
 
 from model_store.errors import StoreError
 from model_store.golden import GoldenRows, golden_rows
-from model_store.manifest import CODE_KINDS, Artifact, Manifest
+from model_store.manifest import Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
@@ -27,6 +27,7 @@ from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
 from services.inference.gentle_thread import run_gently
+from services.inference.trust import Trust
 
 logger = logging.getLogger("flambeau.loader")
 
@@ -56,6 +57,8 @@ class LoadOptions:
     """Sizes batches are padded up to, for engines built for fixed ones."""
     artifact: str = ""
     """The only artifact to consider; empty for all, fastest first."""
+    trust: Trust = field(default_factory=Trust)
+    """What must be signed, and by whom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +163,7 @@ def _candidates(manifest: Manifest, artifact_name: str) -> list[Artifact]:
 def _open(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> Backend:
-    if artifact.kind in CODE_KINDS and not store.is_local:
-        raise LoadError(
-            f"{artifact.kind} is code and {store.url} is not local; pull the version to this "
-            "machine if you trust it, or serve its ONNX artifact"
-        )
+    options.trust.check(store, manifest, artifact)
     specs = (*manifest.signature.inputs, *manifest.signature.outputs)
     for spec in specs:
         if spec.datatype in UNSERVABLE_DATATYPES:
