@@ -195,6 +195,23 @@ def test_a_store_that_fails_at_the_signature_leaves_nothing(
     assert_nothing_published(store, folder)
 
 
+def test_a_signature_that_was_stored_though_its_write_failed_is_taken_away(
+    store: ModelStore, folder: Path, sign: Sign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Storage.replace
+
+    def lose_the_answer(self: Storage, path: str, data: bytes) -> None:
+        replace(self, path, data)
+        if path.endswith("model.sig"):
+            raise StorageError("the connection broke")
+
+    with monkeypatch.context() as losing:
+        losing.setattr(Storage, "replace", lose_the_answer)
+        with pytest.raises(StorageError, match="the connection broke"):
+            store.publish(draft_in(folder), folder, sign=sign)
+    assert_nothing_published(store, folder)
+
+
 @pytest.fixture
 def target(store: ModelStore, s3_url: str, tmp_path: Path) -> ModelStore:
     """An empty store of the other kind."""
