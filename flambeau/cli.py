@@ -9,6 +9,7 @@ from flambeau.commands.dead_letters import queue_app
 from flambeau.commands.demo import demo
 from flambeau.commands.infer import infer
 from flambeau.commands.jobs import jobs_app
+from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
 from flambeau.commands.serve import serve
 from flambeau.commands.train import train
@@ -28,6 +29,7 @@ for verb in (train, push, pull, serve, infer, up, up_split, demo):
 app.add_typer(models_app, name="models")
 app.add_typer(queue_app, name="queue")
 app.add_typer(jobs_app, name="jobs")
+app.add_typer(keys_app, name="keys")
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,13 @@ StoreError
 ├── ManifestError              a manifest that breaks its rules
 │   └── ManifestFromFutureError    written by a newer flambeau
 ├── DigestMismatchError        bytes that are not those the manifest names
+├── SignatureError             a version that no trusted key vouches for
+│   ├── SignatureMissingError      it carries no signature, or lost it
+│   ├── ForeignKeyError            signed by a key that is not trusted here
+│   └── SignatureMismatchError     signed, and changed since
+├── KeyFileError               a key that is not there, not a key, or there already
+├── SigningUnavailableError    the libraries that sign and verify are not installed
+├── UnsafeOnnxError            an ONNX file that asks for more than its own bytes
 ├── ConflictError              somebody else published or moved a pointer first
 └── StorageError               the disk or the bucket failed (full, forbidden, unreachable)
 """
@@ -38,6 +45,34 @@ class ManifestFromFutureError(ManifestError):
 
 class DigestMismatchError(StoreError):
     """A file whose bytes differ from the digest in the manifest."""
+
+
+class SignatureError(StoreError):
+    """A version whose files no trusted key vouches for, where one must."""
+
+
+class SignatureMissingError(SignatureError):
+    """A version without a signature: published without a key, or stripped of it since."""
+
+
+class ForeignKeyError(SignatureError):
+    """A version signed by a key that is not trusted here."""
+
+
+class SignatureMismatchError(SignatureError):
+    """A version whose files, or whose signature, are not as they were signed."""
+
+
+class KeyFileError(StoreError):
+    """A key file that is missing, holds no usable key, or would replace another."""
+
+
+class SigningUnavailableError(StoreError):
+    """Signing or verifying was asked for, and its libraries are not installed."""
+
+
+class UnsafeOnnxError(StoreError):
+    """An ONNX file that is not one, reads other files, or needs a library of operators."""
 
 
 class ConflictError(StoreError):

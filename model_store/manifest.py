@@ -4,6 +4,7 @@ A version is immutable; its manifest names every file with its digest, and is wr
 version without a manifest does not exist.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,11 +22,12 @@ SCHEMA_VERSION: Literal[1] = 1
 """The newest manifest schema this program reads and the one it writes."""
 
 CODE_KINDS = frozenset({"torchscript", "pt2", "aoti"})
-"""Kinds that can run code while they load: only ever loaded from the local store."""
+"""Kinds that can run code while they load: from the local store, or signed by a trusted key."""
 
 MANIFEST = "manifest.json"
 CLAIM = "claim.json"
-"""The two files of a version that the store itself writes: no other file may have their name."""
+SIGNATURE = "model.sig"
+"""The files of a version that the store itself writes: no other file may have their name."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ArtifactKind = Literal["torchscript", "onnx", "pt2", "aoti", "openvino"]
@@ -58,7 +60,7 @@ class FileEntry(StrictModel):
     @field_validator("file")
     @classmethod
     def _plain_name(cls, value: str) -> str:
-        if value in (MANIFEST, CLAIM):
+        if value in (MANIFEST, CLAIM, SIGNATURE):
             raise ValueError("the store writes this file itself; choose another name")
         try:
             return check_name(value, "file name")
@@ -202,6 +204,15 @@ class Manifest(Draft):
     def to_json(self) -> bytes:
         """Stable, readable JSON: the same manifest always gives the same bytes."""
         return (json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n").encode()
+
+    def digests(self, sealed: bytes) -> dict[str, str]:
+        """The sha256 of every file that a signature covers: those named here, and the manifest.
+
+        Args:
+            sealed: the manifest's bytes as they are stored, perhaps by an older flambeau.
+        """
+        files = {entry.file: entry.sha256 for entry in self.all_files()}
+        return files | {MANIFEST: hashlib.sha256(sealed).hexdigest()}
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:

@@ -2,6 +2,7 @@
 
     <url>/<model>/<version>/claim.json       made first: the number is taken
     <url>/<model>/<version>/<files>          then every file
+    <url>/<model>/<version>/model.sig        then the signature over them and the manifest, if any
     <url>/<model>/<version>/manifest.json    made last: now the version exists
     <url>/<model>/pointers/00000007.json     one generation of aliases
 
@@ -17,7 +18,7 @@ import json
 import re
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,13 +28,17 @@ from model_store.errors import (
     DigestMismatchError,
     ManifestError,
     ModelNotFoundError,
+    SignatureMismatchError,
+    SignatureMissingError,
     StorageError,
     StoreError,
     VersionNotFoundError,
 )
+from model_store.key_folder import TrustedKey
 from model_store.manifest import (
     CLAIM,
     MANIFEST,
+    SIGNATURE,
     Draft,
     FileEntry,
     Manifest,
@@ -41,6 +46,7 @@ from model_store.manifest import (
     parse_manifest,
 )
 from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_target
+from model_store.signing import Digests, verify
 from model_store.storage import MissingFileError, Storage
 
 MAX_CLAIM_ATTEMPTS = 100
@@ -51,6 +57,9 @@ _POINTER_FILE = re.compile(r"[0-9]{8}\.json")
 
 Progress = Callable[[str, int], None]
 """Called with a file's name and the bytes just finished."""
+
+Sign = Callable[[Digests], bytes]
+"""Makes the signature over the files of a version, as `model_store.signing.signer_with` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +160,61 @@ class ModelStore:
         where = f"{manifest.model}/{manifest.version}/{entry.file}"
         return checked(self.storage.get(where), entry, where)
 
-    def publish(self, draft: Draft, folder: Path, progress: Progress | None = None) -> Manifest:
+    def signature(self, model: str, version: int) -> bytes | None:
+        """The signature of a version as it is stored, unverified; None if there is none."""
+        try:
+            return self.storage.get(signature_path(check_name(model), version))
+        except MissingFileError:
+            return None
+
+    def signer(self, manifest: Manifest, trusted: Sequence[TrustedKey]) -> TrustedKey:
+        """Who signed a version, once it is certain: what the manifest says is what was signed.
+
+        The files themselves are checked against the manifest by `read_file`.
+
+        Args:
+            manifest: of the version, as it was read.
+            trusted: the keys that are trusted.
+
+        Raises:
+            SignatureMissingError: it is not signed, or its signature was removed.
+            ForeignKeyError: none of these keys signed it.
+            SignatureMismatchError: the manifest, a digest in it or the signature was changed.
+            SigningUnavailableError: the libraries that verify are not installed.
+        """
+        where = f"version {manifest.version} of '{manifest.model}' in {self.url}"
+        bundle = self.signature(manifest.model, manifest.version)
+        if bundle is None:
+            raise SignatureMissingError(
+                f"{where} is not signed: it was published without a key, or its {SIGNATURE} was "
+                "removed since; publish it again with a key that is trusted here"
+            )
+        path = manifest_path(manifest.model, manifest.version)
+        sealed = self.storage.get(path)
+        if parse_manifest(sealed, path) != manifest:
+            raise SignatureMismatchError(
+                f"{where}: {MANIFEST} was changed after it had been read; versions never change, "
+                "so find out who did"
+            )
+        return verify(bundle, manifest.digests(sealed), trusted, where)
+
+    def publish(
+        self,
+        draft: Draft,
+        folder: Path,
+        progress: Progress | None = None,
+        sign: Sign | None = None,
+    ) -> Manifest:
         """Makes the next version out of a draft and the files it names in `folder`.
 
         Atomic: the manifest is written last, so a publisher that dies leaves a claimed number
         and nothing anybody can see.
+
+        Args:
+            draft: what the version is.
+            folder: where its files lie.
+            progress: called after every file.
+            sign: makes the version's signature; None leaves it unsigned.
 
         Raises:
             DigestMismatchError: a file in the folder is not the one the draft names.
@@ -164,15 +223,19 @@ class ModelStore:
         """
         version = self._claim_next(check_name(draft.model))
         manifest = draft.seal(version, datetime.now(UTC))
+        sealed = manifest.to_json()
         try:
             for entry in draft.all_files():
                 self.write_file(manifest, entry, _read_drafted(folder, entry))
                 if progress:
                     progress(entry.file, entry.size_bytes)
+            if sign:
+                signature = sign(manifest.digests(sealed))
+                self.storage.replace(signature_path(draft.model, version), signature)
         except StoreError:
             self._discard_files(manifest)
             raise
-        self.storage.create(manifest_path(draft.model, version), manifest.to_json())
+        self.storage.create(manifest_path(draft.model, version), sealed)
         return manifest
 
     def claim(self, model: str, version: int, owner: str) -> None:
@@ -287,9 +350,9 @@ class ModelStore:
 
         Never called once the manifest may be there.
         """
-        for entry in manifest.all_files():
+        for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
             with contextlib.suppress(StorageError):  # the first failure is the one to report
-                self.storage.delete(f"{manifest.model}/{manifest.version}/{entry.file}")
+                self.storage.delete(f"{manifest.model}/{manifest.version}/{file}")
 
 
 def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
@@ -310,6 +373,11 @@ def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
 def manifest_path(model: str, version: int) -> str:
     """Where the manifest of a version lies in its store."""
     return f"{model}/{version}/{MANIFEST}"
+
+
+def signature_path(model: str, version: int) -> str:
+    """Where the signature of a version lies in its store, if it has one."""
+    return f"{model}/{version}/{SIGNATURE}"
 
 
 def _read_drafted(folder: Path, entry: FileEntry) -> bytes:

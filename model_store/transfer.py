@@ -7,7 +7,8 @@ Rules kept here:
 - the number is claimed in the name of the manifest's digest, so that a copy which died can be
   taken up again by anybody, while another publisher of the same number is refused;
 - every byte is checked against the manifest when it leaves the source, and again after the target
-  has stored it; a file the target already holds whole is not sent twice.
+  has stored it; a file the target already holds whole is not sent twice;
+- the signature goes along, as it is: whoever loads the version verifies it.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from model_store.errors import ConflictError, DigestMismatchError
 from model_store.manifest import FileEntry, Manifest
 from model_store.storage import MissingFileError
-from model_store.store import ModelStore, Progress, manifest_path
+from model_store.store import ModelStore, Progress, manifest_path, signature_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,10 @@ def copy_version(
     """
     manifest = source.manifest(model, version)
     sealed = source.storage.get(manifest_path(model, version))
+    signature = source.signature(model, version)
     if _is_published(source, target, manifest, sealed):
+        if signature and target.signature(model, version) is None:  # an older copy left it behind
+            target.storage.replace(signature_path(model, version), signature)
         return CopyReport(0, len(manifest.all_files()), 0)
     target.claim(model, version, f"copy of the manifest with sha256 {_digest(sealed)}")
     sizes = target.storage.list(f"{model}/{version}/")
@@ -64,6 +68,8 @@ def copy_version(
             copied.append(entry)
         if progress:
             progress(entry.file, entry.size_bytes)
+    if signature:
+        target.storage.replace(signature_path(model, version), signature)
     try:
         target.storage.create(manifest_path(model, version), sealed)
     except ConflictError:

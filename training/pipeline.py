@@ -6,7 +6,7 @@ from rich.console import Console
 
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
-from model_store.store import ModelStore
+from model_store.store import ModelStore, Sign
 from training.datasets import Splits, load_splits
 from training.export import export_all
 from training.loop import Trained, evaluate, train
@@ -24,6 +24,7 @@ def run(
     runs_dir: Path,
     resume: bool = False,
     console: Console | None = None,
+    sign: Sign | None = None,
 ) -> Manifest:
     """Trains the recipe and publishes what is proven.
 
@@ -33,6 +34,7 @@ def run(
         runs_dir: the folder of all runs; this one finds its own by recipe and data.
         resume: goes on from the newest checkpoint of the same recipe and data, if there is one.
         console: shows progress and the table; the standard output by default.
+        sign: makes the version's signature; None leaves it unsigned.
 
     Returns:
         The manifest of the published version.
@@ -50,10 +52,11 @@ def run(
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
         print_table(report, console)
-        manifest = publish(recipe, splits, trained, golden, report, files, store)
+        manifest = publish(recipe, splits, trained, golden, report, files, store, sign)
         moved = promote(recipe, manifest, store)
     outcome = f" → {PRODUCTION}" if moved else f"; {PRODUCTION} stays where it is"
-    say(console, f"published {manifest.model} {manifest.version}{outcome}")
+    signed = ", signed" if sign else ""
+    say(console, f"published {manifest.model} {manifest.version}{signed}{outcome}")
     return manifest
 
 

@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 from model_store.errors import ConflictError
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Draft, FileEntry, Golden, Lineage, Manifest, Verification
+from model_store.onnx_safety import check_onnx
 from model_store.pointers import PRODUCTION
-from model_store.store import ModelStore
+from model_store.store import ModelStore, Sign
 from training.datasets import Splits
 from training.errors import NothingProvenError
 from training.loop import Trained
@@ -42,11 +43,13 @@ def publish(
     report: Report,
     folder: Path,
     store: ModelStore,
+    sign: Sign | None = None,
 ) -> Manifest:
     """Writes the files that are still missing in `folder`, and publishes the proven artifacts.
 
     Raises:
         NothingProvenError: every artifact was refused; nothing is published.
+        UnsafeOnnxError: an ONNX file asks for more than its own bytes, so no server would open it.
         StoreError: the store failed; nothing is published.
     """
     (folder / REPORT).write_bytes(report.to_json())
@@ -72,7 +75,7 @@ def publish(
             file_entry(folder, name) for name in (REPORT, RECIPE, CHECKPOINT, TRITON_CONFIG)
         ),
     )
-    return store.publish(draft, folder)
+    return store.publish(draft, folder, sign=sign)
 
 
 def promote(recipe: Recipe, manifest: Manifest, store: ModelStore) -> bool:
@@ -117,6 +120,8 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
     assert proven.max_abs_difference is not None, "a proven artifact was measured"
     assert proven.agreement is not None, "a proven artifact was measured"
     assert proven.accuracy is not None, "a proven artifact was measured"
+    if proven.kind == "onnx":
+        check_onnx((folder / proven.file).read_bytes(), proven.file)
     return Artifact(
         name=proven.name,
         kind=proven.kind,

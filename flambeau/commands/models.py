@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.model_text import (
     METRIC,
     PRODUCTION,
@@ -17,7 +18,7 @@ from flambeau.commands.model_text import (
 )
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import columns
-from model_store.errors import StoreError
+from model_store.errors import SignatureMismatchError, StoreError
 
 if TYPE_CHECKING:
     from model_store.manifest import FileEntry, Manifest
@@ -87,21 +88,24 @@ def show(
 @models_app.command()
 @failing_with({StoreError: 1})
 def verify(
-    model: ModelName, version: VersionOrDefault = None, store: StoreUrl = DEFAULT_STORE
+    model: ModelName,
+    version: VersionOrDefault = None,
+    store: StoreUrl = DEFAULT_STORE,
+    keys: KeysFolder = "",
 ) -> None:
-    """Check the size and sha256 of every file of a version."""
+    """Check the size and sha256 of every file of a version, and who signed it."""
+    from model_store.manifest import SIGNATURE
+
     opened, manifest = _open(store, model, version)
     artifacts = {artifact.file.file: f"artifact {artifact.name}" for artifact in manifest.artifacts}
     failures = {e.file: _failure(opened, manifest, e) for e in manifest.all_files()}
     title = f"{model} {manifest.version}"
-    _print_lines(
-        columns(
-            [
-                [title, artifacts.get(file, "file"), file, failure or "ok"]
-                for file, failure in failures.items()
-            ]
-        )
-    )
+    rows = [
+        [title, artifacts.get(file, "file"), file, failure or "ok"]
+        for file, failure in failures.items()
+    ]
+    signed, failures[SIGNATURE] = _signed(opened, manifest, keys)
+    _print_lines(columns([*rows, [title, "signature", SIGNATURE, signed]]))
     if bad := [file for file, failure in failures.items() if failure]:
         typer.echo(
             f"error: {len(bad)} of {len(failures)} files of {title} are not what was published "
@@ -201,6 +205,21 @@ def _failure(store: "ModelStore", manifest: "Manifest", entry: "FileEntry") -> s
     except StoreError as error:
         return str(error)
     return None
+
+
+def _signed(store: "ModelStore", manifest: "Manifest", keys: str) -> tuple[str, str | None]:
+    """Who signed a version, as far as that is known here; and what is wrong with that, or None."""
+    from model_store.key_folder import KeyFolder, trusted_keys
+
+    if store.signature(manifest.model, manifest.version) is None:
+        return "none", None
+    try:
+        key = store.signer(manifest, trusted_keys(KeyFolder(keys).trusted_folder))
+    except SignatureMismatchError as error:
+        return str(error), str(error)
+    except StoreError as error:  # nobody here can tell, which need not matter
+        return str(error), None
+    return f"by {key.name}", None
 
 
 def _advice(store: "ModelStore", manifest: "Manifest") -> str:

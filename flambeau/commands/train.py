@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 
 INTERRUPTED = 130
@@ -34,6 +35,15 @@ def train(
     runs_dir: Annotated[
         str, typer.Option(help="Folder for checkpoints and metrics, one folder a run.")
     ] = "./var/runs",
+    sign_with: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY",
+            help="Name of the private key that signs the version, or its PEM file; unless given, "
+            "the only key in the key folder, if there is one.",
+        ),
+    ] = "",
+    keys: KeysFolder = "",
 ) -> None:
     """Train a recipe, export and prove its artifacts, and publish what kept its tolerance.
 
@@ -42,16 +52,20 @@ def train(
     from pathlib import Path
 
     from model_store.errors import StoreError
+    from model_store.key_folder import KeyFolder
+    from model_store.signing import signer_with
     from training.errors import RecipeError, TrainingError
     from training.recipe_file import load_recipe
 
     # The disk is the user's, so its failures are theirs to read.
     with failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}):
         loaded = load_recipe(recipe, set_ or [])
+        key = KeyFolder(keys).signing_key(sign_with)
+        sign = signer_with(key) if key else None  # before training: a bad key fails here
         try:
             from training.pipeline import run
 
-            run(loaded, store, Path(runs_dir), resume=resume)
+            run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
         except ModuleNotFoundError as error:
             typer.echo(f"error: {error}; install it with pip install 'flambeau[train]'", err=True)
             raise typer.Exit(1) from error

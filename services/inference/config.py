@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from model_store.strict import StrictModel
 from services.inference.backends.device import parse_device
+from services.inference.trust import SignatureScope
 from services.settings import ProcessSettings
 
 
@@ -70,6 +71,12 @@ class InferenceSettings(ProcessSettings):
     when_memory_full: Literal["refuse", "unload_idle"] = "refuse"
     """What a version does that does not fit: stay out, or push out the idle one used longest
     ago, which is loaded again when it is asked for."""
+    trusted_keys: str = ""
+    """Folder of the public keys (`*.pem`) whose signatures are trusted; set it where keys are
+    mounted. Empty for those of `flambeau keys trust`."""
+    signature_needed_for: SignatureScope = "remote_code"
+    """What loads only signed by a trusted key: code from stores that are no local folder
+    (`remote_code`), all `code`, or `everything`; raise it where others can write to the store."""
     model_settings: dict[str, ModelSettings] = Field(default_factory=dict)
     """Other values of these settings for single models, as `{digits: {instances: 2}}`."""
     store_poll_interval_s: float = Field(0.5, ge=0.05, le=3600)

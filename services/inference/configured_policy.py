@@ -5,6 +5,7 @@ from services.inference.backends.device import parse_device
 from services.inference.config import InferenceSettings, ModelSettings
 from services.inference.loader import LoadOptions
 from services.inference.policy import LanePolicy, ServingPolicy
+from services.inference.trust import Trust
 
 MEBIBYTE = 2**20
 
@@ -39,6 +40,9 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
             preferred_batch_sizes=chosen["preferred_batch_sizes"],
             artifact=chosen["artifact"],
             choice=ChoiceRules(budget_s=config.choose_artifact_budget_s, file=config.choice_file),
+            trust=Trust(
+                keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for
+            ),
         ),
         batch_wait_s=chosen["batch_wait_ms"] / 1000,
         execution_timeout_s=chosen["execution_timeout_s"],

@@ -8,8 +8,8 @@ In: a store, a model and a version. Out: a backend proven on this machine, or th
 artifact is.
 
 Rules kept here: a digest is checked before the bytes reach a runtime; kinds that are code load
-from the local store only; an artifact serves only after the golden inputs gave the golden outputs
-here, within the tolerance in the manifest.
+from the local store, or signed by a trusted key; an artifact serves only after the golden inputs
+gave the golden outputs here, within the tolerance in the manifest.
 """
 
 import functools
@@ -23,7 +23,7 @@ from safetensors.numpy import load as load_safetensors
 
 from model_store.errors import StoreError
 from model_store.golden import GoldenRows, golden_rows
-from model_store.manifest import CODE_KINDS, Artifact, Manifest
+from model_store.manifest import Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
@@ -35,6 +35,7 @@ from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
 from services.inference.choice_memory import ChoiceMemory
 from services.inference.gentle_thread import run_gently
+from services.inference.trust import Trust
 from services.inference.warm_up import row_ms, warm_up, with_certificate
 
 logger = logging.getLogger("flambeau.loader")
@@ -72,6 +73,8 @@ class LoadOptions:
     """How to find out which is the fastest."""
     room_bytes: int = 0
     """Memory there is for it: larger artifacts are not measured; 0 if nobody knows."""
+    trust: Trust = field(default_factory=Trust)
+    """What must be signed, and by whom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,19 +207,15 @@ def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
 
 
 def _read(
-    store: ModelStore, manifest: Manifest, artifact: Artifact, device: Device
+    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> tuple[bytes, bytes]:
     """The bytes of an artifact that may be loaded here, and of its weights if they lie apart."""
-    if artifact.kind in CODE_KINDS and not store.is_local:
-        raise LoadError(
-            f"{artifact.kind} is code and {store.url} is not local; pull the version to this "
-            "machine if you trust it, or serve its ONNX artifact"
-        )
+    options.trust.check(store, manifest, artifact)
     specs = (*manifest.signature.inputs, *manifest.signature.outputs)
     for spec in specs:
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
-    check_fit(artifact, device)
+    check_fit(artifact, options.device)
     data = store.read_file(manifest, artifact.file)
     return data, store.read_file(manifest, artifact.weights) if artifact.weights else b""
 
@@ -224,7 +223,7 @@ def _read(
 def _open(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> Backend:
-    data, weights = _read(store, manifest, artifact, options.device)
+    data, weights = _read(store, manifest, artifact, options)
     opens = open_backend
     if options.isolate:
         from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -286,7 +285,7 @@ def _measure(
     """
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
-    data, weights = _read(store, manifest, artifact, options.device)
+    data, weights = _read(store, manifest, artifact, options)
     backend = open_isolated_backend(
         artifact,
         data,

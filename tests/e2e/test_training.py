@@ -19,6 +19,7 @@ from flambeau.commands.train import train
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from services.inference.loader import LoadOptions, load_version
+from tests.fixtures.signing import key_in
 from training.datasets import load_splits
 from training.recipe_file import load_recipe, parse_recipe
 from training.report import Report
@@ -225,6 +226,15 @@ def test_nothing_proven_is_an_error_and_publishes_nothing(home: Home) -> None:
     assert result.stderr.startswith("error: no artifact of 'digits' kept its tolerance, so nothing")
     assert result.stderr.count("\n") == 1
     assert home.store.versions("digits") == before
+
+
+def test_where_there_is_a_key_what_is_trained_is_signed(home: Home, tmp_path: Path) -> None:
+    ada = key_in(tmp_path, "ada")
+    result = home.train("--resume", "--keys", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert f"published digits {home.newest().version}, signed; production stays" in result.stdout
+    assert home.store.signer(home.newest(), [ada]) == ada
+    assert home.store.signature("digits", 1) is None  # trained before there was a key
 
 
 def hold(child: Child) -> list[str]:

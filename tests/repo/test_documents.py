@@ -27,6 +27,7 @@ DEFAULTS_IN_WORDS = {
     "preferred_batch_sizes": "none",
     "max_memory_mib": "9/10 of the device",
     "model_settings": "none",
+    "trusted_keys": "those of flambeau keys trust",
 }
 """What the table says of defaults that say nothing as they are."""
 

@@ -123,7 +123,7 @@ def test_plain_names_are_allowed(name: str) -> None:
     assert check_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "claim.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "claim.json", "model.sig"])
 def test_the_files_of_the_store_itself_cannot_be_replaced(name: str) -> None:
     assert "the store writes this file itself" in refusal(edited("golden/file/file", name))
 

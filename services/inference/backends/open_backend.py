@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from model_store.manifest import Artifact
+from model_store.onnx_safety import check_onnx
 from model_store.signature import Signature
 from services.inference.backends.artifact_fit import check_fit
 from services.inference.backends.backend import Backend
@@ -30,11 +31,14 @@ def open_backend(
         weights: the bytes of the second file, checked as well, for kinds that have one.
 
     Raises:
+        UnsafeOnnxError: an ONNX file asks for more than its own bytes.
         DeviceError: the device is not there, or its runtime is not installed.
         UnfitArtifactError: this machine cannot run it.
         Exception: whatever the runtime raises on a file it cannot open.
     """
     check_fit(artifact, device)
+    if artifact.kind == "onnx":
+        check_onnx(data, artifact.file.file)
     if device.kind == "cuda":
         return _open_on_gpu(artifact, data, signature, threads, device, preferred_batch_sizes)
     match artifact.kind:

@@ -13,8 +13,10 @@ from typer.testing import CliRunner, Result
 
 from flambeau.commands.models import models_app
 from flambeau.commands.transfer import pull, push
+from model_store.key_folder import KeyFolder
 from model_store.manifest import Verification
 from model_store.store import ModelStore
+from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in, publish_in
 
 Run = Callable[..., Result]
@@ -223,7 +225,26 @@ def test_verify_has_a_line_for_every_file(run: Run, store: ModelStore, folder: P
         "digits 1  artifact onnx  model.onnx          ok",
         "digits 1  file           golden.safetensors  ok",
         "digits 1  file           report.json         ok",
+        "digits 1  signature      model.sig           none",
     ]
+
+
+def test_verify_says_who_signed(run: Run, store: ModelStore, folder: Path, tmp_path: Path) -> None:
+    def signature() -> str:
+        return lines(run("models", "verify", "digits", 1, "--keys", keys))[-1]
+
+    keys = tmp_path / "keys"
+    ada = key_in(keys, "ada")
+    manifest = store.publish(draft_in(folder), folder, sign=signer_in(keys))
+    assert signature() == "digits 1  signature      model.sig           by ada"
+    ada.file.unlink()
+    assert f"is signed by the key {ada.fingerprint}, which is not trusted here" in signature()
+    KeyFolder(keys).trust(keys / "public/ada.pem")
+    changed = manifest.model_copy(update={"files": ()})
+    Path(store.url, "digits/1/manifest.json").write_bytes(changed.to_json())
+    result = run("models", "verify", "digits", 1, "--keys", keys)
+    assert error(result).startswith("1 of 3 files of digits 1 are not what was published")
+    assert "manifest.json has sha256" in result.stdout.splitlines()[-1]
 
 
 def test_verify_names_every_bad_file(run: Run, store: ModelStore, folder: Path) -> None:
@@ -234,10 +255,10 @@ def test_verify_names_every_bad_file(run: Run, store: ModelStore, folder: Path) 
     Path(store.url, "digits/2/report.json").unlink()
     result = run("models", "verify", "digits", 2)
     assert error(result) == (
-        "2 of 3 files of digits 2 are not what was published and will be refused; "
+        "2 of 4 files of digits 2 are not what was published and will be refused; "
         "production stays at 1"
     )
-    model, golden, report = result.stdout.splitlines()
+    model, golden, report, _ = result.stdout.splitlines()
     assert model.startswith("digits 2  artifact onnx  model.onnx          digits/2/model.onnx: ")
     assert "sha256 differs from the manifest (expected c1650a9961b2… and 10 bytes, found " in model
     assert golden.endswith("  ok")

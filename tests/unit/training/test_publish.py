@@ -8,14 +8,16 @@ from typing import Literal
 
 import pytest
 
-from model_store.errors import ConflictError
+from model_store.errors import ConflictError, UnsafeOnnxError
 from model_store.manifest import Artifact, Draft, FileEntry, Golden, Lineage, Manifest, Verification
 from model_store.parity import Tolerance
 from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
+from tests.fixtures import onnx_models
 from tests.unit.training.recipes import recipe
-from training.publish import _git_commit, promote
+from training.publish import _artifact, _git_commit, promote
 from training.recipe import Recipe
+from training.report import ArtifactReport
 from training.triton_config import config_pbtxt
 
 SIGNATURE = Signature(
@@ -117,6 +119,26 @@ def test_a_conflict_is_passed_on_when_the_version_must_go_live(
     monkeypatch.setattr(store, "promote", conflict)
     with pytest.raises(ConflictError, match="look again"):
         promote(with_promote("always"), manifest, store)
+
+
+def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path) -> None:
+    proven = ArtifactReport(
+        name="onnx",
+        kind="onnx",
+        precision="fp32",
+        file="model.onnx",
+        tolerance=Tolerance(max_abs_difference=0, min_agreement=1),
+        refusal=None,
+        max_abs_difference=0,
+        agreement=1,
+        accuracy=1,
+        latency_ms={1: 1.0},
+    )
+    (tmp_path / "model.onnx").write_bytes(onnx_models.linear())
+    assert _artifact(proven, tmp_path).kind == "onnx"
+    (tmp_path / "model.onnx").write_bytes(onnx_models.linear()[:-1])
+    with pytest.raises(UnsafeOnnxError, match=r"model\.onnx is not ONNX, or broken"):
+        _artifact(proven, tmp_path)
 
 
 def test_outside_of_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flambeau.commands.train import train
+from model_store.key_folder import KeyFolder
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
 
@@ -34,6 +35,21 @@ def test_a_store_that_cannot_be_opened_fails_before_training(tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_key_that_cannot_sign_fails_before_training(tmp_path: Path) -> None:
+    places = ("--store", str(tmp_path / "s"), "--runs-dir", str(tmp_path / "runs"))
+    keys = KeyFolder(tmp_path / "keys")
+    ada = keys.new("ada")
+    for chosen, reason in (
+        (["--sign-with", "adda"], "there is no private key 'adda'"),
+        (["--sign-with", str(ada.file)], f"cannot sign with {ada.file}"),
+    ):
+        result = run(DIGITS, *places, "--keys", str(keys.folder), *chosen)
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"error: {reason}")
+        assert not (tmp_path / "runs").exists()
+        assert not (tmp_path / "s").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run(DIGITS, "--store", str(tmp_path / "s"), "--runs-dir", str(tmp_path / "file"))
@@ -51,4 +67,5 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_help_names_every_option() -> None:
     text = run("--help").stdout
-    assert all(option in text for option in ("--set", "--store", "--resume", "--runs-dir"))
+    options = ("--set", "--store", "--resume", "--runs-dir", "--sign-with", "--keys")
+    assert all(option in text for option in options)

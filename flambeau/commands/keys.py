@@ -1,0 +1,74 @@
+"""`flambeau keys`: who signs versions here, and whose signatures are trusted."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.keys_option import KeysFolder
+from flambeau.commands.tables import UNKNOWN, columns
+from model_store.errors import StoreError
+
+keys_app = typer.Typer(no_args_is_help=True, help="Make, trust and list keys that sign versions.")
+
+
+@keys_app.command()
+@failing_with({StoreError: 1})
+def new(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="What to call it.")] = "default",
+    keys: KeysFolder = "",
+) -> None:
+    """Make a key pair: what is published from now on is signed with it."""
+    from model_store.key_folder import KeyFolder
+
+    key = KeyFolder(keys).new(name)
+    typer.echo(f"key {key.name}, fingerprint {key.fingerprint}")
+    typer.echo(f"public half, to hand out: {key.file}")
+    typer.echo(f"to trust it here: flambeau keys trust {key.file}")
+
+
+@keys_app.command()
+@failing_with({StoreError: 1})
+def trust(
+    file: Annotated[Path, typer.Argument(metavar="FILE.pem", help="A public key.")],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="What to call it; as the file unless given.")
+    ] = "",
+    keys: KeysFolder = "",
+) -> None:
+    """Trust a public key: code signed with it is loaded from any store."""
+    from model_store.key_folder import KeyFolder
+
+    key = KeyFolder(keys).trust(file, name)
+    typer.echo(f"trusted: {key.name}, fingerprint {key.fingerprint}")
+
+
+@keys_app.command("list")
+@failing_with({StoreError: 1})
+def list_keys(
+    keys: KeysFolder = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the keys: fingerprint, whether one signs here, whether it is trusted."""
+    from model_store.key_folder import KeyFolder
+
+    folder = KeyFolder(keys)
+    found = folder.keys()
+    if as_json:
+        typer.echo(json.dumps([asdict(key) for key in found], indent=2))
+    elif found:
+        rows = [
+            [
+                key.name,
+                "yes" if key.is_private else UNKNOWN,
+                "yes" if key.is_trusted else UNKNOWN,
+                key.fingerprint,
+            ]
+            for key in found
+        ]
+        typer.echo("\n".join(columns([["NAME", "SIGNS", "TRUSTED", "FINGERPRINT"], *rows])))
+    else:
+        typer.echo(f"{folder.folder} holds no key yet; make one with flambeau keys new")

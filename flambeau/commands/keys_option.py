@@ -1,0 +1,12 @@
+"""The `--keys` option, the same for every verb that has one."""
+
+from typing import Annotated
+
+import typer
+
+KeysFolder = Annotated[
+    str,
+    typer.Option(
+        "--keys", metavar="DIR", help="Folder of the keys; ~/.config/flambeau/keys unless given."
+    ),
+]

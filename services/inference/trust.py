@@ -1,0 +1,69 @@
+"""Which artifacts must be signed before they are opened, and whose signature counts.
+
+Rule kept here: nothing of an artifact is read before this has been asked, and it asks anew at every
+load: keys that are trusted since count, and those that are not any more do not.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, assert_never
+
+from model_store.errors import KeyFileError, SignatureError
+from model_store.key_folder import KeyFolder, TrustedKey, trusted_keys
+from model_store.manifest import CODE_KINDS, Artifact, Manifest
+from model_store.store import ModelStore
+
+SignatureScope = Literal["remote_code", "code", "everything"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Whom this process trusts, and what for."""
+
+    keys_folder: str = ""
+    """Of the public keys that are trusted; empty for the user's own."""
+    signature_needed_for: SignatureScope = "remote_code"
+    """Code from stores that are no folder of this machine, all code, or every artifact."""
+
+    def needs_signature(self, artifact: Artifact, store_is_local: bool) -> bool:
+        """Whether an artifact loads only when its version is signed by a trusted key."""
+        is_code = artifact.kind in CODE_KINDS
+        match self.signature_needed_for:
+            case "remote_code":
+                return is_code and not store_is_local
+            case "code":
+                return is_code
+            case "everything":
+                return True
+        assert_never(self.signature_needed_for)
+
+    def check(self, store: ModelStore, manifest: Manifest, artifact: Artifact) -> None:
+        """Lets an artifact be opened, or says why not.
+
+        Raises:
+            SignatureError: its version must be signed by a trusted key, and is not.
+            KeyFileError: a trusted key cannot be read.
+            SigningUnavailableError: the libraries that verify are not installed.
+            StorageError: the store is out of reach.
+        """
+        if not self.needs_signature(artifact, store.is_local):
+            return
+        try:
+            store.signer(manifest, self._keys())
+        except SignatureError as error:
+            what = "is code" if artifact.kind in CODE_KINDS else "is data"
+            raise type(error)(
+                f"{artifact.kind} {what} and loads here only when its version is signed by a "
+                f"trusted key (signature_needed_for={self.signature_needed_for}): {error}"
+            ) from error
+
+    def _keys(self) -> list[TrustedKey]:
+        if not self.keys_folder:
+            return trusted_keys(KeyFolder().trusted_folder)
+        folder = Path(self.keys_folder).expanduser()
+        if not folder.is_dir():
+            raise KeyFileError(
+                f"trusted_keys is {self.keys_folder}, which is no folder here; "
+                "give the folder that holds the public keys"
+            )
+        return trusted_keys(folder)
