@@ -104,6 +104,10 @@ bench-swap: $(SERVING) ## Versions that change under load: failed requests, and 
 bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one process.
 	@$(BIN)/python -m bench.split $(ARGS)
 
+.PHONY: artifacts-table
+artifacts-table: $(DEVELOPING) ## Every family of networks in every kind of artifact: docs/artifacts.md.
+	@$(BIN)/python -m bench.artifacts $(ARGS)
+
 .PHONY: soak
 soak: $(SERVING) ## An hour at 70 % of capacity: memory, errors, latency. ARGS="--minutes 10"
 	@$(BIN)/python -m bench.soak $(ARGS)

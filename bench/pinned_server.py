@@ -37,6 +37,8 @@ def pinned_server(
     """
     options = ["--store", store, *(part for model in models for part in ("--model", model))]
     options += ["--artifact", artifact] if artifact else []
+    # Which artifact is measured is what the manifest says, not what this start found out.
+    settings = ("choose_artifact_budget_s=0", *settings)
     options += [part for setting in settings for part in ("--set", setting)]
     with server_process(options, _before_exec()) as server:
         yield server

@@ -105,7 +105,9 @@ def split_server(store: ModelStore, models: Sequence[str], gateways: int = 1) ->
     with tempfile.TemporaryDirectory(prefix="flambeau-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         redis_pid, queue = stack.enter_context(redis_process(folder, prepare))
-        only = {"store": store.url, "models": models, "metrics_port": 0}
+        only = {
+            "store": store.url, "models": models, "metrics_port": 0, "choose_artifact_budget_s": 0,
+        }  # fmt: skip
         worker = stack.enter_context(
             split_process("inference", queue, folder / "worker.log", only, prepare)
         )

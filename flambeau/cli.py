@@ -11,6 +11,7 @@ from flambeau.commands.infer import infer
 from flambeau.commands.jobs import jobs_app
 from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
+from flambeau.commands.report import report
 from flambeau.commands.serve import serve
 from flambeau.commands.train import train
 from flambeau.commands.transfer import pull, push
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, export, prove, publish and serve PyTorch models.",
 )
-for verb in (train, push, pull, serve, infer, up, up_split, demo):
+for verb in (train, report, push, pull, serve, infer, up, up_split, demo):
     app.command()(verb)
 app.add_typer(models_app, name="models")
 app.add_typer(queue_app, name="queue")

@@ -25,10 +25,12 @@ from training.loop import Trained
 from training.recipe import Recipe
 from training.recipe_file import resolved_yaml
 from training.report import ArtifactReport, Report
+from training.report_page import report_page
 from training.triton_config import config_pbtxt
 from training.verify import Reference
 
-REPORT, RECIPE, CHECKPOINT = "report.json", "recipe.resolved.yaml", "checkpoint.safetensors"
+REPORT, REPORT_PAGE = "report.json", "report.html"
+RECIPE, CHECKPOINT = "recipe.resolved.yaml", "checkpoint.safetensors"
 GOLDEN, TRITON_CONFIG = "golden.safetensors", "config.pbtxt"
 LIBRARIES = ("flambeau", "numpy", "onnx", "onnxruntime", "onnxscript", "scikit-learn", "torch")
 """Whose versions are recorded with the model."""
@@ -53,6 +55,7 @@ def publish(
         StoreError: the store failed; nothing is published.
     """
     (folder / REPORT).write_bytes(report.to_json())
+    (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     if not report.proven():
         reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
         raise NothingProvenError(
@@ -72,7 +75,8 @@ def publish(
         golden=Golden(file=file_entry(folder, GOLDEN), rows=rows),
         lineage=_lineage(folder / RECIPE, splits, report),
         files=tuple(
-            file_entry(folder, name) for name in (REPORT, RECIPE, CHECKPOINT, TRITON_CONFIG)
+            file_entry(folder, name)
+            for name in (REPORT, REPORT_PAGE, RECIPE, CHECKPOINT, TRITON_CONFIG)
         ),
     )
     return store.publish(draft, folder, sign=sign)

@@ -84,14 +84,29 @@ class Report(StrictModel):
 def print_table(report: Report, console: Console) -> None:
     """Shows the figures of the checkpoint and of every artifact, with the verdict."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("artifact", no_wrap=True)
-    for heading in ("parity", "agreement", "accuracy", "size"):
+    first, *figures, last = headings()
+    table.add_column(first, no_wrap=True)
+    for heading in figures:
         table.add_column(heading, justify="right", no_wrap=True)
-    for rows in LATENCY_COLUMNS:
-        table.add_column(f"batch {rows}", justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+    table.add_column(last, overflow="fold")
+    table.add_row(*checkpoint_cells(report))
+    for artifact in report.artifacts:
+        table.add_row(*artifact_cells(report, artifact))
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
+    console.print(table)
+
+
+def headings() -> list[str]:
+    """What stands above the cells of a row."""
+    batches = [f"batch {rows}" for rows in LATENCY_COLUMNS]
+    return ["artifact", "parity", "agreement", "accuracy", "size", *batches, "verdict"]
+
+
+def checkpoint_cells(report: Report) -> list[str]:
+    """The checkpoint's row of the table."""
     checkpoint = report.checkpoint
-    table.add_row(
+    return [
         "checkpoint",
         "-",
         "-",
@@ -99,21 +114,20 @@ def print_table(report: Report, console: Console) -> None:
         _kilobytes(checkpoint.size_bytes),
         *_latencies(checkpoint.latency_ms),
         "reference",
-    )
-    fastest = report.fastest()
-    for artifact in report.artifacts:
-        table.add_row(
-            artifact.name,
-            _parity(artifact),
-            _percent(artifact.agreement),
-            _percent(artifact.accuracy),
-            _kilobytes(artifact.size_bytes),
-            *_latencies(artifact.latency_ms),
-            _verdict(artifact, fastest),
-        )
-    if not console.is_terminal:
-        console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
-    console.print(table)
+    ]
+
+
+def artifact_cells(report: Report, artifact: ArtifactReport) -> list[str]:
+    """An artifact's row of the table."""
+    return [
+        artifact.name,
+        _parity(artifact),
+        _percent(artifact.agreement),
+        _percent(artifact.accuracy),
+        _kilobytes(artifact.size_bytes),
+        *_latencies(artifact.latency_ms),
+        _verdict(artifact, report.fastest()),
+    ]
 
 
 def _verdict(artifact: ArtifactReport, fastest: ArtifactReport | None) -> str:

@@ -42,6 +42,7 @@ class Flambeau(Peer):
         store = str(Path(model.store).resolve()) if "://" not in model.store else model.store
         options = ["--store", store, "--model", model.name, *ports]
         options += ["--artifact", self._artifact] if self._artifact else []
+        options += ["--set", "choose_artifact_budget_s=0"]
         options += ["--set", "access_log=false", "--set", "log_level=warning"]
         return Launch(
             argv=(sys.executable, "-m", "flambeau", "serve", *options),

@@ -75,7 +75,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a version: signature, artifacts and their figures, lineage, files."""
-    opened, manifest = _open(store, model, version)
+    opened, manifest = open_version(store, model, version)
     pointers = opened.pointers(model)
     versions = pointers.aliases if pointers else {}
     aliases = sorted(alias for alias, v in versions.items() if v == manifest.version)
@@ -96,7 +96,7 @@ def verify(
     """Check the size and sha256 of every file of a version, and who signed it."""
     from model_store.manifest import SIGNATURE
 
-    opened, manifest = _open(store, model, version)
+    opened, manifest = open_version(store, model, version)
     artifacts = {artifact.file.file: f"artifact {artifact.name}" for artifact in manifest.artifacts}
     failures = {e.file: _failure(opened, manifest, e) for e in manifest.all_files()}
     title = f"{model} {manifest.version}"
@@ -161,7 +161,7 @@ def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson =
         typer.echo(f"no pointer of {model} was ever moved; use: flambeau models promote {model} 1")
 
 
-def _open(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:
+def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:
     """The store and the version asked for: the production one, else the newest, if none was."""
     from model_store.store import ModelStore
 

@@ -1,0 +1,171 @@
+"""`make artifacts-table`: every family of networks in every kind and precision there is.
+
+Each family's recipe is trained, exported in every way, and every artifact held to the checkpoint,
+as `flambeau train` does it; nothing is kept but the table. A run that was interrupted goes on from
+its checkpoints. Prints verdicts and writes `docs/artifacts.md` and `bench/results/artifacts.json`.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+
+from bench.peers.flambeau_peer import ROOT
+from bench.performance_page import with_block
+from bench.results_file import write_results
+from bench.verdicts import Verdict
+from model_store.store import ModelStore
+from training.export_entries import Export, ExportEntry
+from training.pipeline import run
+from training.publish import REPORT
+from training.recipe import Recipe
+from training.recipe_file import load_recipe
+from training.report import ArtifactReport, Report
+
+PAGE = ROOT / "docs" / "artifacts.md"
+RUNS = ROOT / "var" / "artifacts" / "runs"
+RECIPES = ROOT / "training" / "recipes"
+FAMILIES = {
+    "MLP": "breast_cancer_mlp",
+    "CNN": "digits_residual_cnn",
+    "LSTM": "digits_lstm",
+    "Transformer": "digits_encoder",
+    "seq2seq": "numbers_seq2seq",
+    "own backward": "digits_swish",
+    "control flow": "digits_early_exit",
+}
+TARGETS = {"CNN": 4.0, "Transformer": 2.0, "LSTM": 2.0}
+"""How many times as fast as torch's eager FP32 the best artifact is to be, at `ROWS` rows."""
+ROWS = 32
+MAX_DROP = 0.005
+"""Of accuracy, for the best artifact: half a percentage point."""
+
+
+def main() -> None:
+    """Trains, exports, proves, prints, and writes."""
+    parser = argparse.ArgumentParser(prog="python -m bench.artifacts", description=__doc__)
+    parser.add_argument("--family", action="append", choices=FAMILIES, help="only this one")
+    parser.add_argument("--runs-dir", type=Path, default=RUNS, help="folder of the checkpoints")
+    given = parser.parse_args()
+    reports = {}
+    for family in given.family or FAMILIES:
+        print(f"\n{family}", flush=True)
+        reports[family] = _report(family, given.runs_dir)
+    if not given.family:
+        PAGE.write_text(with_block(PAGE.read_text(), "artifacts", page_block(reports)))
+        print(f"wrote {PAGE}")
+    document = {family: report.model_dump(mode="json") for family, report in reports.items()}
+    write_results("artifacts", document, verdicts(reports))
+
+
+def every_export(recipe: Recipe) -> Recipe:
+    """The recipe with every kind in every precision; what it says of one itself stays."""
+    own: Mapping[str, ExportEntry] = {entry.name: entry for entry in recipe.export}
+    tolerances: dict[str, Any] = {entry.precision: entry.tolerance for entry in recipe.export}
+    entries = []
+    for annotated in get_args(get_args(Export)[0]):
+        kind = get_args(annotated)[0]
+        entry = kind()
+        if entry.name in own:
+            entry = own[entry.name]
+        elif entry.precision in tolerances:
+            entry = kind(tolerance=tolerances[entry.precision])
+        entries.append(entry)
+    return recipe.model_copy(update={"export": tuple(entries)})
+
+
+def _report(family: str, runs_dir: Path) -> Report:
+    recipe = every_export(load_recipe(str(RECIPES / f"{FAMILIES[family]}.yaml")))
+    with tempfile.TemporaryDirectory(prefix="artifacts-") as folder:
+        manifest = run(recipe, folder, runs_dir, resume=True, console=Console())
+        entry = manifest.file(REPORT)
+        assert entry is not None, "every version has its report"
+        return Report.model_validate_json(ModelStore(folder).read_file(manifest, entry))
+
+
+def speedup(report: Report, artifact: ArtifactReport) -> float:
+    """How many times as fast as the checkpoint an artifact runs, at `ROWS` rows."""
+    rows = max(rows for rows in report.checkpoint.latency_ms if rows <= ROWS)
+    return report.checkpoint.latency_ms[rows] / artifact.latency_ms[rows]
+
+
+def best(report: Report) -> ArtifactReport | None:
+    """The fastest proven artifact that is as accurate as the checkpoint, but for `MAX_DROP`."""
+    floor = report.checkpoint.accuracy - MAX_DROP
+    fitting = [a for a in report.proven() if a.accuracy is not None and a.accuracy >= floor]
+    return max(fitting, key=lambda artifact: speedup(report, artifact), default=None)
+
+
+def verdicts(reports: Mapping[str, Report]) -> list[Verdict]:
+    """The best artifact of the families that have a target."""
+    found = []
+    for family in reports.keys() & TARGETS.keys():
+        report = reports[family]
+        fastest = best(report)
+        found.append(
+            Verdict(
+                what=f"{family}, {fastest.name if fastest else 'nothing'}: times as fast as eager "
+                f"FP32, {ROWS} rows, one thread",
+                value=speedup(report, fastest) if fastest else 0.0,
+                bound="at least",
+                target=TARGETS[family],
+            )
+        )
+    return found
+
+
+def page_block(reports: Mapping[str, Report]) -> str:
+    """The summary of all families, then each with its figures and the reason for every hole."""
+    names = [artifact.name for artifact in next(iter(reports.values())).artifacts]
+    lines = [_row(["", *reports]), _row(["---"] * (len(reports) + 1))]
+    for name in names:
+        lines.append(_row([f"`{name}`", *(_cell(report, name) for report in reports.values())]))
+    for family, report in reports.items():
+        lines += ["", *_family(family, report)]
+    return "\n".join(lines)
+
+
+def _cell(report: Report, name: str) -> str:
+    artifact = next(one for one in report.artifacts if one.name == name)
+    return "-" if artifact.refusal is not None else f"{speedup(report, artifact):.1f}"
+
+
+def _family(family: str, report: Report) -> list[str]:
+    low, high = report.checkpoint.accuracy_interval or (0.0, 1.0)
+    lines = [
+        f"## {family}",
+        "",
+        f"Recipe `training/recipes/{FAMILIES[family]}.yaml`. The checkpoint: "
+        f"{report.checkpoint.accuracy:.1%} of the test labels (95 % interval {low:.1%} to "
+        f"{high:.1%}), {report.checkpoint.size_bytes / 1000:,.0f} KB.",
+        "",
+        _row(["artifact", "largest difference", "agreement", "accuracy", "KB", "times eager", ""]),
+        _row(["---"] + ["---:"] * 5 + ["---"]),
+    ]
+    return lines + [_artifact_row(report, artifact) for artifact in report.artifacts]
+
+
+def _artifact_row(report: Report, artifact: ArtifactReport) -> str:
+    reason = "proven" if artifact.refusal is None else artifact.refusal.replace("|", "\\|")
+    if artifact.accuracy is None or artifact.agreement is None or artifact.size_bytes is None:
+        return _row([f"`{artifact.name}`", *["-"] * 5, reason])
+    difference = artifact.max_abs_difference
+    figures = [
+        "-" if difference is None else f"{difference:.1e}",
+        f"{artifact.agreement:.1%}",
+        f"{artifact.accuracy:.1%}",
+        f"{artifact.size_bytes / 1000:,.0f}",
+        f"{speedup(report, artifact):.1f}",
+    ]
+    return _row([f"`{artifact.name}`", *figures, reason])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""`flambeau report`: what was measured when a version was published."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.models import ModelName, VersionOrDefault, open_version
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from model_store.errors import StoreError
+
+JSON, PAGE = "report.json", "report.html"
+
+
+@failing_with({StoreError: 1, OSError: 1})
+def report(
+    model: ModelName,
+    version: VersionOrDefault = None,
+    store: StoreUrl = DEFAULT_STORE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the page goes; MODEL-VERSION.html unless given.")
+    ] = None,
+) -> None:
+    """Write the report of a version as a page with plots, and open it if this is a terminal."""
+    opened, manifest = open_version(store, model, version)
+    name = JSON if as_json else PAGE
+    entry = manifest.file(name)
+    if entry is None:
+        typer.echo(
+            f"error: version {manifest.version} of '{model}' has no {name}: it was not published "
+            "by flambeau train, or by an older one; publish it again",
+            err=True,
+        )
+        raise typer.Exit(1)
+    data = opened.read_file(manifest, entry)
+    if as_json:
+        typer.echo(data, nl=False)
+        return
+    path = output or Path(f"{model}-{manifest.version}.html")
+    path.write_bytes(data)
+    typer.echo(f"wrote {path}")
+    if output is None and sys.stdout.isatty():
+        typer.launch(str(path))

@@ -1,0 +1,54 @@
+"""The page of a report: the same figures as the table, and plots, with nothing to fetch."""
+
+import re
+from xml.etree import ElementTree
+
+from tests.unit.training.test_report import ALL, artifact, report
+from training.report import artifact_cells
+from training.report_page import report_page
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def plots(page: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", page)]
+
+
+def test_every_figure_of_the_table_is_on_the_page() -> None:
+    page = report_page(ALL)
+    for one in ALL.artifacts:
+        assert "".join(f"<td>{cell}</td>" for cell in artifact_cells(ALL, one)) in page
+
+
+def test_nothing_is_fetched_from_anywhere() -> None:
+    page = report_page(ALL).replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"http|src=|href=|url\(|@import", page)
+
+
+def test_what_was_not_measured_is_in_no_plot() -> None:
+    latency, accuracy = plots(report_page(ALL))
+    names = [{title.text for title in plot.iter(f"{SVG}title")} for plot in (latency, accuracy)]
+    assert names[0] == names[1] == {"checkpoint", "exact", "onnx", "onnx-int8", "broken"}
+    assert len(list(latency.iter(f"{SVG}polyline"))) == 5
+
+
+def test_faster_is_lower_and_more_to_the_left() -> None:
+    quick = artifact("quick", latency_ms={1: 0.1, 32: 0.2}, accuracy=0.9)
+    latency, accuracy = plots(report_page(report(quick)))
+
+    def place(plot: ElementTree.Element, name: str) -> tuple[float, float]:
+        circle = next(
+            c
+            for c in plot.iter(f"{SVG}circle")
+            if [t.text for t in c.iter(f"{SVG}title")] == [name]
+        )
+        return float(circle.attrib["cx"]), float(circle.attrib["cy"])
+
+    assert place(latency, "quick")[1] > place(latency, "checkpoint")[1]
+    assert place(accuracy, "quick")[0] < place(accuracy, "checkpoint")[0]
+    assert place(accuracy, "quick")[1] > place(accuracy, "checkpoint")[1]  # less accurate
+
+
+def test_names_are_not_taken_for_markup() -> None:
+    odd = report(artifact("onnx", refusal="<script>alert(1)</script>"))
+    assert "<script>" not in report_page(odd)
