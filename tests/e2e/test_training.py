@@ -205,7 +205,7 @@ def test_an_artifact_outside_its_tolerance_is_reported_and_not_published(home: H
     result = home.train("--resume", "--set", "export.1.tolerance.max_abs_difference=0")
     assert result.exit_code == 0, result.output
     assert "resuming after epoch" in result.output
-    assert "refused: largest difference" in result.output
+    assert "refused: golden rows in batches of" in result.output
     manifest = home.newest()
     assert [artifact.name for artifact in manifest.artifacts] == ["torchscript", "onnx-int8"]
     assert manifest.file("model.onnx") is None
@@ -222,7 +222,7 @@ def test_nothing_proven_is_an_error_and_publishes_nothing(home: Home) -> None:
     nothing = "export=[{kind: onnx, tolerance: {max_abs_difference: 0}}]"
     result = home.train("--resume", "--set", nothing)
     assert result.exit_code == 1
-    assert "refused: largest difference" in result.stdout
+    assert "refused: golden rows in batches of" in result.stdout
     assert result.stderr.startswith("error: no artifact of 'digits' kept its tolerance, so nothing")
     assert result.stderr.count("\n") == 1
     assert home.store.versions("digits") == before
