@@ -1,8 +1,8 @@
 """`make artifacts-table`: every family of networks in every kind and precision there is.
 
 Each family's recipe is trained, exported in every way, and every artifact held to the checkpoint,
-as `flambeau train` does it; nothing is kept but the table. A run that was interrupted goes on from
-its checkpoints. Prints verdicts and writes `docs/artifacts.md` and `bench/results/artifacts.json`.
+as `flambeau train` does it; nothing is published. A table that was interrupted goes on with the
+family it was at. Prints verdicts and writes `docs/artifacts.md` and `bench/results/artifacts.json`.
 """
 
 import argparse
@@ -17,13 +17,14 @@ from bench.peers.flambeau_peer import ROOT
 from bench.performance_page import with_block
 from bench.results_file import write_results
 from bench.verdicts import Verdict
-from model_store.store import ModelStore
+from training.datasets import load_splits
 from training.export_entries import Export, ExportEntry
 from training.pipeline import run
-from training.publish import REPORT
+from training.publish import RECIPE, REPORT
 from training.recipe import Recipe
-from training.recipe_file import load_recipe
-from training.report import ArtifactReport, Report
+from training.recipe_file import load_recipe, resolved_yaml
+from training.report import ArtifactReport, Report, print_table
+from training.run_folder import RunFolder
 
 PAGE = ROOT / "docs" / "artifacts.md"
 RUNS = ROOT / "var" / "artifacts" / "runs"
@@ -48,12 +49,13 @@ def main() -> None:
     """Trains, exports, proves, prints, and writes."""
     parser = argparse.ArgumentParser(prog="python -m bench.artifacts", description=__doc__)
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only this one")
+    parser.add_argument("--again", action="store_true", help="also what was measured before")
     parser.add_argument("--runs-dir", type=Path, default=RUNS, help="folder of the checkpoints")
     given = parser.parse_args()
     reports = {}
     for family in given.family or FAMILIES:
         print(f"\n{family}", flush=True)
-        reports[family] = _report(family, given.runs_dir)
+        reports[family] = _report(family, given.runs_dir, given.again)
     if not given.family:
         PAGE.write_text(with_block(PAGE.read_text(), "artifacts", page_block(reports)))
         print(f"wrote {PAGE}")
@@ -77,13 +79,21 @@ def every_export(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"export": tuple(entries)})
 
 
-def _report(family: str, runs_dir: Path) -> Report:
+def _report(family: str, runs_dir: Path, again: bool) -> Report:
+    """Of a run, or of the last one if nothing of its recipe and data has changed."""
     recipe = every_export(load_recipe(str(RECIPES / f"{FAMILIES[family]}.yaml")))
-    with tempfile.TemporaryDirectory(prefix="artifacts-") as folder:
-        manifest = run(recipe, folder, runs_dir, resume=True, console=Console())
-        entry = manifest.file(REPORT)
-        assert entry is not None, "every version has its report"
-        return Report.model_validate_json(ModelStore(folder).read_file(manifest, entry))
+    files = RunFolder(runs_dir, recipe, load_splits(recipe).sha256()).version
+    if again or not _is_of(recipe, files / RECIPE):
+        with tempfile.TemporaryDirectory(prefix="artifacts-") as store:
+            run(recipe, store, runs_dir, resume=True, console=Console())
+    report = Report.model_validate_json((files / REPORT).read_bytes())
+    print_table(report, Console())
+    return report
+
+
+def _is_of(recipe: Recipe, path: Path) -> bool:
+    """Whether a finished run left this very recipe there."""
+    return path.exists() and path.read_text(encoding="utf-8") == resolved_yaml(recipe)
 
 
 def speedup(report: Report, artifact: ArtifactReport) -> float:

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import UserError
 
 from model_store.manifest import Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
+from training.errors import ExportError
 from training.exporters.dynamic_axes import dynamic_axes
 from training.quiet import quiet
 
@@ -38,13 +40,22 @@ def exported_program(
         calibration: rows of training data by input name, each [rows, ...], for `int8`.
 
     Raises:
+        ExportError: an axis cannot vary.
         Exception: whatever torch raises for a model it cannot take.
     """
     axes: tuple[object, ...] = dynamic_axes(signature)
     if precision == "bf16":
         model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
-        program = torch.export.export(model, example, dynamic_shapes=axes)
+        try:
+            program = torch.export.export(model, example, dynamic_shapes=axes)
+        except UserError as error:
+            if "Constraints violated" not in str(error):
+                raise
+            raise ExportError(
+                "torch.export fixes the size of an axis that has to vary, as it does with the "
+                "length of recurrent layers; use kind: onnx, which keeps them whole"
+            ) from None
         if precision != "int8":
             return program
         assert calibration is not None, "int8 is calibrated"

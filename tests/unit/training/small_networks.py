@@ -20,6 +20,20 @@ class Perceptron(nn.Module):
         return logits
 
 
+class Recurrent(nn.Module):
+    """A layer that torch.export unrolls over the length it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(6, 8, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, _ = self.layer(x)
+        logits: torch.Tensor = self.head(states.mean(dim=1))
+        return logits
+
+
 class DependsOnData(nn.Module):
     """Takes another branch for bright images: nothing that a trace can hold."""
 

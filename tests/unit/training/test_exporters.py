@@ -2,6 +2,7 @@
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -255,3 +256,19 @@ def test_a_model_that_harms_its_exporter_harms_nobody_else(
     assert found.failure is not None
     assert found.failure.startswith(f"export failed: {reason}")
     assert list(folder.iterdir()) == []
+
+
+def test_where_a_length_cannot_vary_the_kind_that_can_is_named(tmp_path: Path) -> None:
+    values: Array = np.random.default_rng(0).normal(size=(8, 4, 6)).astype(np.float32)
+    split = Split({"x": values}, np.zeros(8, np.int64))
+    data = Splits(split, split, split)
+    model = {"target": f"{NETWORKS}:Recurrent"}
+    padding = {"inputs": {"x": 1}, "buckets": [4, 8]}
+    wanted = recipe(export=[{"kind": "pt2"}], model=model, padding=padding)
+    made = trained_on(recipe(model=model), data, tmp_path / "trained")
+    signature = made.signature.model_copy(update={"padding": wanted.padding})
+    made = replace(made, signature=signature)
+    (found,) = export_all(wanted, made, data, tmp_path, Console(file=io.StringIO()))
+    assert found.failure is not None
+    assert found.failure.startswith("export failed: ExportError: torch.export fixes the size")
+    assert found.failure.endswith("use kind: onnx, which keeps them whole")
