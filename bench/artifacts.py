@@ -112,7 +112,9 @@ def best(report: Report) -> ArtifactReport | None:
 def verdicts(reports: Mapping[str, Report]) -> list[Verdict]:
     """The best artifact of the families that have a target."""
     found = []
-    for family in reports.keys() & TARGETS.keys():
+    for family, target in TARGETS.items():
+        if family not in reports:
+            continue
         report = reports[family]
         fastest = best(report)
         found.append(
@@ -121,7 +123,7 @@ def verdicts(reports: Mapping[str, Report]) -> list[Verdict]:
                 f"FP32, {ROWS} rows, one thread",
                 value=speedup(report, fastest) if fastest else 0.0,
                 bound="at least",
-                target=TARGETS[family],
+                target=target,
             )
         )
     return found
