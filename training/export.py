@@ -9,7 +9,6 @@ others, and leaves no file.
 """
 
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -18,27 +17,20 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from model_store.cpu_features import cpu_features
-from model_store.manifest import MadeWith
+from model_store.manifest import MadeWith, Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import ExportError, IsolationError
 from training.export_entries import (
-    AotiBf16Export,
-    AotiExport,
-    AotiInt8Export,
     Export,
     OnnxExport,
     OnnxInt8Export,
-    OpenVinoBf16Export,
-    OpenVinoExport,
     OpenVinoInt8Export,
-    Pt2Bf16Export,
-    Pt2Export,
-    Pt2Int8Export,
     TorchScriptExport,
 )
 from training.isolated_run import GIB, run_isolated
+from training.library_versions import library_versions
 from training.loop import Trained
 from training.model import build_model, for_export
 from training.padded_rows import shortened
@@ -155,7 +147,9 @@ def export_one(job: ExportJob) -> MadeWith:
         # A compiler reads the network's own code, control flow and all.
         scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
         _write(model.eval() if scripts else for_export(model.eval()), job)
-    return MadeWith(libraries=_versions(job.entry.kind), cpu_features=cpu_features())
+    return MadeWith(
+        libraries=library_versions(LIBRARIES[job.entry.kind]), cpu_features=cpu_features()
+    )
 
 
 def _write(model: nn.Module, job: ExportJob) -> None:
@@ -163,43 +157,33 @@ def _write(model: nn.Module, job: ExportJob) -> None:
     entry, signature, path = job.entry, job.signature, job.folder / job.entry.file
     short = shortened(job.inputs, signature)
     example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in short.values())
-    match entry:
-        case TorchScriptExport():
+    match entry.kind:
+        case "torchscript":
             from training.exporters.torchscript import export_torchscript
 
             export_torchscript(model, example, path, entry.method)
-        case OnnxExport():
-            from training.exporters.onnx_graph import export_onnx
-
-            if not path.exists():  # an int8 entry may have come first and made it
-                export_onnx(model, example, signature, path)
-        case OnnxInt8Export():
-            _write_onnx_int8(model, example, entry, job)
-        case Pt2Export() | Pt2Bf16Export() | Pt2Int8Export():
+        case "onnx":
+            _write_onnx(model, example, entry, job)
+        case "pt2":
             from training.exporters.exported_program import exported_program
             from training.exporters.pt2 import write_pt2
 
             write_pt2(
                 exported_program(model, example, signature, entry.precision, job.inputs), path
             )
-        case AotiExport() | AotiBf16Export() | AotiInt8Export():
+        case "aoti":
             from training.exporters.aot_inductor import write_aoti
             from training.exporters.exported_program import exported_program
 
             write_aoti(
                 exported_program(model, example, signature, entry.precision, job.inputs), path
             )
-        case OpenVinoExport() | OpenVinoBf16Export() | OpenVinoInt8Export():
-            if entry.precision == "bf16" and not BF16_FEATURES.intersection(cpu_features()):
-                raise ExportError(
-                    "this processor has no instructions for bfloat16 "
-                    f"({' or '.join(sorted(BF16_FEATURES))}), so OpenVINO would compute in FP32; "
-                    "export it where it is to run"
-                )
+        case "openvino":
+            _check_bf16(entry.precision)
             from training.exporters.exported_program import exported_program
             from training.exporters.openvino_ir import write_openvino
 
-            method = getattr(entry, "method", "")
+            method = entry.method if isinstance(entry, OpenVinoInt8Export) else ""
             write_openvino(
                 exported_program(model, example, signature),
                 signature,
@@ -209,9 +193,22 @@ def _write(model: nn.Module, job: ExportJob) -> None:
             )
 
 
-def _write_onnx_int8(
-    model: nn.Module, example: tuple[Tensor, ...], entry: OnnxInt8Export, job: ExportJob
+def _check_bf16(precision: Precision) -> None:
+    if precision == "bf16" and not BF16_FEATURES.intersection(cpu_features()):
+        raise ExportError(
+            "this processor has no instructions for bfloat16 "
+            f"({' or '.join(sorted(BF16_FEATURES))}), so OpenVINO would compute in FP32; "
+            "export it where it is to run"
+        )
+
+
+def _write_onnx(
+    model: nn.Module,
+    example: tuple[Tensor, ...],
+    entry: OnnxExport | OnnxInt8Export,
+    job: ExportJob,
 ) -> None:
+    """The graph, from which the one of 8 bits is made; whichever entry comes first makes it."""
     from training.exporters.onnx_graph import export_onnx
     from training.exporters.onnx_int8 import (
         export_onnx_dynamic_int8,
@@ -221,17 +218,9 @@ def _write_onnx_int8(
     source, path = job.folder / OnnxExport().file, job.folder / entry.file
     if not source.exists():
         export_onnx(model, example, job.signature, source)
+    if isinstance(entry, OnnxExport):
+        return
     if entry.method == "dynamic":
         export_onnx_dynamic_int8(source, entry.op_types, path)
     else:
         export_onnx_static_int8(source, job.inputs, entry.op_types, path)
-
-
-def _versions(kind: str) -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES[kind]:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # not needed for this precision
-            continue
-    return found

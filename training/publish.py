@@ -8,7 +8,6 @@ import hashlib
 import platform
 import shutil
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 from safetensors.numpy import save_file
@@ -21,6 +20,7 @@ from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
 from training.datasets import Splits
 from training.errors import NothingProvenError
+from training.library_versions import library_versions
 from training.loop import Trained
 from training.recipe import Recipe
 from training.recipe_file import resolved_yaml
@@ -158,19 +158,9 @@ def _lineage(recipe_path: Path, splits: Splits, report: Report) -> Lineage:
         recipe_sha256=hashlib.sha256(recipe_path.read_bytes()).hexdigest(),
         data_sha256=splits.sha256(),
         git_commit=_git_commit(),
-        library_versions=_library_versions(),
+        library_versions={"python": platform.python_version(), **library_versions(LIBRARIES)},
         metrics=report.metrics,
     )
-
-
-def _library_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # run from a checkout, or not needed for this model
-            continue
-    return versions
 
 
 def _git_commit() -> str | None:

@@ -14,11 +14,11 @@ from model_store.manifest import Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
+from training.exporters.calibration import calibration_batches
 from training.exporters.dynamic_axes import dynamic_axes
 from training.quiet import quiet
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
-CALIBRATION_BATCH_ROWS = 64
 SEVEN_BITS = True
 """x86 without VNNI adds two products of 8 bits in 16 and saturates; with 7 bits nothing does."""
 
@@ -90,9 +90,7 @@ def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=SEVEN_BITS))
     prepared = prepare_pt2e(module, quantizer)
-    arrays = [rows[spec.name] for spec in signature.inputs]
-    for start in range(0, len(arrays[0]), CALIBRATION_BATCH_ROWS):
-        part = slice(start, start + CALIBRATION_BATCH_ROWS)
-        prepared(*(torch.from_numpy(array[part]) for array in arrays))
+    for batch in calibration_batches(rows):
+        prepared(*(torch.from_numpy(batch[spec.name]) for spec in signature.inputs))
     converted: nn.Module = convert_pt2e(prepared)
     return converted

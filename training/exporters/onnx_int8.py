@@ -7,18 +7,18 @@ models with masks.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_store.tensors import Array
 from training.errors import ExportError
+from training.exporters.calibration import calibration_batches
 from training.quiet import quiet
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-CALIBRATION_BATCH_ROWS = 64
 SEVEN_BIT_WEIGHTS = True
 """x86 without VNNI adds two products of 8 bits in 16 and saturates: logits of the digits then move
 by 1.35 and not by 0.08. With weights of 7 bits nothing overflows: one file is right everywhere."""
@@ -51,7 +51,7 @@ def export_onnx_static_int8(
         """Gives the calibration rows to ONNX Runtime, one batch a call, then None."""
 
         def __init__(self) -> None:
-            self._batches = _batches(calibration)
+            self._batches = calibration_batches(calibration)
 
         def get_next(self) -> dict[str, Array] | None:
             return next(self._batches, None)
@@ -127,9 +127,3 @@ def _without_shapes(source: Path) -> "ModelProto":
     document = onnx.load(source)
     del document.graph.value_info[:]
     return document
-
-
-def _batches(calibration: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    rows = len(next(iter(calibration.values())))
-    for start in range(0, rows, CALIBRATION_BATCH_ROWS):
-        yield {n: a[start : start + CALIBRATION_BATCH_ROWS] for n, a in calibration.items()}

@@ -6,7 +6,7 @@ processor computes in is decided where it is loaded.
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import torch
 
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from training.exporters.calibration import calibration_batches
 from training.quiet import quiet
 
-CALIBRATION_BATCH_ROWS = 64
 CHATTY_LOGGERS = ("nncf", "openvino")
 
 
@@ -67,7 +67,8 @@ def _narrow(model: Any, signature: Signature, calibration: Mapping[str, Array] |
     nncf.set_log_level(logging.CRITICAL)
     if calibration is None:
         return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
-    rows = list(_batches(calibration, [spec.name for spec in signature.inputs]))
+    named = {spec.name: calibration[spec.name] for spec in signature.inputs}
+    rows = list(calibration_batches(named))
     return nncf.quantize(
         model,
         nncf.Dataset(rows),
@@ -75,9 +76,3 @@ def _narrow(model: Any, signature: Signature, calibration: Mapping[str, Array] |
         # Like the 7 bits of the other quantizers: processors without VNNI overflow with 8.
         advanced_parameters=AdvancedQuantizationParameters(overflow_fix=OverflowFix.ENABLE),
     )
-
-
-def _batches(calibration: Mapping[str, Array], names: list[str]) -> Iterator[dict[str, Array]]:
-    rows = len(calibration[names[0]])
-    for start in range(0, rows, CALIBRATION_BATCH_ROWS):
-        yield {name: calibration[name][start : start + CALIBRATION_BATCH_ROWS] for name in names}

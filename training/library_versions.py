@@ -1,0 +1,15 @@
+"""Which versions of libraries are installed here."""
+
+from collections.abc import Iterable
+from importlib import metadata
+
+
+def library_versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those that are installed, by name."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a checkout, or not needed for this model
+            continue
+    return found
