@@ -1,6 +1,7 @@
 """What a queue across processes promises beyond the contract: nothing is lost, whatever dies."""
 
 import asyncio
+import contextlib
 import signal
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.errors import (
 from services.queueing.records import DEFAULT_PRIORITY, HIGHEST_PRIORITY, Lane
 from services.queueing.redis_streams import receiving_lane, sender
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
+from services.queueing.redis_streams.scripts import Script
 from tests.fixtures.queue_ends import (
     LANE,
     Ends,
@@ -368,6 +370,42 @@ async def test_a_worker_that_drains_hands_back_what_has_not_begun(redis: RedisPr
                 entry = second.take()
                 entry.finish(reply(int(entry.request.request_id)))
             assert [await caller.value() for caller in callers] == [0, 1, 2]
+
+
+async def test_what_was_handed_back_is_not_claimed_again(
+    redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mention that comes late would leave it with a worker that seems to have died of it."""
+    monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", -1.0)
+    first, second, handed_back = Shelf(), Shelf(), asyncio.Event()
+
+    class SlowKeep(Script):
+        async def __call__(self, *how: Any) -> Any:
+            await until(lambda: not first.entries)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(handed_back.wait(), 0.2)
+            return await super().__call__(*how)
+
+    class HandBack(Script):
+        async def __call__(self, *how: Any) -> Any:
+            await super().__call__(*how)
+            handed_back.set()
+
+    async with (
+        redis_gateway(redis.url, "g") as gateway,
+        redis_worker(redis.url, "drains", first) as worker,
+    ):
+        caller = Ends(gateway, worker, first).send()
+        await first.holds(1)
+        lane = worker._lanes[LaneKeys(LANE).cancelled]
+        lane._keep_script, lane._hand_back_script = SlowKeep("keep"), HandBack("hand_back")
+        async with asyncio.TaskGroup() as both, redis_worker(redis.url, "stays", second):
+            both.create_task(lane.keep())
+            both.create_task(worker.drain())
+            (entry,) = await second.holds(1)
+            assert not entry.request.alone
+            entry.finish(reply(1))
+            assert await caller.value() == 1
 
 
 async def test_an_error_of_the_model_is_no_death(redis: RedisProcess) -> None:

@@ -96,7 +96,8 @@ class Downlink:
         suspect: the one that runs, if any.
         silent_at: when Redis did not answer last; a `time.monotonic()` second.
         is_clogged: whether more outcomes wait to be handed over than can be kept here.
-        keeping: held by the lane that takes over what others left: only one suspect runs.
+        keeping: held by the lane that mentions what it holds and takes over what others left (only
+            one suspect runs), or that leaves something to others.
     """
 
     redis: Commands
@@ -445,9 +446,10 @@ class ReceivingLane:
             return
         names = [part for held in given for part in (held.stream, held.stream_id)]
         try:
-            await self._hand_back_script(
-                self._downlink.redis, self.keys.streams, GROUP, HANDED_BACK, *names
-            )
+            async with self._downlink.keeping:  # what is being mentioned would be ours again
+                await self._hand_back_script(
+                    self._downlink.redis, self.keys.streams, GROUP, HANDED_BACK, *names
+                )
         except RedisError as error:  # they are taken over a little later
             logger.error("what was not done could not be handed back", extra={"reason": str(error)})
 
