@@ -27,50 +27,79 @@ class RecipePart(StrictModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
+KIND = Field(description="Which kind of artifact this entry makes.")
+PRECISION = Field(description="What it computes in.")
+TOLERANCE = Field(
+    description="Limits it must keep to be published. Change them only knowing what a changed "
+    "answer costs."
+)
+CALIBRATION_ROWS = Field(
+    ge=1,
+    description="Training rows that show the range of every activation. Raise it when agreement "
+    "is low.",
+)
+Difference = Annotated[
+    float,
+    Field(
+        ge=0,
+        description="Largest difference of any output element. Widen it for outputs much larger "
+        "than 1 to 10.",
+    ),
+]
+Agreement = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Share of rows whose top class is the checkpoint's. Lower it when rows often "
+        "tie; raise it when a changed answer is expensive.",
+    ),
+]
+ProbabilityShift = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Largest change of the probability of any class. Widen it when nobody looks "
+        "at probabilities.",
+    ),
+]
+MetricDrop = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Largest loss of the task metric over the test split: 0.005 is half a "
+        "percentage point. Widen it when the test split is small: one row of 360 is 0.003.",
+    ),
+]
+
+
 class Fp32Tolerance(RecipePart):
     """How far an artifact that computes in FP32 may lie from the checkpoint."""
 
-    max_abs_difference: float = Field(default=1e-4, ge=0)
-    """Largest difference of any output element. Widen it for outputs much larger than 1 to 10."""
-    min_agreement: float = Field(default=0.999, ge=0, le=1)
-    """Share of rows whose top class is the checkpoint's. Lower it when rows often tie."""
-    max_probability_shift: float = Field(default=0.001, ge=0, le=1)
-    """Largest change of the probability of any class. Widen it when nobody looks at probabilities.
-    """
-    max_metric_drop: float = Field(default=0.003, ge=0, le=1)
-    """Largest loss of the task metric over the test split: 0.005 is half a percentage point. Widen
-    it when the test split is small: one row of 360 is 0.003."""
+    max_abs_difference: Difference = 1e-4
+    min_agreement: Agreement = 0.999
+    max_probability_shift: ProbabilityShift = 0.001
+    max_metric_drop: MetricDrop = 0.003
 
 
 class Bf16Tolerance(RecipePart):
     """How far an artifact that computes in bfloat16 may lie from the checkpoint."""
 
-    max_abs_difference: float = Field(default=0.2, ge=0)
-    """Largest difference of any output element. Widen it for outputs much larger than 1 to 10."""
-    min_agreement: float = Field(default=0.99, ge=0, le=1)
-    """Share of rows whose top class is the checkpoint's. Lower it when rows often tie."""
-    max_probability_shift: float = Field(default=0.1, ge=0, le=1)
-    """Largest change of the probability of any class. Widen it when nobody looks at probabilities.
-    """
-    max_metric_drop: float = Field(default=0.005, ge=0, le=1)
-    """Largest loss of the task metric over the test split: 0.005 is half a percentage point. Widen
-    it when the test split is small: one row of 360 is 0.003."""
+    max_abs_difference: Difference = 0.2
+    min_agreement: Agreement = 0.98
+    max_probability_shift: ProbabilityShift = 0.1
+    max_metric_drop: MetricDrop = 0.005
 
 
 class Int8Tolerance(RecipePart):
-    """How far a quantized artifact may lie from the checkpoint."""
+    """How far a quantized artifact may lie from the checkpoint: agreement means most here."""
 
-    max_abs_difference: float = Field(default=0.5, ge=0)
-    """Largest difference of any output element. Widen it for outputs much larger than 1 to 10."""
-    min_agreement: float = Field(default=0.98, ge=0, le=1)
-    """Share of rows whose top class is the checkpoint's: the limit that means something here.
-    Raise it when a changed answer is expensive."""
-    max_probability_shift: float = Field(default=0.5, ge=0, le=1)
-    """Largest change of the probability of any class. Widen it when nobody looks at probabilities.
-    """
-    max_metric_drop: float = Field(default=0.01, ge=0, le=1)
-    """Largest loss of the task metric over the test split: 0.005 is half a percentage point. Widen
-    it when the test split is small: one row of 360 is 0.003."""
+    max_abs_difference: Difference = 0.5
+    min_agreement: Agreement = 0.98
+    max_probability_shift: ProbabilityShift = 0.5
+    max_metric_drop: MetricDrop = 0.01
 
 
 class ExportEntry(RecipePart):
@@ -96,52 +125,56 @@ class ExportEntry(RecipePart):
         return f"{self.file.removesuffix('xml')}bin" if self.kind == "openvino" else None
 
 
-class TorchScriptExport(ExportEntry):
+class Fp32Entry(ExportEntry):
+    """An artifact that computes in FP32."""
+
+    precision: Annotated[Literal["fp32"], PRECISION] = "fp32"
+    tolerance: Annotated[Fp32Tolerance, TOLERANCE] = Fp32Tolerance()
+
+
+class Bf16Entry(ExportEntry):
+    """An artifact that computes in bfloat16."""
+
+    precision: Annotated[Literal["bf16"], PRECISION] = "bf16"
+    tolerance: Annotated[Bf16Tolerance, TOLERANCE] = Bf16Tolerance()
+
+
+class Int8Entry(ExportEntry):
+    """An artifact whose weights, and perhaps activations, are 8 bits wide."""
+
+    precision: Annotated[Literal["int8"], PRECISION] = "int8"
+    tolerance: Annotated[Int8Tolerance, TOLERANCE] = Int8Tolerance()
+
+
+class TorchScriptExport(Fp32Entry):
     """A module as TorchScript, for hosts that only take that. torch has deprecated it."""
 
-    kind: Literal["torchscript"] = "torchscript"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["fp32"] = "fp32"
-    """What it computes in."""
+    kind: Annotated[Literal["torchscript"], KIND] = "torchscript"
     method: Literal["trace", "script"] = "trace"
     """How torch reads the model: by running it once, or by compiling its code. Take `script` for
     control flow that depends on the data, which a trace would freeze."""
-    tolerance: Fp32Tolerance = Fp32Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
 
 
-class OnnxExport(ExportEntry):
+class OnnxExport(Fp32Entry):
     """A portable graph, by the dynamo exporter."""
 
-    kind: Literal["onnx"] = "onnx"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["fp32"] = "fp32"
-    """What it computes in."""
-    tolerance: Fp32Tolerance = Fp32Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["onnx"], KIND] = "onnx"
 
 
-class OnnxInt8Export(ExportEntry):
+class OnnxInt8Export(Int8Entry):
     """The ONNX graph with weights (per channel) and activations quantized to 8 bits."""
 
-    kind: Literal["onnx"] = "onnx"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["int8"] = "int8"
-    """What it computes in."""
+    kind: Annotated[Literal["onnx"], KIND] = "onnx"
     method: Literal["static", "dynamic"] = "static"
     """When the range of an activation is measured: once, on training rows, or anew in every batch.
     Take `dynamic` for models of matrix products whose activations vary from row to row, as
     transformers' do; then a row's answer depends a little on the rows it shares a batch with."""
-    calibration_rows: int = Field(default=512, ge=1)
-    """Training rows that show the range of every activation, for `static`. Raise it when agreement
-    is low."""
+    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
     op_types: tuple[Literal["Conv", "Gemm", "LSTM", "MatMul"], ...] = Field(
         default=("Conv", "Gemm", "MatMul"), min_length=1
     )
     """ONNX operators to quantize. Drop one when it costs accuracy; add LSTM, for `dynamic`, where
     the model has it. Others are not on offer because they are not worth what they cost."""
-    tolerance: Int8Tolerance = Int8Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
 
     @model_validator(mode="after")
     def _lstm_is_dynamic(self) -> "OnnxInt8Export":
@@ -158,113 +191,64 @@ class OnnxInt8Export(ExportEntry):
         return self
 
 
-class Pt2Export(ExportEntry):
+class Pt2Export(Fp32Entry):
     """An archive of torch.export, torch's own interchange format."""
 
-    kind: Literal["pt2"] = "pt2"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["fp32"] = "fp32"
-    """What it computes in."""
-    tolerance: Fp32Tolerance = Fp32Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["pt2"], KIND] = "pt2"
 
 
-class Pt2Bf16Export(ExportEntry):
+class Pt2Bf16Export(Bf16Entry):
     """An archive of torch.export, torch's own interchange format, computing in bfloat16."""
 
-    kind: Literal["pt2"] = "pt2"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["bf16"] = "bf16"
-    """What it computes in."""
-    tolerance: Bf16Tolerance = Bf16Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["pt2"], KIND] = "pt2"
 
 
-class Pt2Int8Export(ExportEntry):
+class Pt2Int8Export(Int8Entry):
     """The archive with weights and activations quantized to 8 bits (pt2e)."""
 
-    kind: Literal["pt2"] = "pt2"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["int8"] = "int8"
-    """What it computes in."""
-    calibration_rows: int = Field(default=512, ge=1)
-    """Training rows that show the range of every activation. Raise it when agreement is low."""
-    tolerance: Int8Tolerance = Int8Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["pt2"], KIND] = "pt2"
+    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
 
 
-class AotiExport(ExportEntry):
+class AotiExport(Fp32Entry):
     """Native code by AOTInductor, for processors that can what this one can."""
 
-    kind: Literal["aoti"] = "aoti"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["fp32"] = "fp32"
-    """What it computes in."""
-    tolerance: Fp32Tolerance = Fp32Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["aoti"], KIND] = "aoti"
 
 
-class AotiBf16Export(ExportEntry):
+class AotiBf16Export(Bf16Entry):
     """Native code by AOTInductor that computes in bfloat16, for processors like this one."""
 
-    kind: Literal["aoti"] = "aoti"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["bf16"] = "bf16"
-    """What it computes in."""
-    tolerance: Bf16Tolerance = Bf16Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["aoti"], KIND] = "aoti"
 
 
-class AotiInt8Export(ExportEntry):
+class AotiInt8Export(Int8Entry):
     """The native code with weights and activations quantized to 8 bits (pt2e)."""
 
-    kind: Literal["aoti"] = "aoti"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["int8"] = "int8"
-    """What it computes in."""
-    calibration_rows: int = Field(default=512, ge=1)
-    """Training rows that show the range of every activation. Raise it when agreement is low."""
-    tolerance: Int8Tolerance = Int8Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["aoti"], KIND] = "aoti"
+    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
 
 
-class OpenVinoExport(ExportEntry):
+class OpenVinoExport(Fp32Entry):
     """OpenVINO's graph and weights, in two files."""
 
-    kind: Literal["openvino"] = "openvino"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["fp32"] = "fp32"
-    """What it computes in."""
-    tolerance: Fp32Tolerance = Fp32Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["openvino"], KIND] = "openvino"
 
 
-class OpenVinoBf16Export(ExportEntry):
+class OpenVinoBf16Export(Bf16Entry):
     """OpenVINO's graph and weights, in two files, computing in bfloat16."""
 
-    kind: Literal["openvino"] = "openvino"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["bf16"] = "bf16"
-    """What it computes in."""
-    tolerance: Bf16Tolerance = Bf16Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    kind: Annotated[Literal["openvino"], KIND] = "openvino"
 
 
-class OpenVinoInt8Export(ExportEntry):
+class OpenVinoInt8Export(Int8Entry):
     """OpenVINO's graph quantized to 8 bits by NNCF."""
 
-    kind: Literal["openvino"] = "openvino"
-    """Which kind of artifact this entry makes."""
-    precision: Literal["int8"] = "int8"
-    """What it computes in."""
+    kind: Annotated[Literal["openvino"], KIND] = "openvino"
     method: Literal["static", "weights"] = "static"
     """What becomes 8 bits wide: weights and activations, or `weights` alone, which saves memory
     and moves the answers less, but saves less time."""
-    calibration_rows: int = Field(default=512, ge=1)
-    """Training rows that show the range of every activation, for `static`. Raise it when agreement
-    is low."""
-    tolerance: Int8Tolerance = Int8Tolerance()
-    """Limits it must keep to be published. Change them only knowing what a changed answer costs."""
+    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
 
 
 def _artifact_name(entry: object) -> str | None:
