@@ -124,10 +124,9 @@ def run_trial(
         table: told what becomes of each.
         clock: seconds that only grow.
     """
-    started, tried, not_tried = clock(), dict[Candidate, ArtifactReport](), []
+    started, tried, not_tried = clock(), dict[Candidate, ArtifactReport](), list[NotTried]()
     for candidate in offered:
-        began = clock()
-        left_s = budget_s - (began - started)
+        left_s = budget_s - (clock() - started)
         reason = candidate.left_out
         if reason is None and tried and left_s <= 0:
             reason = f"the budget of {budget_s:g} s was spent; raise export.auto.budget_s to try it"
@@ -136,23 +135,33 @@ def run_trial(
             table.left_out(candidate.label, reason)
             continue
         limit_s = min(time_limit_s, left_s) if tried else None
+        began = clock()
         report = attempt(candidate, limit_s)
         took_s = clock() - began
-        refusal = report.refusal
-        if refusal is not None and limit_s is not None and limit_s < min(time_limit_s, took_s):
-            refusal += "; that was all that was left of export.auto.budget_s"
-        update = {"took_s": round(took_s, 3), "refusal": refusal}
-        tried[candidate] = report.model_copy(update=update)
+        cut_short = limit_s is not None and limit_s < min(time_limit_s, took_s)
+        tried[candidate] = _timed(report, took_s, cut_short)
         table.done(candidate.label, tried[candidate])
-    proven = [(one, report) for one, report in tried.items() if report.refusal is None]
-    reasons = drop_reasons([report for _, report in proven])
-    for (candidate, report), why in zip(proven, reasons, strict=True):
-        if why is not None:
-            tried[candidate] = report.model_copy(update={"dropped": why})
-            table.done(candidate.label, tried[candidate])
+    _drop_losers(tried, table)
     spent_s = round(clock() - started, 3)
     auto = AutoReport(budget_s=budget_s, spent_s=spent_s, not_tried=tuple(not_tried))
     return Trial(tuple(tried.items()), auto)
+
+
+def _timed(report: ArtifactReport, took_s: float, cut_short: bool) -> ArtifactReport:
+    """With the seconds that it took, and with their part in a refusal."""
+    refusal = report.refusal
+    if refusal is not None and cut_short:
+        refusal += "; that was all that was left of export.auto.budget_s"
+    return report.model_copy(update={"took_s": round(took_s, 3), "refusal": refusal})
+
+
+def _drop_losers(tried: dict[Candidate, ArtifactReport], table: TrialTable) -> None:
+    proven = [(one, report) for one, report in tried.items() if report.refusal is None]
+    reasons = drop_reasons([report for _, report in proven])
+    for (candidate, report), reason in zip(proven, reasons, strict=True):
+        if reason is not None:
+            tried[candidate] = report.model_copy(update={"dropped": reason})
+            table.done(candidate.label, tried[candidate])
 
 
 def _not_tried(candidate: Candidate, reason: str) -> NotTried:
