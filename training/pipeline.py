@@ -7,6 +7,7 @@ from rich.console import Console
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
+from training.attempts import prove_auto
 from training.auto_export import AutoPart
 from training.datasets import Splits, load_splits
 from training.export import export_all
@@ -16,7 +17,6 @@ from training.publish import promote, publish
 from training.recipe import Recipe
 from training.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
-from training.trial import prove_auto
 from training.verify import Reference, reference, verify_apart
 
 

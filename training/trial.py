@@ -1,42 +1,33 @@
-"""`export: auto`: makes and proves one candidate after the other, and keeps what is worth it.
+"""A trial: one candidate after the other within a budget, and only what is worth it is kept.
 
-In: the trained model and what the recipe allows. Out: the report of every attempt, in which what
-lost is marked as dropped, and the files of what is kept.
+In: candidates, and somebody who makes and proves them. Out: the report of every attempt, in which
+what lost is marked as dropped.
 
-Rules kept here: one attempt at a time, so that no figure is of two that disturbed each other; none
-is begun once the budget is spent, and none takes longer than what is left of it, but for the first,
-which has all the time that `export_limits` gives: a small budget must not end with nothing; an
-attempt that fails or dies costs nobody else anything.
+Rules kept here: none is begun once the budget is spent, and none takes longer than what is left of
+it, but for the first, which has all the time that `export_limits` gives: a small budget must not
+end with nothing. What is proven is timed again in the end, in the opposite order, and the lower
+figure counts: what else the machine did meanwhile can only have made one slower.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
-from rich.console import Console
-
-from training.auto_export import AutoExport
-from training.candidates import Candidate, candidates
-from training.datasets import Splits
-from training.export import DEPRECATION_NOTE, EXAMPLE_ROWS, export_entry
-from training.export_entries import OnnxExport, TorchScriptExport
-from training.loop import Trained
-from training.model_contents import model_contents, this_machine
+from training.candidates import Candidate
 from training.pareto_front import drop_reasons
-from training.progress import say
-from training.recipe import Recipe
 from training.report import ArtifactReport, AutoReport, NotTried
-from training.trial_table import EXPORTING, VERIFYING, TrialTable, open_trial_table
-from training.verify import Reference, verify_apart
+from training.trial_table import TIMING, TrialTable
 
-TRIES = "tries"
-"""The folder in which every candidate has one of its own."""
-SHORTEST_LIMIT_S = 0.1
-"""For proving what took all its time to make."""
-Attempt = Callable[[Candidate, float | None], ArtifactReport]
-"""Makes and proves a candidate within some seconds; None for as long as `export_limits` says."""
+
+class Attempts(Protocol):
+    """Makes, proves and times candidates."""
+
+    def prove(self, candidate: Candidate, time_limit_s: float | None) -> ArtifactReport:
+        """Makes and proves one within some seconds; None for as long as `export_limits` says."""
+
+    def time_again(self, candidate: Candidate) -> dict[int, float]:
+        """Milliseconds of a run, by batch size, of one that was proven; empty if it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,63 +43,9 @@ class Trial:
         return tuple(report for _, report in self.tried)
 
 
-def prove_auto(
-    recipe: Recipe,
-    auto: AutoExport,
-    trained: Trained,
-    splits: Splits,
-    expected: Reference,
-    folder: Path,
-    console: Console,
-) -> Trial:
-    """Tries what suits the model and this machine; what is kept lies in the folder afterwards.
-
-    Args:
-        recipe: builds the model, and has the limits of each attempt.
-        auto: what may be tried, and for how long.
-        trained: the model.
-        splits: the train split gives examples and calibration rows.
-        expected: the checkpoint's answers.
-        folder: where the files go.
-        console: shows what is being tried.
-    """
-    example = {name: array[:EXAMPLE_ROWS] for name, array in splits.train.inputs.items()}
-    contents = model_contents(trained.model, example, trained.signature)
-    offered = candidates(auto, contents, this_machine())
-    if any(isinstance(one.entry, TorchScriptExport) for one in offered):
-        say(console, DEPRECATION_NOTE)
-    tries = folder / TRIES
-    graph = tries / OnnxExport().name / OnnxExport().file
-    with open_trial_table(console, [one.label for one in offered]) as table:
-
-        def attempt(candidate: Candidate, time_limit_s: float | None) -> ArtifactReport:
-            started, own = time.monotonic(), _folder_of(candidate, tries)
-            for needed in (own, graph.parent):
-                needed.mkdir(parents=True, exist_ok=True)
-            table.state(candidate.label, EXPORTING)
-            exported = export_entry(
-                recipe,
-                trained,
-                splits,
-                candidate.entry,
-                own,
-                graph=graph,
-                time_limit_s=time_limit_s,
-            )
-            table.state(candidate.label, VERIFYING)
-            if time_limit_s is not None:
-                left_s = time_limit_s - (time.monotonic() - started)
-                time_limit_s = max(left_s, SHORTEST_LIMIT_S)
-            return verify_apart(exported, expected, recipe.export_limits, time_limit_s)
-
-        found = run_trial(offered, attempt, auto.budget_s, recipe.export_limits.time_s, table)
-    _lay_out(found, tries, folder)
-    return found
-
-
 def run_trial(
     offered: Sequence[Candidate],
-    attempt: Attempt,
+    attempts: Attempts,
     budget_s: float,
     time_limit_s: float,
     table: TrialTable,
@@ -118,7 +55,7 @@ def run_trial(
 
     Args:
         offered: in the order they are to be tried.
-        attempt: makes and proves one.
+        attempts: makes, proves and times them.
         budget_s: seconds for all of them.
         time_limit_s: seconds for one, where more is left.
         table: told what becomes of each.
@@ -136,11 +73,12 @@ def run_trial(
             continue
         limit_s = min(time_limit_s, left_s) if tried else None
         began = clock()
-        report = attempt(candidate, limit_s)
+        report = attempts.prove(candidate, limit_s)
         took_s = clock() - began
         cut_short = limit_s is not None and limit_s < min(time_limit_s, took_s)
         tried[candidate] = _timed(report, took_s, cut_short)
         table.done(candidate.label, tried[candidate])
+    _time_again(tried, attempts, table)
     _drop_losers(tried, table)
     spent_s = round(clock() - started, 3)
     auto = AutoReport(budget_s=budget_s, spent_s=spent_s, not_tried=tuple(not_tried))
@@ -155,6 +93,19 @@ def _timed(report: ArtifactReport, took_s: float, cut_short: bool) -> ArtifactRe
     return report.model_copy(update={"took_s": round(took_s, 3), "refusal": refusal})
 
 
+def _time_again(
+    tried: dict[Candidate, ArtifactReport], attempts: Attempts, table: TrialTable
+) -> None:
+    """The last one first: what was far apart in time is close together now, and the reverse."""
+    proven = [(one, report) for one, report in tried.items() if report.refusal is None]
+    for candidate, report in reversed(proven if len(proven) > 1 else []):
+        table.state(candidate.label, TIMING)
+        again = attempts.time_again(candidate)
+        lower = {rows: min(ms, again.get(rows, ms)) for rows, ms in report.latency_ms.items()}
+        tried[candidate] = report.model_copy(update={"latency_ms": lower})
+        table.done(candidate.label, tried[candidate])
+
+
 def _drop_losers(tried: dict[Candidate, ArtifactReport], table: TrialTable) -> None:
     proven = [(one, report) for one, report in tried.items() if report.refusal is None]
     reasons = drop_reasons([report for _, report in proven])
@@ -167,17 +118,3 @@ def _drop_losers(tried: dict[Candidate, ArtifactReport], table: TrialTable) -> N
 def _not_tried(candidate: Candidate, reason: str) -> NotTried:
     entry = candidate.entry
     return NotTried(name=entry.name, method=getattr(entry, "method", None), reason=reason)
-
-
-def _folder_of(candidate: Candidate, tries: Path) -> Path:
-    """One for each, since two methods of one name write the same file."""
-    return tries / candidate.label.replace(" ", "-")
-
-
-def _lay_out(found: Trial, tries: Path, folder: Path) -> None:
-    """Moves the files of what is kept to where the version's files are, and deletes the others."""
-    for candidate, report in found.tried:
-        if report.refusal is None and report.dropped is None:
-            for name in filter(None, (report.file, report.weights_file)):
-                (_folder_of(candidate, tries) / name).rename(folder / name)
-    shutil.rmtree(tries)

@@ -173,6 +173,29 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     )
 
 
+def latency_apart(
+    exported: Exported, expected: Reference, limits: ExportLimits
+) -> dict[int, float]:
+    """Median milliseconds of one run, by batch size, measured anew in a process of its own.
+
+    Raises:
+        IsolationError: it no longer runs.
+    """
+    return run_isolated(
+        _open_and_time,
+        exported,
+        expected,
+        time_limit_s=limits.time_s,
+        memory_limit_bytes=int(limits.memory_gib * GIB),
+    )
+
+
+def _open_and_time(exported: Exported, expected: Reference) -> dict[int, float]:
+    with _one_thread():
+        run, _ = _open(exported, expected)
+        return _latency_ms(run, expected)
+
+
 def _open(exported: Exported, expected: Reference) -> tuple[Runner, int | None]:
     """The artifact, and what the process has grown by at most to open it and run a full batch.
 

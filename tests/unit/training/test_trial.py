@@ -3,28 +3,32 @@
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import save_model
 
-from tests.unit.training.recipes import recipe, splits
+from tests.unit.training.recipes import recipe
 from tests.unit.training.test_pareto_front import faster, measured
-from training.auto_export import AutoExport, AutoPart
+from training.attempts import folder_of, lay_out, prove_auto
+from training.auto_export import AutoExport
 from training.candidates import Candidate
+from training.datasets import Split, Splits
 from training.export_entries import (
     AotiExport,
     Export,
     OnnxExport,
     OnnxInt8Export,
     OpenVinoExport,
+    OpenVinoInt8Export,
     Pt2Export,
 )
 from training.loop import Trained
 from training.model import build_model, try_model
-from training.report import ArtifactReport
+from training.report import ArtifactReport, AutoReport
 from training.train_state import TrainState
-from training.trial import Trial, prove_auto, run_trial
+from training.trial import Trial, run_trial
 from training.trial_table import TrialLines, open_trial_table
 from training.verify import reference
 
@@ -35,9 +39,11 @@ class Attempts:
     def __init__(self, takes_s: dict[str, float], reports: dict[str, ArtifactReport]) -> None:
         self.now = 100.0
         self.limits: dict[str, float | None] = {}
+        self.timed: list[str] = []
+        self.again: dict[str, dict[int, float]] = {}
         self._takes_s, self._reports = takes_s, reports
 
-    def __call__(self, candidate: Candidate, time_limit_s: float | None) -> ArtifactReport:
+    def prove(self, candidate: Candidate, time_limit_s: float | None) -> ArtifactReport:
         name = candidate.entry.name
         self.limits[name] = time_limit_s
         takes_s = self._takes_s.get(name, 1.0)
@@ -47,6 +53,10 @@ class Attempts:
             return measured(name, refusal=words, latency_ms={})
         self.now += takes_s
         return self._reports.get(name, measured(name))
+
+    def time_again(self, candidate: Candidate) -> dict[int, float]:
+        self.timed.append(candidate.entry.name)
+        return self.again.get(candidate.entry.name, {})
 
     def trial(self, *entries: Export, budget_s: float, time_limit_s: float = 600.0) -> Trial:
         offered = [Candidate(entry, None) for entry in entries]
@@ -124,55 +134,84 @@ def test_what_is_left_out_is_reported_and_not_tried() -> None:
     assert (left_out.method, left_out.reason) == ("dynamic", "it has convolutions")
 
 
+PERCEPTRON = {"target": "tests.unit.training.small_networks:Perceptron"}
+ROWS = Split(
+    {"x": np.random.default_rng(0).normal(size=(80, 4, 6)).astype(np.float32)},
+    np.zeros(80, np.int64),
+)
+SEQUENCES = Splits(ROWS, ROWS, ROWS)
+
+
 @pytest.fixture
 def trained(tmp_path: Path) -> Trained:
     torch.manual_seed(0)
-    model = build_model(recipe()).eval()
+    model = build_model(recipe(model=PERCEPTRON)).eval()
     weights = tmp_path / "weights.safetensors"
     save_model(model, str(weights))
-    signature = try_model(model, splits(), recipe())
+    signature = try_model(model, SEQUENCES, recipe())
     return Trained(model=model, weights=weights, signature=signature, state=TrainState())
 
 
 def test_a_real_trial_leaves_the_files_of_what_it_keeps(trained: Trained, tmp_path: Path) -> None:
-    """The second and third write the same file, the last one cannot keep its tolerance."""
+    """The last two write the same file."""
     auto = AutoExport.model_validate(
         {
-            "kinds": ["onnx", "openvino"],
-            "precisions": ["fp32", "int8"],
+            "kinds": ["onnx"],
             "calibration_rows": 64,
             "tolerance": {"int8": {"max_abs_difference": 10, "max_probability_shift": 1}},
         }
     )
-    wanted, folder, screen = recipe(export=AutoPart(auto=auto)), tmp_path / "v", io.StringIO()
+    wanted, folder, screen = recipe(model=PERCEPTRON), tmp_path / "version", io.StringIO()
     folder.mkdir()
-    expected, _ = reference(trained, splits().test)
+    expected, _ = reference(trained, SEQUENCES.test)
     console = Console(file=screen)
-    found = prove_auto(wanted, auto, trained, splits(), expected, folder, console)
-    tried = {(one.name, one.method) for one in found.artifacts()}
-    assert tried == {
-        ("onnx", None),
-        ("onnx-int8", "static"),
-        ("openvino", None),
-        ("openvino-int8", "static"),
-        ("openvino-int8", "weights"),
-    }
-    assert found.artifacts()[0].name == "onnx"
-    assert [one.method for one in found.auto.not_tried] == ["dynamic"]
+    found = prove_auto(wanted, auto, trained, SEQUENCES, expected, folder, console)
+    tried = [(one.name, one.method) for one in found.artifacts()]
+    assert tried[0] == ("onnx", None)
+    assert sorted(tried[1:], key=str) == [("onnx-int8", "dynamic"), ("onnx-int8", "static")]
     for one in found.artifacts():
         assert one.refusal is None
         assert one.peak_memory_bytes is not None
         assert 10**5 < one.peak_memory_bytes < 10**9
     kept = [one for one in found.artifacts() if one.dropped is None]
-    assert kept
-    names = {name for one in kept for name in (one.file, one.weights_file) if name}
-    assert {path.name for path in folder.iterdir()} == names
+    assert {path.name for path in folder.iterdir()} == {one.file for one in kept}
     for one in kept:
-        assert one.size_bytes == sum(
-            (folder / name).stat().st_size for name in (one.file, one.weights_file) if name
-        )
-    lines = screen.getvalue().splitlines()
-    assert len([line for line in lines if "candidate openvino-int8 weights" in line]) >= 1
+        assert one.size_bytes == (folder / one.file).stat().st_size
+    assert "candidate onnx-int8 dynamic  parity" in screen.getvalue()
+
+
+def test_both_files_of_a_kind_move_and_the_others_are_deleted(tmp_path: Path) -> None:
+    tries, kept, lost = tmp_path / "tries", OpenVinoExport(), OpenVinoInt8Export()
+    tried = []
+    for entry, dropped in ((kept, None), (lost, "dominated")):
+        candidate = Candidate(entry, None)
+        folder_of(candidate, tries).mkdir(parents=True)
+        names = {"file": entry.file, "weights_file": entry.weights_file}
+        for name in names.values():
+            (folder_of(candidate, tries) / str(name)).write_text(entry.name)
+        tried.append((candidate, measured(entry.name, dropped=dropped, **names)))
+    auto = AutoReport(budget_s=1, spent_s=1, not_tried=())
+    lay_out(Trial(tuple(tried), auto), tries, tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "model.xml": "openvino",
+        "model.bin": "openvino",
+    }
+
+
+def test_what_is_proven_is_timed_again_and_the_lower_figure_counts() -> None:
+    """Without the second time, the exact one of the two would have been no faster."""
+    attempts = Attempts({}, {"aoti": measured("aoti", refusal="too far")})
+    attempts.again = {"openvino": faster(0.5), "pt2": faster(1.5)}
+    entries = (OnnxExport(), OpenVinoExport(), AotiExport(), Pt2Export())
+    found = {one.name: one for one in attempts.trial(*entries, budget_s=60).artifacts()}
+    assert attempts.timed == ["pt2", "openvino", "onnx"]
+    assert found["openvino"].latency_ms == faster(0.5)
+    assert found["pt2"].latency_ms == faster(1)
+    assert [name for name, one in found.items() if one.refusal or one.dropped] == [
+        "onnx",
+        "aoti",
+        "pt2",
+    ]
 
 
 def test_lines_say_each_thing_once() -> None:
