@@ -57,7 +57,8 @@ class ArtifactReport(StrictModel):
     latency_ms: dict[int, float] = Field(default={})
     """Median milliseconds of one run, by batch size, on one thread."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
-    """What a process grows by at most to open it and run a full batch."""
+    """What a process with its libraries grows by at most to open it and run all golden rows at
+    once."""
     took_s: float | None = None
     """Seconds that making and proving it took, where they counted against a budget."""
 

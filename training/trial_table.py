@@ -33,7 +33,7 @@ class TrialTable(Protocol):
         """A candidate goes on."""
 
     def done(self, label: str, report: ArtifactReport) -> None:
-        """A candidate was proven or refused, or its verdict has changed."""
+        """A candidate was proven or refused, was timed again, or is dropped."""
 
     def left_out(self, label: str, reason: str) -> None:
         """A candidate is not tried."""
@@ -83,10 +83,11 @@ class LiveTable:
 
 
 class TrialLines:
-    """One line for each attempt, for files and pipes."""
+    """One line for each attempt, and one for each that is dropped, for files and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._said: set[str] = set()
 
     def __enter__(self) -> Self:
         """See `TrialTable`."""
@@ -101,9 +102,12 @@ class TrialLines:
     def done(self, label: str, report: ArtifactReport) -> None:
         """See `TrialTable.done`."""
         first, _, *figures, verdict = zip(HEADINGS, _done_row(label, report), strict=True)
-        if report.dropped is not None:
-            figures = []  # a line before this one has them
         cells = [first, *figures, verdict]
+        if label in self._said:
+            if report.dropped is None:
+                return  # timed again: the report's own table follows
+            cells = [first, verdict]
+        self._said.add(label)
         shown = [f"{heading} {cell}" for heading, cell in cells if cell not in ("", "-")]
         say(self._console, "  ".join(["export: auto", *shown]))
 

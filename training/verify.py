@@ -7,7 +7,7 @@ Rules kept here: the exact file that is published is run; the golden inputs are 
 batch sizes and the whole test split once more, and the worst counts; a model whose rows are padded
 gives each golden row the answer it has alone; one that takes several sizes is run at its smallest,
 its largest and between; the same rows give the same bits twice; the task metric does not fall;
-figures are single-threaded; memory is the most that opening it and a full batch take.
+figures are single-threaded; memory is the most that opening it and one large batch take.
 """
 
 import contextlib
@@ -197,9 +197,10 @@ def _open_and_time(exported: Exported, expected: Reference) -> dict[int, float]:
 
 
 def _open(exported: Exported, expected: Reference) -> tuple[Runner, int | None]:
-    """The artifact, and what the process has grown by at most to open it and run a full batch.
+    """The artifact, and what the process grew by at most to open it and run one large batch.
 
-    The libraries are loaded before: a server loads them once for all its models.
+    The batch is all golden rows, or as many as one may have. The libraries are loaded before: a
+    server loads them once for all its models.
     """
     entry = exported.entry
     load_libraries(entry.kind, entry.precision)

@@ -1,5 +1,7 @@
 """Peak memory: what was there at the worst moment, not what is left of it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ def test_memory_that_was_given_back_counts() -> None:
 
 
 def test_where_the_system_does_not_say_there_is_no_figure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(peak_memory, "STATUS", peak_memory.Path(f"{tmp_path}/status"))
+    monkeypatch.setattr(peak_memory, "STATUS", tmp_path / "status")
     assert PeakMemory().grown_bytes() is None

@@ -219,12 +219,16 @@ def test_lines_say_each_thing_once() -> None:
     with open_trial_table(Console(file=screen), ["onnx", "pt2", "aoti"]) as table:
         table.state("onnx", "exporting")
         table.done("onnx", measured())
-        table.done("pt2", measured("pt2", dropped="dominated by onnx"))
+        table.done("onnx", measured(latency_ms=faster(0.9)))
+        table.done("pt2", measured("pt2", refusal="too far", latency_ms={}))
+        table.done("onnx", measured(dropped="dominated by aoti"))
         table.left_out("aoti", "there is no C++ compiler")
     assert screen.getvalue().splitlines() == [
         "export: auto  candidate onnx  parity 2.4e-07  accuracy 95.0 %  batch 1 1.0 ms  "
         "batch 32 10.0 ms  memory 104.9 MB  verdict proven",
-        "export: auto  candidate pt2  verdict dropped: dominated by onnx",
+        "export: auto  candidate pt2  parity 2.4e-07  accuracy 95.0 %  memory 104.9 MB  "
+        "verdict refused: too far",
+        "export: auto  candidate onnx  verdict dropped: dominated by aoti",
         "export: auto  candidate aoti  left out: there is no C++ compiler",
     ]
 
