@@ -106,6 +106,9 @@ class Artifact(StrictModel):
     verification: Verification
     latency_ms: dict[int, float]
     """Median milliseconds of one run, by batch size, on the machine that published."""
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    """What a process with its libraries grew by at most to open it and run all golden rows at once,
+    on the machine that published; None in versions that are older than this figure."""
 
     def all_files(self) -> list[FileEntry]:
         """The file, and its weights if they lie beside it."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from model_store.cpu_features import cpu_features
+from model_store.cpu_features import BF16_FEATURES, cpu_features
 from model_store.manifest import MadeWith, Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
@@ -45,7 +45,6 @@ DEPRECATION_NOTE = (
     "note: torch has deprecated TorchScript and develops it no further; "
     "serve the ONNX artifacts where you can"
 )
-BF16_FEATURES = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 LIBRARIES = {
     "torchscript": ("torch",),
     "onnx": ("onnx", "onnxruntime", "onnxscript", "torch"),
@@ -87,6 +86,8 @@ class ExportJob:
     and what shows the ranges of activations."""
     folder: Path
     """Where the file goes."""
+    graph: Path
+    """The ONNX graph in FP32, from which others are made; whichever entry comes first makes it."""
 
 
 def export_all(
@@ -101,26 +102,52 @@ def export_all(
         folder: where the files go.
         console: shows what is being made.
     """
-    if any(isinstance(entry, TorchScriptExport) for entry in recipe.export):
+    entries = recipe.listed_exports()
+    if any(isinstance(entry, TorchScriptExport) for entry in entries):
         say(console, DEPRECATION_NOTE)
     found = []
-    for entry in recipe.export:
-        rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
-        inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
-        job = ExportJob(recipe, trained.weights, trained.signature, entry, inputs, folder)
+    for entry in entries:
         with console.status(f"exporting {entry.name}"):
-            found.append(_attempt(job))
+            found.append(export_entry(recipe, trained, splits, entry, folder))
     return found
 
 
-def _attempt(job: ExportJob) -> Exported:
+def export_entry(
+    recipe: Recipe,
+    trained: Trained,
+    splits: Splits,
+    entry: Export,
+    folder: Path,
+    *,
+    graph: Path | None = None,
+    time_limit_s: float | None = None,
+) -> Exported:
+    """Makes one artifact.
+
+    Args:
+        recipe: builds the model, and has the limits.
+        trained: the model.
+        splits: the train split gives examples and calibration rows.
+        entry: what to make.
+        folder: where the file goes.
+        graph: where the ONNX graph in FP32 is, or is to be; in the folder unless given.
+        time_limit_s: seconds it may take; the recipe's limit unless given.
+    """
+    rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
+    inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
+    graph = graph or folder / OnnxExport().file
+    job = ExportJob(recipe, trained.weights, trained.signature, entry, inputs, folder, graph)
+    return _attempt(job, time_limit_s or recipe.export_limits.time_s)
+
+
+def _attempt(job: ExportJob, time_limit_s: float) -> Exported:
     entry, limits = job.entry, job.recipe.export_limits
     path = job.folder / entry.file
     try:
         made_with = run_isolated(
             export_one,
             job,
-            time_limit_s=limits.time_s,
+            time_limit_s=time_limit_s,
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError as error:
@@ -208,14 +235,14 @@ def _write_onnx(
     entry: OnnxExport | OnnxInt8Export,
     job: ExportJob,
 ) -> None:
-    """The graph, from which the one of 8 bits is made; whichever entry comes first makes it."""
+    """The graph, or the one of 8 bits that is made from it."""
     from training.exporters.onnx_graph import export_onnx
     from training.exporters.onnx_int8 import (
         export_onnx_dynamic_int8,
         export_onnx_static_int8,
     )
 
-    source, path = job.folder / OnnxExport().file, job.folder / entry.file
+    source, path = job.graph, job.folder / entry.file
     if not source.exists():
         export_onnx(model, example, job.signature, source)
     if isinstance(entry, OnnxExport):

@@ -7,13 +7,15 @@ from rich.console import Console
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
+from training.attempts import prove_auto
+from training.auto_export import AutoPart
 from training.datasets import Splits, load_splits
 from training.export import export_all
 from training.loop import Trained, evaluate, train
 from training.progress import say
 from training.publish import promote, publish
 from training.recipe import Recipe
-from training.report import Report, print_table
+from training.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
 from training.verify import Reference, reference, verify_apart
 
@@ -63,13 +65,18 @@ def run(
 def _prove(
     recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
 ) -> tuple[Reference, Report]:
-    """Exports every artifact of the recipe, and replays each against the checkpoint."""
-    exported = export_all(recipe, trained, splits, files, console)
+    """Exports the artifacts of the recipe, and replays each against the checkpoint."""
     golden, checkpoint = reference(trained, splits.test)
-    with console.status("replaying every artifact against the checkpoint"):
-        artifacts = tuple(
-            verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
-        )
+    auto: AutoReport | None = None
+    if isinstance(recipe.export, AutoPart):
+        trial = prove_auto(recipe, recipe.export.auto, trained, splits, golden, files, console)
+        artifacts, auto = trial.artifacts(), trial.auto
+    else:
+        exported = export_all(recipe, trained, splits, files, console)
+        with console.status("replaying every artifact against the checkpoint"):
+            artifacts = tuple(
+                verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
+            )
     metrics = {
         **evaluate(trained.model, splits.validation, recipe, "val"),
         **evaluate(trained.model, splits.test, recipe, "test"),
@@ -82,4 +89,5 @@ def _prove(
         metrics=metrics,
         checkpoint=checkpoint,
         artifacts=artifacts,
+        auto=auto,
     )

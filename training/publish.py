@@ -56,17 +56,17 @@ def publish(
     """
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    if not report.proven():
+    if not report.published():
         reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
         raise NothingProvenError(
             f"no artifact of '{recipe.publish.model}' kept its tolerance, so nothing is published "
-            f"({reasons}); widen export.<n>.tolerance if that is acceptable, or export another "
+            f"({reasons}); widen its tolerance in export if that is acceptable, or export another "
             f"kind; figures in {folder / REPORT}"
         )
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
     shutil.copyfile(trained.weights, folder / CHECKPOINT)
     rows = _write_golden(expected, folder / GOLDEN)
-    artifacts = tuple(_artifact(proven, folder) for proven in report.proven())
+    artifacts = tuple(_artifact(proven, folder) for proven in report.published())
     _write_triton_config(recipe.publish.model, artifacts, expected, folder)
     draft = Draft(
         model=recipe.publish.model,
@@ -141,6 +141,7 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
             tolerance=proven.tolerance,
         ),
         latency_ms=proven.latency_ms,
+        peak_memory_bytes=proven.peak_memory_bytes,
     )
 
 

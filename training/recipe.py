@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
 from model_store.signature import DynamicAxes, Padding, TensorName
+from training.auto_export import AutoPart, ExportChoice
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
 
 
@@ -214,8 +215,9 @@ class Recipe(RecipePart):
     """Axes of inputs whose size varies, each with its smallest and largest size, as in `{image: {2:
     [8, 32]}}`. Give it for models that take images of several sizes; requests of one size share a
     batch."""
-    export: tuple[Export, ...] = Field(default=(OnnxExport(), OnnxInt8Export()), min_length=1)
-    """Artifacts to make and prove. Add a kind when a host needs it; drop what nobody serves."""
+    export: ExportChoice = (OnnxExport(), OnnxInt8Export())
+    """Artifacts to make and prove, or `auto`, which finds those that are worth it. Add a kind when
+    a host needs it; drop what nobody serves."""
     export_limits: ExportLimits = ExportLimits()
     """What making and proving one artifact may cost. Change it for large models."""
     publish: PublishPart
@@ -228,10 +230,14 @@ class Recipe(RecipePart):
 
     @model_validator(mode="after")
     def _every_export_once(self) -> "Recipe":
-        names = [entry.name for entry in self.export]
+        names = [entry.name for entry in self.listed_exports()]
         if len(set(names)) != len(names):
             raise ValueError(f"export lists an artifact twice in {names}; keep one of each")
         return self
+
+    def listed_exports(self) -> tuple[Export, ...]:
+        """The entries of `export`; none if it is `auto`."""
+        return () if isinstance(self.export, AutoPart) else self.export
 
     def document(self) -> dict[str, Any]:
         """The recipe as plain YAML values, every default written out."""

@@ -4,6 +4,7 @@ A runner takes NumPy arrays by input name, each [rows, ...], and gives arrays by
 runs the exact file that is published, on one thread.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from training.quiet import quiet
 
 Runner = Callable[[Mapping[str, Array]], dict[str, Array]]
 
+LIBRARIES: dict[ArtifactKind, str] = {"onnx": "onnxruntime", "openvino": "openvino"}
+"""What runs each kind that torch does not."""
+PT2E = "torchao.quantization.pt2e"
+"""Registers the operators of quantized programs."""
 _ERRORS_ONLY = 3
 
 
@@ -34,6 +39,18 @@ def _callable_runner(model: Callable[..., Any], signature: Signature) -> Runner:
         return {s.name: a for s, a in zip(signature.outputs, outputs, strict=True)}
 
     return run
+
+
+def load_libraries(kind: ArtifactKind, precision: Precision) -> None:
+    """Imports what an artifact is run by, beside torch.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    if kind in LIBRARIES:
+        importlib.import_module(LIBRARIES[kind])
+    if kind == "pt2" and precision == "int8":
+        importlib.import_module(PT2E)
 
 
 def file_runner(
@@ -81,8 +98,7 @@ def _onnx(path: Path, signature: Signature) -> Runner:
 
 
 def _pt2(path: Path, precision: Precision, signature: Signature) -> Runner:
-    if precision == "int8":
-        import torchao.quantization.pt2e  # noqa: F401 - it registers the operators
+    load_libraries("pt2", precision)
     return _callable_runner(torch.export.load(path).module(), signature)
 
 

@@ -7,7 +7,7 @@ Rules kept here: the exact file that is published is run; the golden inputs are 
 batch sizes and the whole test split once more, and the worst counts; a model whose rows are padded
 gives each golden row the answer it has alone; one that takes several sizes is run at its smallest,
 its largest and between; the same rows give the same bits twice; the task metric does not fall;
-figures are single-threaded.
+figures are single-threaded; memory is the most that opening it and one large batch take.
 """
 
 import contextlib
@@ -30,10 +30,11 @@ from training.export_entries import Export
 from training.isolated_run import GIB, run_isolated
 from training.loop import Trained
 from training.padded_rows import PaddedRows, cut_back, padded_rows
+from training.peak_memory import PeakMemory
 from training.recipe import ExportLimits
 from training.report import ArtifactReport, CheckpointReport
 from training.root_cause import root_cause
-from training.runners import Runner, file_runner, module_runner
+from training.runners import Runner, file_runner, load_libraries, module_runner
 from training.sized_rows import at_other_sizes
 from training.task_metric import tally
 
@@ -104,8 +105,20 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
     return found, report
 
 
-def verify_apart(exported: Exported, expected: Reference, limits: ExportLimits) -> ArtifactReport:
-    """The same as `verify`, in a process of its own: a runtime may crash on what it is given."""
+def verify_apart(
+    exported: Exported,
+    expected: Reference,
+    limits: ExportLimits,
+    time_limit_s: float | None = None,
+) -> ArtifactReport:
+    """The same as `verify`, in a process of its own: a runtime may crash on what it is given.
+
+    Args:
+        exported: the file, or why there is none.
+        expected: the checkpoint's answers.
+        limits: what it may cost.
+        time_limit_s: seconds it may take, in place of the limits' own.
+    """
     if exported.failure is not None:
         return _unmeasured(exported, exported.failure)
     try:
@@ -113,7 +126,7 @@ def verify_apart(exported: Exported, expected: Reference, limits: ExportLimits) 
             verify,
             exported,
             expected,
-            time_limit_s=limits.time_s,
+            time_limit_s=time_limit_s or limits.time_s,
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError as error:
@@ -133,7 +146,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     tolerance = unmeasured.tolerance
     with _one_thread():
         try:
-            run = file_runner(entry.kind, entry.precision, exported.path, expected.signature)
+            run, peak_memory_bytes = _open(exported, expected)
             compared, outputs = replay(run, expected)
             compared += replay_padded(run, expected)
             repeats = _repeats(run, expected)
@@ -152,11 +165,50 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "accuracy": accuracy,
             "accuracy_interval": _interval(accuracy, expected.test),
             "latency_ms": latency_ms,
+            "peak_memory_bytes": peak_memory_bytes,
             "refusal": _departure(compared, tolerance)
             or (None if repeats else "two runs of the same rows gave different numbers")
             or _drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
         }
     )
+
+
+def latency_apart(
+    exported: Exported, expected: Reference, limits: ExportLimits
+) -> dict[int, float]:
+    """Median milliseconds of one run, by batch size, measured anew in a process of its own.
+
+    Raises:
+        IsolationError: it no longer runs.
+    """
+    return run_isolated(
+        _open_and_time,
+        exported,
+        expected,
+        time_limit_s=limits.time_s,
+        memory_limit_bytes=int(limits.memory_gib * GIB),
+    )
+
+
+def _open_and_time(exported: Exported, expected: Reference) -> dict[int, float]:
+    with _one_thread():
+        run, _ = _open(exported, expected)
+        return _latency_ms(run, expected)
+
+
+def _open(exported: Exported, expected: Reference) -> tuple[Runner, int | None]:
+    """The artifact, and what the process grew by at most to open it and run one large batch.
+
+    The batch is all golden rows, or as many as one may have. The libraries are loaded before: a
+    server loads them once for all its models.
+    """
+    entry = exported.entry
+    load_libraries(entry.kind, entry.precision)
+    memory = PeakMemory()
+    run = file_runner(entry.kind, entry.precision, exported.path, expected.signature)
+    rows = expected.signature.max_batch_size
+    run({name: array[:rows] for name, array in expected.golden_inputs.items()})
+    return run, memory.grown_bytes()
 
 
 def _unmeasured(exported: Exported, refusal: str | None) -> ArtifactReport:
@@ -165,6 +217,7 @@ def _unmeasured(exported: Exported, refusal: str | None) -> ArtifactReport:
         name=entry.name,
         kind=entry.kind,
         precision=entry.precision,
+        method=getattr(entry, "method", None),
         file=entry.file,
         weights_file=entry.weights_file,
         made_with=exported.made_with,

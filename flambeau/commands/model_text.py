@@ -105,9 +105,11 @@ def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
     batches = sorted({rows for artifact in artifacts for rows in artifact.latency_ms})
     metrics = sorted({name for artifact in artifacts for name in artifact.verification.metrics})
     names = ["NAME", "KIND", "PRECISION", "SIZE", "DIFFERENCE", "ALLOWED", "AGREEMENT", "AT LEAST"]
-    rows = [[*names, *(m.upper() for m in metrics), *(f"BATCH {size}" for size in batches)]]
+    rows = [
+        [*names, *(m.upper() for m in metrics), *(f"BATCH {size}" for size in batches), "MEMORY"]
+    ]
     for artifact in artifacts:
-        proof = artifact.verification
+        proof, memory = artifact.verification, artifact.peak_memory_bytes
         rows.append(
             [
                 *(artifact.name, artifact.kind, artifact.precision),
@@ -118,6 +120,7 @@ def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
                 share_text(proof.tolerance.min_agreement),
                 *(_metric_text(name, proof.metrics.get(name)) for name in metrics),
                 *(latency_text(artifact.latency_ms.get(size)) for size in batches),
+                UNKNOWN if memory is None else size_text(memory),
             ]
         )
     return columns(rows, indent="  ")

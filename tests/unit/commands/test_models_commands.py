@@ -80,6 +80,7 @@ def publish_two_kinds(store: ModelStore, folder: Path) -> None:
         name="onnx-int8",
         precision="int8",
         latency_ms={1: 0.07, 32: 0.7},
+        peak_memory_bytes=11_400_000,
         verification=Verification.model_validate(
             {
                 "max_abs_difference": 0.031,
@@ -174,11 +175,11 @@ def test_show_tells_everything(run: Run, store: ModelStore, folder: Path) -> Non
         "",
         "artifacts, fastest first",
         "  NAME       KIND  PRECISION  SIZE      DIFFERENCE  ALLOWED  AGREEMENT  AT LEAST"
-        "  ACCURACY  LOSS  BATCH 1  BATCH 32",
+        "  ACCURACY  LOSS  BATCH 1  BATCH 32  MEMORY",
         "  onnx-int8  onnx  int8       21.0 KB   0.031       1        99.7 %     99.0 %  "
-        "  98.9 %    0.05  0.07 ms  0.7 ms",
+        "  98.9 %    0.05  0.07 ms  0.7 ms    11.4 MB",
         "  onnx       onnx  fp32       10 bytes  2.5e-07     0.0001   100.0 %    100.0 % "
-        "  98.6 %    -     0.12 ms  2 ms",
+        "  98.6 %    -     0.12 ms  2 ms      -",
         "",
         "lineage",
         f"  recipe      sha256 {'1' * 64}",

@@ -138,7 +138,7 @@ def test_an_artifact_that_is_wrong_at_one_size_is_refused(
 
     monkeypatch.setattr(verify_module, "file_runner", lambda *_: wrong_when_large)
     (tmp_path / "model.onnx").write_bytes(b"")
-    chosen = sized_recipe(export=[{"kind": "onnx"}]).export[0]
+    chosen = sized_recipe(export=[{"kind": "onnx"}]).listed_exports()[0]
     exported = Exported(chosen, tmp_path / "model.onnx", None)
     assert "largest difference 1 is above" in str(verify(exported, expected).refusal)
 

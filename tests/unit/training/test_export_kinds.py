@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_model
 
-from model_store.cpu_features import cpu_features
+from model_store.cpu_features import BF16_FEATURES, cpu_features
 from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits
-from training.export import BF16_FEATURES, Exported, export_all
+from training.export import Exported, export_all
 from training.loop import Trained
 from training.model import build_model, run_model, try_model
 from training.runners import file_runner

@@ -133,9 +133,11 @@ def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path)
         agreement=1,
         accuracy=1,
         latency_ms={1: 1.0},
+        peak_memory_bytes=7,
     )
     (tmp_path / "model.onnx").write_bytes(onnx_models.linear())
-    assert _artifact(proven, tmp_path).kind == "onnx"
+    found = _artifact(proven, tmp_path)
+    assert (found.kind, found.peak_memory_bytes) == ("onnx", 7)
     (tmp_path / "model.onnx").write_bytes(onnx_models.linear()[:-1])
     with pytest.raises(UnsafeOnnxError, match=r"model\.onnx is not ONNX, or broken"):
         _artifact(proven, tmp_path)

@@ -36,7 +36,7 @@ def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 def test_the_recipe_that_ships_loads_and_stays_one_page() -> None:
     recipe = load_recipe(DIGITS)
     assert (recipe.name, recipe.publish.model) == ("digits-cnn", "digits")
-    assert [entry.name for entry in recipe.export] == ["torchscript", "onnx", "onnx-int8"]
+    assert [entry.name for entry in recipe.listed_exports()] == ["torchscript", "onnx", "onnx-int8"]
     assert len(Path(DIGITS).read_text().splitlines()) <= 50
 
 
@@ -138,7 +138,7 @@ def test_overrides_are_yaml_and_the_last_one_wins() -> None:
     assert recipe.optim.clip is None
     assert recipe.track == ("jsonl",)
     assert recipe.model.args["width"] == 10.0
-    entry = recipe.export[2]
+    entry = recipe.listed_exports()[2]
     assert isinstance(entry, OnnxInt8Export)
     assert entry.calibration_rows == 32
     assert (entry.tolerance.max_abs_difference, entry.tolerance.min_agreement) == (2, 0.98)
