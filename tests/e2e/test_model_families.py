@@ -51,7 +51,7 @@ def trained(recipe: str, overrides: tuple[str, ...], folder: Path) -> tuple[Mode
         entry.model_copy(update={"tolerance": entry.tolerance.model_copy(update=loose)})
         if entry.precision == "int8"
         else entry
-        for entry in chosen.export
+        for entry in chosen.listed_exports()
     ]
     chosen = chosen.model_copy(update={"export": tuple(export)})
     manifest = run(chosen, store, folder / "runs", console=Console(file=io.StringIO()))
