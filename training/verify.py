@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from model_store.padded_rows import PaddedRows, cut_back, padded_rows
 from model_store.parity import Parity, Tolerance, compare, worst
 from model_store.signature import Signature
+from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from training.confidence import wilson_interval
 from training.datasets import IGNORED_LABEL, Split
@@ -29,12 +31,10 @@ from training.export import Exported
 from training.export_entries import Export
 from training.isolated_run import GIB, run_isolated
 from training.loop import Trained
-from training.padded_rows import PaddedRows, cut_back, padded_rows
 from training.recipe import ExportLimits
 from training.report import ArtifactReport, CheckpointReport
 from training.root_cause import root_cause
 from training.runners import Runner, file_runner, module_runner
-from training.sized_rows import at_other_sizes
 from training.task_metric import tally
 
 REPLAY_BATCH_SIZES = (1, 2, 7, 32)
@@ -77,7 +77,7 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
         test: rows it has neither learned from nor been chosen by; the first become golden.
 
     Raises:
-        DataError: the golden rows do not show what padding does.
+        SignatureError: the golden rows do not show what padding does.
     """
     run = module_runner(trained.model, trained.signature)
     golden = test.golden_inputs()
