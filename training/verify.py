@@ -154,7 +154,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "latency_ms": latency_ms,
             "refusal": _departure(compared, tolerance)
             or (None if repeats else "two runs of the same rows gave different numbers")
-            or _drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
+            or too_large_a_drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
         }
     )
 
@@ -300,7 +300,8 @@ def _departure(compared: Sequence[Comparison], tolerance: Tolerance) -> str | No
     return None
 
 
-def _drop(before: float, after: float, entry: Export) -> str | None:
+def too_large_a_drop(before: float, after: float, entry: Export) -> str | None:
+    """Says that the accuracy fell by more than an entry allows, or None if it did not."""
     limit = entry.tolerance.max_metric_drop
     if before - after <= limit + ROUNDING:
         return None
