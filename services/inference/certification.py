@@ -52,9 +52,7 @@ Progress = Callable[[str, int, int], None]
 class Judge(Protocol):
     """Knows rows, and what the checkpoint gives for them, that the version itself does not hold."""
 
-    def judge(
-        self, run: Run, artifact: Artifact
-    ) -> tuple[list[Comparison], dict[str, float], str]:
+    def judge(self, run: Run, artifact: Artifact) -> tuple[list[Comparison], dict[str, float], str]:
         """Runs them through an artifact; raises what the artifact raises.
 
         Returns:
