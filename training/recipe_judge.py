@@ -17,7 +17,7 @@ from torch import nn
 
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
-from model_store.parity import Parity, Tolerance, compare
+from model_store.parity import Comparison, Tolerance, compare, compare_rows
 from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from training.datasets import load_splits
@@ -77,27 +77,27 @@ class RecipeJudge:
 
     def judge(
         self, run: Run, artifact: Artifact
-    ) -> tuple[list[tuple[str, Parity]], dict[str, float], str]:
+    ) -> tuple[list[Comparison], dict[str, float], str | None]:
         """Runs the test split through an artifact.
 
         Returns:
-            Comparisons with the checkpoint, each with its name; the task metric; and why that
-            refuses the artifact, empty if it does not.
+            Comparisons with the checkpoint; the task metric; and why that refuses the artifact, or
+            None.
         """
         size = self._signature.max_batch_size
         found = []
         for inputs, right in self._sized:
             shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
             parity = replace(compare(right, run(inputs)), agreement=1.0)
-            found.append((f"golden rows at another size, {shapes}", parity))
+            found.append(Comparison(f"golden rows at another size, {shapes}", parity))
         outputs = run_in_batches(run, self._test.inputs, size)
-        found.append(("the test split", compare(self._outputs, outputs)))
+        found.append(compare_rows("the test split", self._outputs, outputs))
         before, metrics = self._metrics(self._outputs), self._metrics(outputs)
         entry = next((e for e in self._recipe.export if e.name == artifact.name), None)
         refusal = None
         if entry is not None:
             refusal = too_large_a_drop(before["accuracy"], metrics["accuracy"], entry)
-        return found, metrics, refusal or ""
+        return found, metrics, refusal
 
     def _metrics(self, outputs: Mapping[str, Array]) -> dict[str, float]:
         logits = outputs[self._signature.outputs[0].name]

@@ -21,15 +21,14 @@ from model_store.certificates import manifest_sha256
 from model_store.errors import SignatureMismatchError, StoreError
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Artifact, Manifest
+from model_store.parity import Comparison, first_failure
 from model_store.store import ModelStore
 from services.errors import BackendError, DeviceError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.device import CPU, Device
 from services.inference.environment import environment
 from services.inference.golden_replay import (
-    Comparison,
     Run,
-    first_failure,
     gives_the_same_twice,
     replay_everything,
     replay_result,
@@ -52,12 +51,14 @@ Progress = Callable[[str, int, int], None]
 class Judge(Protocol):
     """Knows rows, and what the checkpoint gives for them, that the version itself does not hold."""
 
-    def judge(self, run: Run, artifact: Artifact) -> tuple[list[Comparison], dict[str, float], str]:
+    def judge(
+        self, run: Run, artifact: Artifact
+    ) -> tuple[list[Comparison], dict[str, float], str | None]:
         """Runs them through an artifact; raises what the artifact raises.
 
         Returns:
-            Comparisons with the checkpoint; task metrics; and why those refuse the artifact, empty
-            if they do not.
+            Comparisons with the checkpoint; task metrics; and why those refuse the artifact, or
+            None.
         """
 
 
@@ -204,7 +205,9 @@ def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> Iso
 def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:
     signature, options = case.manifest.signature, case.options
     found = replay_everything(backend.run, case.golden, signature)
-    more, metrics, refusal = case.judge.judge(backend.run, artifact) if case.judge else ([], {}, "")
+    more, metrics, refusal = (
+        case.judge.judge(backend.run, artifact) if case.judge else ([], {}, None)
+    )
     found += more
     repeats = gives_the_same_twice(backend.run, case.golden, signature.max_batch_size)
     # The process's own time is that of the run, whoever else wants the core meanwhile.
@@ -220,15 +223,15 @@ def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> Artifa
     tolerance = artifact.verification.tolerance
     reason = (
         first_failure(found, tolerance)
-        or ("" if repeats else "two runs of the same rows gave different numbers")
+        or (None if repeats else "two runs of the same rows gave different numbers")
         or refusal
     )
     return ArtifactResult(
         artifact=artifact.name,
         outcome="failed" if reason else "passed",
-        reason=reason,
+        reason=reason or "",
         tolerance=tolerance,
-        replays=tuple(replay_result(where, parity) for where, parity in found),
+        replays=tuple(replay_result(one) for one in found),
         repeats=repeats,
         metrics=metrics,
         latency_ms=_milliseconds(latency_s),

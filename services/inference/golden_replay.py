@@ -16,7 +16,7 @@ import numpy as np
 from model_store.certificate import ReplayResult
 from model_store.golden import GoldenRows
 from model_store.padded_rows import cut_back, padded_rows
-from model_store.parity import Parity, Tolerance, compare, worst
+from model_store.parity import Comparison, Parity, compare, compare_rows, worst
 from model_store.signature import Signature, SignatureError
 from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
@@ -29,8 +29,6 @@ SIZED_ROWS = 8
 
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 Outputs = Mapping[str, Array]
-Comparison = tuple[str, Parity]
-"""On which rows, and what was found."""
 
 
 def replay_everything(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
@@ -65,19 +63,11 @@ def gives_the_same_twice(run: Run, golden: GoldenRows, max_batch_size: int) -> b
     return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
-def first_failure(found: Sequence[Comparison], tolerance: Tolerance) -> str:
-    """The first comparison outside the tolerance, and what it found; empty if there is none."""
-    for where, parity in found:
-        if failure := parity.failure(tolerance):
-            return f"{where}: {failure}"
-    return ""
-
-
-def replay_result(where: str, parity: Parity) -> ReplayResult:
+def replay_result(found: Comparison) -> ReplayResult:
     """A comparison as a certificate has it, which is JSON and has no infinity."""
-    difference = parity.max_abs_difference
+    parity, difference = found.parity, found.parity.max_abs_difference
     return ReplayResult(
-        where=where,
+        where=found.where,
         max_abs_difference=difference if np.isfinite(difference) else None,
         agreement=parity.agreement,
         max_probability_shift=parity.max_probability_shift,
@@ -87,9 +77,10 @@ def replay_result(where: str, parity: Parity) -> ReplayResult:
 def _in_batches(run: Run, golden: GoldenRows, max_batch_size: int) -> list[Comparison]:
     sizes = {*BATCH_SIZES, min(max_batch_size, golden.rows)}
     return [
-        (
+        compare_rows(
             f"golden rows in batches of {size}",
-            compare(golden.outputs, run_in_batches(run, golden.inputs, size)),
+            golden.outputs,
+            run_in_batches(run, golden.inputs, size),
         )
         for size in sorted(sizes)
         if size <= max_batch_size
@@ -112,13 +103,13 @@ def _padded(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparis
         # Else the golden rows are as long as they are, and what is shorter has no golden answer.
         right = cut_back(golden.outputs, rows.lengths, padding)
         parity = _of_single_rows(list(zip(right, alone, strict=True)))
-        found.append(("golden rows alone at their own length", parity))
+        found.append(Comparison("golden rows alone at their own length", parity))
     pairs: list[tuple[Outputs, Outputs]] = []
     for numbers, inputs in rows.batches:
         lengths = [rows.lengths[row] for row in numbers]
         batch = cut_back(run(inputs), lengths, padding)
         pairs += zip([right[row] for row in numbers], batch, strict=True)
-    return [*found, ("golden rows padded in a batch", _of_single_rows(pairs))]
+    return [*found, Comparison("golden rows padded in a batch", _of_single_rows(pairs))]
 
 
 def _at_other_sizes(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
@@ -129,7 +120,8 @@ def _at_other_sizes(run: Run, golden: GoldenRows, signature: Signature) -> list[
         # Rows that were cut or repeated may show nothing: that their class is the same says little.
         parity = replace(compare(run_in_batches(run, inputs, 1), run(inputs)), agreement=1.0)
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
-        found.append((f"golden rows at another size, {shapes}, beside each alone", parity))
+        where = f"golden rows at another size, {shapes}, beside each alone"
+        found.append(Comparison(where, parity))
     return found
 
 

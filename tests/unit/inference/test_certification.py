@@ -8,13 +8,13 @@ import pytest
 from model_store.certificate import Certificate
 from model_store.errors import GoldenMismatchError
 from model_store.manifest import Artifact
-from model_store.parity import Parity
+from model_store.parity import Comparison, Parity
 from model_store.store import ModelStore
 from services.inference import certification
 from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.backends.device import Device
 from services.inference.certification import CertifyOptions, certify
-from services.inference.golden_replay import Comparison, Run
+from services.inference.golden_replay import Run
 from services.inference.loader import LoadOptions, load_version
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.store_versions import entry_in
@@ -48,7 +48,9 @@ def test_one_that_gives_the_golden_outputs_passes(mixed: Certificate) -> None:
 def test_one_that_departs_fails_with_the_place(mixed: Certificate) -> None:
     result = mixed.artifacts[0]
     assert result.outcome == "failed"
-    assert result.reason == "golden rows in batches of 1: largest difference 18 is above 0.0001"
+    assert result.reason == (
+        "golden rows in batches of 1: largest difference 18 is above 0.0001, most in row 1 of 'y'"
+    )
     assert not mixed.holds
 
 
@@ -97,9 +99,13 @@ def test_a_judge_adds_rows_and_metrics(tmp_path: Path) -> None:
     class Strict:
         def judge(
             self, run: Run, artifact: Artifact
-        ) -> tuple[list[Comparison], dict[str, float], str]:
+        ) -> tuple[list[Comparison], dict[str, float], str | None]:
             assert run({"x": np.ones((1, 4), np.float32)})["y"].tolist() == [[2, 2, 2, 2]]
-            return [("the test split", Parity(0.0, 1.0))], {"accuracy": 0.5}, "accuracy fell"
+            return (
+                [Comparison("the test split", Parity(0.0, 1.0))],
+                {"accuracy": 0.5},
+                "accuracy fell",
+            )
 
     store = ModelStore(str(tmp_path))
     certificate = certify(store, store.manifest("m", 1), CertifyOptions(), judge=Strict())

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from model_store.golden import GoldenRows
-from model_store.parity import Tolerance
+from model_store.parity import Tolerance, first_failure
 from model_store.signature import Padding, Signature, TensorSpec
 from model_store.tensors import Array
 from services.inference.golden_replay import (
     Run,
-    first_failure,
     gives_the_same_twice,
     replay_everything,
 )
@@ -22,8 +21,8 @@ MASK = (TOKENS > 0).astype(np.float32)
 
 
 def masked(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    real: Array = inputs["tokens"] * inputs["mask"]  # type: ignore[operator]
-    return {"total": real.sum(axis=1), "each": real * 2}  # type: ignore[attr-defined, operator]
+    tokens, mask = (np.asarray(inputs[name], np.float32) for name in ("tokens", "mask"))
+    return {"total": (tokens * mask).sum(axis=1), "each": tokens * mask * 2}
 
 
 def signature(padding: Padding | None = None, **more: object) -> Signature:
@@ -51,23 +50,26 @@ def golden() -> GoldenRows:
 
 
 def failure(run: Run, of: Signature) -> str:
-    return first_failure(replay_everything(run, golden(), of), EXACT)
+    return first_failure(replay_everything(run, golden(), of), EXACT) or ""
 
 
 def test_a_model_that_masks_passes_every_form() -> None:
     found = replay_everything(masked, golden(), PADDED)
-    assert [where for where, _ in found] == [
+    assert [one.where for one in found] == [
         *(f"golden rows in batches of {size}" for size in (1, 2, 3)),
         "golden rows alone at their own length",
         "golden rows padded in a batch",
     ]
-    assert first_failure(found, EXACT) == ""
+    assert first_failure(found, EXACT) is None
 
 
 def test_one_that_is_wrong_in_full_batches_only() -> None:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         found = masked(inputs)
-        return {**found, "total": found["total"] + np.float32(len(inputs["mask"]) == 2)}
+        return {
+            **found,
+            "total": np.add(found["total"], len(inputs["mask"]) == 2, dtype=np.float32),
+        }
 
     assert failure(run, signature()).startswith("golden rows in batches of 2: largest difference 1")
 
@@ -75,7 +77,10 @@ def test_one_that_is_wrong_in_full_batches_only() -> None:
 def test_one_that_is_wrong_at_shorter_lengths_only() -> None:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         found = masked(inputs)
-        return {**found, "total": found["total"] + np.float32(inputs["mask"].shape[1] < 4)}
+        return {
+            **found,
+            "total": np.add(found["total"], inputs["mask"].shape[1] < 4, dtype=np.float32),
+        }
 
     assert failure(run, signature()) == ""
     assert failure(run, PADDED).startswith("golden rows alone at their own length: ")
@@ -91,7 +96,7 @@ def test_one_whose_rows_disturb_each_other_at_other_sizes() -> None:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         found = at_own_size(inputs)
         wrong = np.float32(len(inputs["mask"]) > 1 and inputs["tokens"].shape[1] == 9)
-        return {**found, "total": found["total"] + wrong}
+        return {**found, "total": np.add(found["total"], wrong, dtype=np.float32)}
 
     assert failure(at_own_size, sized) == ""
     assert failure(run, sized).startswith("golden rows at another size, [3, 9], [3, 9], beside")
@@ -109,7 +114,10 @@ def test_one_that_changes_from_run_to_run() -> None:
     runs = iter(range(10))
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {**masked(inputs), "total": np.float32(next(runs)) * inputs["mask"][:, 0]}
+        return {
+            **masked(inputs),
+            "total": np.multiply(next(runs), inputs["mask"][:, 0], dtype=np.float32),
+        }
 
     assert gives_the_same_twice(masked, golden(), 2)
     assert not gives_the_same_twice(run, golden(), 2)
