@@ -8,6 +8,7 @@ from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
 from training.datasets import Splits, load_splits
+from training.departure import with_departure
 from training.export import export_all
 from training.loop import Trained, evaluate, train
 from training.progress import say
@@ -67,8 +68,11 @@ def _prove(
     exported = export_all(recipe, trained, splits, files, console)
     golden, checkpoint = reference(trained, splits.test)
     with console.status("replaying every artifact against the checkpoint"):
+        reports = [verify_apart(artifact, golden, recipe.export_limits) for artifact in exported]
+    with console.status("looking where refused artifacts depart"):
         artifacts = tuple(
-            verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
+            with_departure(report, artifact, golden, recipe, trained.weights)
+            for report, artifact in zip(reports, exported, strict=True)
         )
     metrics = {
         **evaluate(trained.model, splits.validation, recipe, "val"),

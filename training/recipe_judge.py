@@ -21,6 +21,7 @@ from model_store.parity import Comparison, Tolerance, compare, compare_rows
 from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from training.datasets import load_splits
+from training.departure import Departed, departs_at
 from training.errors import DataError, TargetError
 from training.model import build_model
 from training.recipe import Recipe
@@ -52,6 +53,7 @@ class RecipeJudge:
         self, recipe: Recipe, manifest: Manifest, weights: Path, golden: GoldenRows
     ) -> None:
         self._recipe, self._signature = recipe, manifest.signature
+        self._weights, self._golden = weights, golden
         splits = load_splits(recipe)
         if (found := splits.sha256()) != manifest.lineage.data_sha256:
             raise DataError(
@@ -98,6 +100,28 @@ class RecipeJudge:
         if entry is not None:
             refusal = too_large_a_drop(before["accuracy"], metrics["accuracy"], entry)
         return found, metrics, refusal
+
+    def departs_at(self, artifact: Artifact, path: Path) -> str | None:
+        """Where a failed artifact departs from the checkpoint, if that can be told.
+
+        Args:
+            artifact: what the manifest says of it.
+            path: its file.
+        """
+        entry = next((e for e in self._recipe.export if e.name == artifact.name), None)
+        if entry is None:
+            return None
+        case = Departed(
+            recipe=self._recipe,
+            weights=self._weights,
+            entry=entry,
+            path=path,
+            signature=self._signature,
+            tolerance=artifact.verification.tolerance,
+            rows=[self._golden.inputs, *(x for x, _ in self._sized), self._test.inputs],
+        )
+        limits = self._recipe.export_limits
+        return departs_at(case, limits.time_s, limits.memory_gib)
 
     def _metrics(self, outputs: Mapping[str, Array]) -> dict[str, float]:
         logits = outputs[self._signature.outputs[0].name]

@@ -39,6 +39,8 @@ class ArtifactReport(StrictModel):
     tolerance: Tolerance
     refusal: str | None
     """Why it is not published; None if it is proven."""
+    departs_at: str | None = None
+    """The layer where it departs from the checkpoint, if it was refused and that could be told."""
     size_bytes: int | None = None
     max_abs_difference: float | None = None
     """From the checkpoint's outputs; None also where a shape differs or a number is missing."""

@@ -97,7 +97,27 @@ def _verify_here(
     with tempfile.TemporaryDirectory(prefix="flambeau-verify-") as folder:
         with _training_failures():
             judge = _judge(store, manifest, Path(folder), keys)
-        return certify(store, manifest, options, _say, judge)
+        certificate = certify(store, manifest, options, _say, judge)
+        return _with_departures(store, manifest, certificate, judge, Path(folder))
+
+
+def _with_departures(
+    store: "ModelStore",
+    manifest: "Manifest",
+    certificate: "Certificate",
+    judge: "RecipeJudge",
+    folder: Path,
+) -> "Certificate":
+    """The certificate, and of each artifact that ran and failed where it departs."""
+    results = []
+    for result, artifact in zip(certificate.artifacts, manifest.artifacts, strict=True):
+        if result.outcome == "failed" and result.replays:
+            path = folder / artifact.file.file
+            path.write_bytes(store.read_file(manifest, artifact.file))
+            departs_at = judge.departs_at(artifact, path) or ""
+            result = result.model_copy(update={"departs_at": departs_at})
+        results.append(result)
+    return certificate.model_copy(update={"artifacts": tuple(results)})
 
 
 def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -> "RecipeJudge":
