@@ -157,8 +157,11 @@ def find_departure(case: Departed) -> str | None:
             worst, output_scale = (gap, inner, found), scale
     if worst is None or worst[0] <= case.tolerance.max_abs_difference:
         return None
-    _, inner, found = worst
-    share = max(case.tolerance.max_abs_difference / max(output_scale, 1e-12), LEAST_SHARE)
+    gap, inner, found = worst
+    output_scale = max(output_scale, 1e-12)
+    share = max(case.tolerance.max_abs_difference / output_scale, LEAST_SHARE)
+    if gap / output_scale <= share:  # it only rounds otherwise, from the first layer on
+        return None
     return first_departure(inner, found, share)
 
 
