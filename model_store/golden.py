@@ -1,12 +1,19 @@
 """The golden rows: inputs and the checkpoint's own outputs, and how their file names them.
 
 Pure. The file is safetensors and holds tensors `input.NAME` and `output.NAME`, each [rows, ...].
+
+Rule kept here: rows that do not fit the version's signature prove nothing, so such a file is
+refused when it is published and whenever it is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from model_store.tensors import Array
+from model_store.errors import GoldenMismatchError
+from model_store.manifest import Draft
+from model_store.signature import Signature, SignatureError, TensorSpec
+from model_store.strict import nearest_name
+from model_store.tensors import Array, TensorError, datatype_of
 
 _INPUT, _OUTPUT = "input.", "output."
 
@@ -31,10 +38,94 @@ class GoldenRows:
         return tensors | {_OUTPUT + name: array for name, array in self.outputs.items()}
 
 
-def golden_rows(tensors: Mapping[str, Array]) -> GoldenRows:
-    """The rows out of what a golden file holds."""
+def parse_golden(data: bytes, version: Draft) -> GoldenRows:
+    """The rows out of a version's golden file.
+
+    Args:
+        data: the bytes of the file, digest already checked.
+        version: the draft or manifest that names the file.
+
+    Raises:
+        GoldenMismatchError: it is no safetensors file, or does not hold the rows of this signature.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    where = f"the golden file '{version.golden.file.file}' of '{version.model}'"
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise GoldenMismatchError(
+            f"{where} cannot be read as safetensors: {error}; publish the version again"
+        ) from error
+    try:
+        return _checked_rows(tensors, version)
+    except (SignatureError, TensorError) as error:
+        raise GoldenMismatchError(
+            f"{where} does not match the signature, so it proves nothing: {error}; publish the "
+            "version again with golden rows of its own inputs and outputs"
+        ) from error
+
+
+def _checked_rows(tensors: Mapping[str, Array], version: Draft) -> GoldenRows:
+    """The tensors by what they are.
+
+    Raises:
+        SignatureError, TensorError: they are not those of the signature.
+    """
     inputs, outputs = (
         {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
         for prefix in (_INPUT, _OUTPUT)
     )
+    if other := [n for n in tensors if not n.startswith((_INPUT, _OUTPUT))]:
+        raise SignatureError(f"tensor '{other[0]}' is neither input.NAME nor output.NAME")
+    signature = version.signature
+    _check_tensors("input", inputs, signature.inputs)
+    _check_tensors("output", outputs, signature.outputs)
+    _check_rows(tensors, version.golden.rows)
+    # A row at a time, as golden rows may be more than fit into one batch: now sizes and lengths.
+    datatypes = {spec.name: spec.datatype for spec in signature.inputs}
+    given = {name: (datatypes[name], (1, *array.shape[1:])) for name, array in inputs.items()}
+    signature.check_inputs(given)
+    _check_output_lengths(signature, inputs, outputs)
     return GoldenRows(inputs, outputs)
+
+
+def _check_tensors(what: str, found: Mapping[str, Array], specs: Iterable[TensorSpec]) -> None:
+    wanted = {spec.name: spec for spec in specs}
+    for name in found:
+        if name not in wanted:
+            raise SignatureError(f"it holds an unknown {what} '{name}'{nearest_name(name, wanted)}")
+    for name, spec in wanted.items():
+        if name not in found:
+            raise SignatureError(f"it lacks {what} '{name}'")
+        datatype = datatype_of(found[name])
+        # NumPy has no bfloat16: its bits are those of a UINT16.
+        if datatype != ("UINT16" if spec.datatype == "BF16" else spec.datatype):
+            raise SignatureError(
+                f"{what} '{name}' has datatype {datatype}; the signature has {spec.datatype}"
+            )
+        if not spec.fits(found[name].shape):
+            raise SignatureError(
+                f"{what} '{name}' has shape {list(found[name].shape)}; the signature has "
+                f"{list(spec.shape)}"
+            )
+
+
+def _check_rows(tensors: Mapping[str, Array], rows: int) -> None:
+    for name, array in tensors.items():
+        if len(array) != rows:
+            raise SignatureError(f"{name} has {len(array)} rows; the manifest says {rows}")
+
+
+def _check_output_lengths(
+    signature: Signature, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+) -> None:
+    """Outputs that have a value for each position have as many as the inputs."""
+    length = signature.length_of({name: array.shape for name, array in inputs.items()})
+    for name, axis in signature.padding.outputs.items() if signature.padding else ():
+        if outputs[name].shape[axis] != length:
+            raise SignatureError(
+                f"output '{name}' has {outputs[name].shape[axis]} positions along axis {axis}, and "
+                f"the inputs have {length}"
+            )

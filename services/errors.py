@@ -8,6 +8,7 @@ ServingError
 │   ├── UnknownVersionError
 │   ├── UnknownJobError
 │   └── UnknownPathError
+├── ForbiddenError              403 PERMISSION_DENIED   the caller may not ask for this
 ├── ConflictError               409 ALREADY_EXISTS      the same name for something else
 ├── JobNotOverError             409 FAILED_PRECONDITION there is no result, or not yet
 ├── JobFailedError              500 INTERNAL            there will be none
@@ -72,6 +73,13 @@ class UnknownVersionError(NotFoundError):
 
 class UnknownJobError(NotFoundError):
     """No such job, or its result is no longer kept."""
+
+
+class ForbiddenError(ServingError):
+    """The server does this for others, or for nobody, as its settings say."""
+
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
 
 
 class ConflictError(ServingError):

@@ -15,6 +15,7 @@ from rich.console import Console
 from training.auto_export import AutoExport
 from training.candidates import Candidate, candidates
 from training.datasets import Splits
+from training.departure import with_departure
 from training.errors import IsolationError
 from training.export import DEPRECATION_NOTE, EXAMPLE_ROWS, Exported, export_entry
 from training.export_entries import OnnxExport, TorchScriptExport
@@ -105,7 +106,9 @@ class _IsolatedAttempts:
         if time_limit_s is not None:
             left_s = time_limit_s - (time.monotonic() - started)
             time_limit_s = max(left_s, SHORTEST_LIMIT_S)
-        return verify_apart(exported, self._expected, self._recipe.export_limits, time_limit_s)
+        limits = self._recipe.export_limits
+        report = verify_apart(exported, self._expected, limits, time_limit_s)
+        return with_departure(report, exported, self._expected, self._recipe, self._trained.weights)
 
     def time_again(self, candidate: Candidate) -> dict[int, float]:
         """See `training.trial.Attempts.time_again`."""

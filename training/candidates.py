@@ -123,7 +123,7 @@ def candidates(auto: AutoExport, model: ModelContents, machine: Machine) -> list
     """
     wanted = [
         entry
-        for entry in _entries(auto, model)
+        for entry in possible_entries(auto, model)
         if entry.kind in auto.kinds
         and (entry.precision in auto.precisions or isinstance(entry, OnnxExport))
     ]
@@ -134,8 +134,8 @@ def candidates(auto: AutoExport, model: ModelContents, machine: Machine) -> list
     )
 
 
-def _entries(auto: AutoExport, model: ModelContents) -> Iterator[Export]:
-    """All there are, from simple to complex."""
+def possible_entries(auto: AutoExport, model: ModelContents) -> Iterator[Export]:
+    """All that may be tried of some model, from simple to complex."""
     fp32, bf16, int8 = auto.tolerance.fp32, auto.tolerance.bf16, auto.tolerance.int8
     rows = auto.calibration_rows
     yield OnnxExport(tolerance=fp32)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from model_store.cpu_features import BF16_FEATURES, cpu_features
 from model_store.manifest import MadeWith, Precision
+from model_store.padded_rows import shortened
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.datasets import Splits
@@ -33,7 +34,6 @@ from training.isolated_run import GIB, run_isolated
 from training.library_versions import library_versions
 from training.loop import Trained
 from training.model import build_model, for_export
-from training.padded_rows import shortened
 from training.progress import say
 from training.quiet import quiet
 from training.recipe import Recipe

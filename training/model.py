@@ -9,14 +9,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from model_store.padded_rows import own_lengths, padded_rows
 from model_store.signature import Signature, SignatureError, TensorSpec
+from model_store.sized_rows import at_other_sizes
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import IGNORED_LABEL, Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.padded_rows import own_lengths, padded_rows
 from training.recipe import Recipe
-from training.sized_rows import at_other_sizes
 from training.targets import call_target
 
 
@@ -129,10 +129,13 @@ def _try_shorter_rows(model: nn.Module, splits: Splits, signature: Signature, ta
         shapes = {name: array.shape for name, array in split.inputs.items()}
         try:
             signature.padding.bucket_of(signature.length_of(shapes) or 0)
+            own_lengths(split.inputs, signature.padding)
         except SignatureError as error:
             raise DataError(f"the data does not fit the padding: {error}") from error
-        own_lengths(split.inputs, signature.padding)
-    rows = padded_rows(splits.test.golden_inputs(), signature)
+    try:
+        rows = padded_rows(splits.test.golden_inputs(), signature)
+    except SignatureError as error:
+        raise DataError(str(error)) from error
     for inputs in (rows.alone[0], rows.batches[-1][1]):
         found = zip(signature.outputs, _try(model, inputs, target), strict=True)
         for spec, array in found:

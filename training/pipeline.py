@@ -10,6 +10,7 @@ from model_store.store import ModelStore, Sign
 from training.attempts import prove_auto
 from training.auto_export import AutoPart
 from training.datasets import Splits, load_splits
+from training.departure import with_departure
 from training.export import export_all
 from training.loop import Trained, evaluate, train
 from training.progress import say
@@ -74,8 +75,13 @@ def _prove(
     else:
         exported = export_all(recipe, trained, splits, files, console)
         with console.status("replaying every artifact against the checkpoint"):
-            artifacts = tuple(
+            reports = [
                 verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
+            ]
+        with console.status("looking where refused artifacts depart"):
+            artifacts = tuple(
+                with_departure(report, artifact, golden, recipe, trained.weights)
+                for report, artifact in zip(reports, exported, strict=True)
             )
     metrics = {
         **evaluate(trained.model, splits.validation, recipe, "val"),

@@ -43,6 +43,8 @@ class ArtifactReport(StrictModel):
     """Why it may not be published; None if it is proven."""
     dropped: str | None = None
     """Why `export: auto` does not publish it although it is proven."""
+    departs_at: str | None = None
+    """The layer where it departs from the checkpoint, if it was refused and that could be told."""
     size_bytes: int | None = None
     max_abs_difference: float | None = None
     """From the checkpoint's outputs; None also where a shape differs or a number is missing."""

@@ -19,8 +19,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from model_store.parity import Parity, Tolerance, compare, worst
+from model_store.padded_rows import PaddedRows, cut_back, padded_rows
+from model_store.parity import (
+    Comparison,
+    Parity,
+    Tolerance,
+    compare,
+    compare_rows,
+    first_failure,
+    worst,
+)
 from model_store.signature import Signature
+from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from training.confidence import wilson_interval
 from training.datasets import IGNORED_LABEL, Split
@@ -29,13 +39,11 @@ from training.export import Exported
 from training.export_entries import Export
 from training.isolated_run import GIB, run_isolated
 from training.loop import Trained
-from training.padded_rows import PaddedRows, cut_back, padded_rows
 from training.peak_memory import PeakMemory
 from training.recipe import ExportLimits
 from training.report import ArtifactReport, CheckpointReport
 from training.root_cause import root_cause
 from training.runners import Runner, file_runner, load_libraries, module_runner
-from training.sized_rows import at_other_sizes
 from training.task_metric import tally
 
 REPLAY_BATCH_SIZES = (1, 2, 7, 32)
@@ -78,7 +86,7 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
         test: rows it has neither learned from nor been chosen by; the first become golden.
 
     Raises:
-        DataError: the golden rows do not show what padding does.
+        SignatureError: the golden rows do not show what padding does.
     """
     run = module_runner(trained.model, trained.signature)
     golden = test.golden_inputs()
@@ -166,9 +174,9 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "accuracy_interval": _interval(accuracy, expected.test),
             "latency_ms": latency_ms,
             "peak_memory_bytes": peak_memory_bytes,
-            "refusal": _departure(compared, tolerance)
+            "refusal": first_failure(compared, tolerance)
             or (None if repeats else "two runs of the same rows gave different numbers")
-            or _drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
+            or too_large_a_drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
         }
     )
 
@@ -226,15 +234,6 @@ def _unmeasured(exported: Exported, refusal: str | None) -> ArtifactReport:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A runner beside the checkpoint, once."""
-
-    where: str
-    """On which rows, and how many at once."""
-    parity: Parity
-
-
 def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str, Array]]:
     """Compares a runner with the checkpoint: golden rows at every batch size, then the test split.
 
@@ -247,15 +246,15 @@ def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str
     for size in sorted({*REPLAY_BATCH_SIZES, min(largest, golden_rows)}):
         if size <= largest:
             outputs = run_in_batches(run, expected.golden_inputs, size)
-            parity = compare(expected.golden_outputs, outputs)
-            found.append(Comparison(f"golden rows in batches of {size}", parity))
+            where = f"golden rows in batches of {size}"
+            found.append(compare_rows(where, expected.golden_outputs, outputs))
     for inputs, right in expected.sized:
         # Rows that were cut or repeated may show nothing: that their class is the same says little.
         parity = replace(compare(right, run(inputs)), agreement=1.0)
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
         found.append(Comparison(f"golden rows at another size, {shapes}", parity))
     outputs = run_in_batches(run, expected.test.inputs, largest)
-    found.append(Comparison("the test split", compare(expected.test_outputs, outputs)))
+    found.append(compare_rows("the test split", expected.test_outputs, outputs))
     return found, outputs
 
 
@@ -345,15 +344,8 @@ def _run_times_s(
     return times_s
 
 
-def _departure(compared: Sequence[Comparison], tolerance: Tolerance) -> str | None:
-    """The first comparison outside the tolerance, and what it found."""
-    for comparison in compared:
-        if failure := comparison.parity.failure(tolerance):
-            return f"{comparison.where}: {failure}"
-    return None
-
-
-def _drop(before: float, after: float, entry: Export) -> str | None:
+def too_large_a_drop(before: float, after: float, entry: Export) -> str | None:
+    """Says that the accuracy fell by more than an entry allows, or None if it did not."""
     limit = entry.tolerance.max_metric_drop
     if before - after <= limit + ROUNDING:
         return None

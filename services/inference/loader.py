@@ -19,10 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from safetensors.numpy import load as load_safetensors
 
 from model_store.errors import StoreError
-from model_store.golden import GoldenRows, golden_rows
+from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
@@ -112,10 +111,10 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
 
     Raises:
         LoadError: no artifact passes; nothing is kept open.
-        StoreError: the golden file is broken or out of reach.
+        StoreError: the golden file is broken, does not fit the signature, or is out of reach.
     """
     started = time.monotonic()
-    golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
+    golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
     reasons: list[str] = []
     key, ordered = _ordered(store, manifest, golden, options)
     for artifact in ordered:

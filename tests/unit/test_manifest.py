@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
-from model_store.manifest import Draft, Manifest, check_name, parse_manifest
+from model_store.manifest import Draft, Golden, Manifest, check_name, parse_manifest
 from model_store.strict import explain
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 
@@ -18,7 +18,8 @@ WHERE = "digits/3/manifest.json"
 
 
 def sealed(folder: Path) -> Manifest:
-    return draft_in(folder).seal(3, datetime(2026, 11, 21, 5, tzinfo=UTC))
+    golden = Golden(file=entry_in(folder, "golden.safetensors", b"golden rows"), rows=8)
+    return draft_in(folder, golden=golden).seal(3, datetime(2026, 11, 21, 5, tzinfo=UTC))
 
 
 def refusal(data: bytes) -> str:

@@ -22,7 +22,12 @@ CHATTY_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 def export_onnx(
-    model: nn.Module, example: tuple[Tensor, ...], signature: Signature, path: Path
+    model: nn.Module,
+    example: tuple[Tensor, ...],
+    signature: Signature,
+    path: Path,
+    *,
+    with_scopes: bool = False,
 ) -> None:
     """Exports the model to one file, weights included, which says nothing about this machine.
 
@@ -31,6 +36,8 @@ def export_onnx(
         example: inputs in order, each [rows, ...] with at least two rows (0 and 1 are special).
         signature: names the graph's inputs and outputs.
         path: the file to write.
+        with_scopes: whether nodes still say which module they are from, beside where on this
+            machine its code lies: for a look inside, never to be published.
 
     Raises:
         Exception: whatever the exporter raises for a model it cannot take.
@@ -50,6 +57,8 @@ def export_onnx(
             input_names=[spec.name for spec in signature.inputs],
             output_names=[spec.name for spec in signature.outputs],
         )
+    if with_scopes:
+        return
     document = onnx.load(path)
     strip_metadata(document)
     onnx.save(document, path)

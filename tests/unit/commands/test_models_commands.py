@@ -191,7 +191,7 @@ def test_show_tells_everything(run: Run, store: ModelStore, folder: Path) -> Non
         "files",
         f"  model.onnx          10 bytes  sha256 {shas['model.onnx']}",
         f"  model.onnx-int8     21.0 KB   sha256 {shas['model.onnx-int8']}",
-        f"  golden.safetensors  11 bytes  sha256 {shas['golden.safetensors']}",
+        f"  golden.safetensors  2.5 KB    sha256 {shas['golden.safetensors']}",
         f"  report.json         3 bytes   sha256 {shas['report.json']}",
     ]
 
@@ -361,12 +361,10 @@ def test_push_and_pull(run: Run, store: ModelStore, folder: Path, tmp_path: Path
     shared, other = str(tmp_path / "shared"), str(tmp_path / "other")
     result = run("push", "digits/1", "--to", shared)
     assert result.exit_code == 0
-    assert result.stdout == (
-        f"digits 1 is in {shared}: 3 files copied (24 bytes), 0 there already\n"
-    )
+    assert result.stdout == (f"digits 1 is in {shared}: 3 files copied (2.5 KB), 0 there already\n")
     assert result.stderr.splitlines() == [
         "digits 1: model.onnx (10 bytes) done",
-        "digits 1: golden.safetensors (11 bytes) done",
+        "digits 1: golden.safetensors (2.5 KB) done",
         "digits 1: report.json (3 bytes) done",
     ]
     assert ModelStore(shared).manifest("digits", 1) == store.manifest("digits", 1)

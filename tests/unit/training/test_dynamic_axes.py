@@ -14,6 +14,7 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from model_store.signature import Padding, Signature, SignatureError, TensorSpec
+from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits
 from training import verify as verify_module
@@ -24,7 +25,6 @@ from training.loop import Trained
 from training.model import build_model, try_model
 from training.recipe import Recipe
 from training.runners import module_runner
-from training.sized_rows import at_other_sizes
 from training.train_state import TrainState
 from training.verify import reference, verify
 
