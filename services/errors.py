@@ -6,6 +6,7 @@ ServingError
 ├── NotFoundError               404 NOT_FOUND
 │   ├── UnknownModelError
 │   ├── UnknownVersionError
+│   ├── UnknownArtifactError
 │   ├── UnknownJobError
 │   └── UnknownPathError
 ├── ConflictError               409 ALREADY_EXISTS      the same name for something else
@@ -68,6 +69,10 @@ class UnknownModelError(NotFoundError):
 
 class UnknownVersionError(NotFoundError):
     """The model is served, this version of it is not."""
+
+
+class UnknownArtifactError(NotFoundError):
+    """The version is served, but not by an artifact like the one asked for."""
 
 
 class UnknownJobError(NotFoundError):

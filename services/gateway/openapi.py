@@ -7,6 +7,7 @@ missing version-less paths, `data` required beside binary data) are not repeated
 from typing import Any
 
 from model_store.tensors import DATATYPES
+from services.queueing.artifact_rules import ACCURACIES
 from services.queueing.records import LOWEST_PRIORITY
 
 _JSON = "application/json"
@@ -291,6 +292,15 @@ def _schemas() -> dict[str, Any]:
             "minimum": 0,
             "maximum": LOWEST_PRIORITY,
             "description": "1 is served first; 0 for the default.",
+        },
+        "artifact": {
+            "type": "string",
+            "description": "Name of the loaded artifact that is to answer.",
+        },
+        "accuracy": {
+            "type": "string",
+            "enum": list(ACCURACIES),
+            "description": "The fastest loaded artifact that gives this is to answer.",
         },
     }
     data = {"type": "array", "items": {}, "description": "Nested as the shape, or flat row-major."}

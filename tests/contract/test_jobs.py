@@ -97,9 +97,9 @@ async def test_a_key_lives_as_long_as_its_job(redis: RedisProcess) -> None:
 
 async def test_the_same_key_with_another_version_is_something_else(jobs: Jobs) -> None:
     asked = request(priority=JOB_PRIORITY)
-    await jobs.submit(asked, 60, asked_version="1", idempotency_key="k")
+    await jobs.submit(asked, 60, asked_for="1", idempotency_key="k")
     with pytest.raises(ConflictError):
-        await jobs.submit(asked, 60, asked_version="2", idempotency_key="k")
+        await jobs.submit(asked, 60, asked_for="2", idempotency_key="k")
 
 
 async def test_a_large_payload_goes_with_its_job(redis: RedisProcess, jobs: Jobs) -> None:
