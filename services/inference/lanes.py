@@ -308,9 +308,7 @@ class Lanes:
         return sum(worker.waiting for other, worker in workers if other.default == lane)
 
     def _close(self, lane: Lane) -> list[_Loaded]:
-        """Lets no more requests in; the workers of the version answer what they hold, then close
-        their backends.
-        """
+        """Lets no more requests in; what a version's workers hold is answered, then they close."""
         parts = self._parts(lane)
         for part, loaded in parts.items():
             del self._loaded[part]
