@@ -1,13 +1,11 @@
 """Callers that say which artifact is to answer, in both shapes: REST, and clients others wrote."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.e2e.rest_calls import call, infer, linear_input
+from tests.e2e.rest_calls import Reply, call, infer, linear_input
 from tests.fixtures.servers import ServerProcess
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -15,8 +13,9 @@ EXACT = {"y": [2.0, 4.0, 6.0, 8.0]}
 """What `onnx-1` answers, and what `onnx`, the default one, does not."""
 
 
-def asked(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {**linear_input(ROW), "parameters": parameters}
+def ask(server: ServerProcess, **wish: str) -> Reply:
+    """One row, over REST."""
+    return infer(server, "family", linear_input(ROW), parameters=wish)
 
 
 def test_what_is_kept_is_told(server: ServerProcess) -> None:
@@ -28,7 +27,7 @@ def test_what_is_kept_is_told(server: ServerProcess) -> None:
 def test_a_caller_gets_the_artifact_it_asks_for(
     server: ServerProcess, wish: dict[str, str]
 ) -> None:
-    reply = infer(server, "family", asked(wish))
+    reply = ask(server, **wish)
     assert reply.outputs() == EXACT
     assert reply.json()["parameters"] == {"artifact": "onnx-1"}
 
@@ -38,7 +37,7 @@ def test_a_caller_that_asks_for_none_gets_the_default_one(server: ServerProcess)
     assert reply.outputs()["y"] == pytest.approx(EXACT["y"], rel=1e-4)
     assert reply.outputs() != EXACT
     assert "parameters" not in reply.json()
-    named = infer(server, "family", asked({"artifact": "onnx"}))
+    named = ask(server, artifact="onnx")
     assert named.outputs() == reply.outputs()
     assert named.json()["parameters"] == {"artifact": "onnx"}
 
@@ -54,7 +53,7 @@ def test_a_caller_that_asks_for_none_gets_the_default_one(server: ServerProcess)
 def test_a_wish_that_cannot_be_fulfilled_is_refused(
     server: ServerProcess, wish: dict[str, str], status: int, reason: str
 ) -> None:
-    reply = infer(server, "family", asked(wish))
+    reply = ask(server, **wish)
     assert reply.status == status
     assert reason in reply.error()
 
