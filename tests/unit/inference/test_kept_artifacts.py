@@ -19,7 +19,7 @@ from services.inference.artifact_choice import ChoiceRules
 from services.inference.backends.device_memory import DeviceMemory
 from services.inference.kept_artifacts import accuracy_loss, is_accurate, kept_names
 from services.inference.lanes import Lanes
-from services.inference.loader import LoadError, LoadOptions, load_version
+from services.inference.loader import LoadedVersion, LoadError, LoadOptions, load_version
 from services.inference.policy import LanePolicy, ServingPolicy
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
@@ -35,10 +35,10 @@ BASE_BYTES = 10**6
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of one version with four artifacts that do the same, and of another model."""
+    """A store of one version with four artifacts that do the same, and of a larger model."""
     folder = tmp_path_factory.mktemp("kept")
     publish(str(folder), "m", *(linear(2, layers=n) for n in range(4)), precisions=PRECISIONS)
-    publish(str(folder), "other", linear(2))
+    publish(str(folder), "other", linear(2, layers=3))
     return folder
 
 
@@ -284,11 +284,44 @@ async def test_what_cannot_be_kept_does_not_touch_the_version(
     assert len(tried) == 2
 
 
-async def test_what_is_kept_pushes_nothing_out(serving: Serving, manifest: Manifest) -> None:
-    unit = manifest.artifacts[0].file.size_bytes
-    room = BASE_BYTES + 2 * unit + unit // 2
+async def test_a_version_that_leaves_meanwhile_is_left_alone(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, opened = asyncio.get_running_loop(), []
+
+    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
+        loaded = load_version(store, version, options)
+        if options.artifact:
+            opened.extend(loaded.backends)
+            asyncio.run_coroutine_threadsafe(unload(), loop).result()
+        return loaded
+
+    async def unload() -> None:
+        serving.lanes.unload(LANE)
+
+    monkeypatch.setattr(lanes_module, "load_version", load)
+    serving.keep("exact")
+    await serving.load(LANE)
+    assert len(opened) == 1
+    assert not await serving.serves(LANE._replace(artifact="onnx-1"))
+    assert [*serving.lanes.row_s()] == []
+
+
+async def test_what_is_kept_pushes_nothing_out(
+    serving: Serving, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
+        opened.append(options.artifact)
+        return load_version(store, version, options)
+
+    monkeypatch.setattr(lanes_module, "load_version", load)
+    sizes = [artifact.file.size_bytes for artifact in manifest.artifacts]
+    room = BASE_BYTES + sizes[3] + sizes[0] + sizes[0] // 2
     serving.keep("exact", max_memory_bytes=room, unload_idle=True)
     await serving.load(OTHER, LANE)
+    assert opened == ["", ""]  # what plainly does not fit is not even opened
     assert await serving.serves(OTHER)
     assert await serving.serves(LANE)
     assert not await serving.serves(LANE._replace(artifact="onnx-1"))
@@ -298,7 +331,8 @@ async def test_a_version_that_is_pushed_out_takes_along_what_was_kept_of_it(
     serving: Serving, manifest: Manifest
 ) -> None:
     sizes = [artifact.file.size_bytes for artifact in manifest.artifacts]
-    room = BASE_BYTES + sum(sizes[:2]) + sizes[0] // 2
+    assert sizes[3] > sizes[0]  # so that it is not enough to close the default one
+    room = BASE_BYTES + sum(sizes[:2])
     serving.keep("exact", max_memory_bytes=room, unload_idle=True)
     await serving.load(LANE)
     further = LANE._replace(artifact="onnx-1")
@@ -308,5 +342,6 @@ async def test_a_version_that_is_pushed_out_takes_along_what_was_kept_of_it(
     assert not await serving.serves(LANE)
     assert not await serving.serves(further)
     live(serving)
-    assert serving.directory.find("m").state == "unloaded"
+    left = serving.directory.find("m")
+    assert (left.lane, left.state) == (LANE, "unloaded")
     assert serving.announced() == {}
