@@ -6,6 +6,7 @@ ServingError
 ├── NotFoundError               404 NOT_FOUND
 │   ├── UnknownModelError
 │   ├── UnknownVersionError
+│   ├── UnknownArtifactError
 │   ├── UnknownJobError
 │   └── UnknownPathError
 ├── ForbiddenError              403 PERMISSION_DENIED   the caller may not ask for this
@@ -69,6 +70,10 @@ class UnknownModelError(NotFoundError):
 
 class UnknownVersionError(NotFoundError):
     """The model is served, this version of it is not."""
+
+
+class UnknownArtifactError(NotFoundError):
+    """The version is served, but not by an artifact like the one asked for."""
 
 
 class UnknownJobError(NotFoundError):

@@ -85,6 +85,7 @@ class Front:
             metrics,
             max_in_flight_requests=config.max_in_flight_requests,
             request_timeout_s=config.request_timeout_s,
+            degrades=config.when_overloaded == "degrade",
         )
         self._facts = ServerFacts(version, directory, self._admission, config.models)
         edges = (self._admission, self._facts, Ledger(metrics, directory, config.access_log))

@@ -79,6 +79,7 @@ class ServerFacts:
             outputs=outputs,
             properties={
                 "artifact": served.artifact,
+                "artifacts": ", ".join(known.name for known in served.artifacts),
                 "live_version": str(self._directory.live_version(model) or ""),
                 "max_batch_size": str(signature.max_batch_size),
                 "version": str(served.lane.version),

@@ -7,7 +7,11 @@ from pydantic import Field, field_validator
 from model_store.strict import StrictModel
 from services.inference.backends.device import parse_device
 from services.inference.trust import SignatureScope
+from services.queueing.artifact_rules import Accuracy
 from services.settings import ProcessSettings
+
+KeptArtifacts = tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...]
+"""Names of artifacts, and the words that stand for some."""
 
 
 class ModelSettings(StrictModel):
@@ -15,6 +19,10 @@ class ModelSettings(StrictModel):
 
     artifact: str | None = None
     """Serve this artifact of the model's versions."""
+    accuracy: Accuracy | None = None
+    """Serve the fastest artifact that gives this."""
+    keep_artifacts: KeptArtifacts | None = None
+    """Load these artifacts beside it."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of one run."""
     instances: int | None = Field(default=None, ge=1, le=64)
@@ -36,6 +44,14 @@ class InferenceSettings(ProcessSettings):
     """URL of the model store: a folder, or `s3://bucket/prefix` when several machines serve it."""
     artifact: str = ""
     """Serve this artifact of every version instead of the fastest one; to compare or to debug."""
+    accuracy: Accuracy = "fast"
+    """What the artifact that serves must give: `exact` (fp32), `balanced` (no metric more than half
+    a percentage point below the checkpoint's) or `fast` (whatever passed its gate); raise it where
+    answers count for more than speed."""
+    keep_artifacts: KeptArtifacts = ()
+    """What to load beside the artifact that serves, so that requests can ask for it and overload
+    can be met by it: names of artifacts, `exact`, `balanced` or `fast` for the fastest that gives
+    this, or `all`; each takes memory and time to load."""
     choose_artifact_budget_s: float = Field(5.0, ge=0, le=3600)
     """How long the artifacts of a version may be measured against each other when it is first
     loaded here; raise it for versions of many, set it to 0 to go by the publisher's figures."""

@@ -39,6 +39,8 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
             isolate=chosen["isolate"],
             preferred_batch_sizes=chosen["preferred_batch_sizes"],
             artifact=chosen["artifact"],
+            accuracy=chosen["accuracy"],
+            keep=chosen["keep_artifacts"],
             choice=ChoiceRules(budget_s=config.choose_artifact_budget_s, file=config.choice_file),
             trust=Trust(
                 keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for

@@ -22,6 +22,7 @@ DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *DECISIONS]
 
 DEFAULTS_IN_WORDS = {
     "models": "all",
+    "keep_artifacts": "none",
     "artifact": "fastest",
     "max_concurrent_runs": "by the cores",
     "preferred_batch_sizes": "none",

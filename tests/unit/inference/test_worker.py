@@ -23,6 +23,7 @@ from tests.fixtures.fake_backends import (
     NamelessBackend,
     WrongRowsBackend,
 )
+from tests.fixtures.queue_ends import FURTHER, Shelf
 from tests.fixtures.running_worker import (
     MAX_ROWS,
     Call,
@@ -270,6 +271,17 @@ async def test_what_cannot_make_its_deadline_is_refused_at_once() -> None:
         assert isinstance(error, WouldMissDeadlineError)
         assert "would need 1200.0 ms" in str(error)
         assert "leaves 500.0 ms" in str(error) or "leaves 499." in str(error)
+    assert not backend.batches
+
+
+async def test_what_cannot_make_its_deadline_goes_to_the_lane_named_for_that() -> None:
+    backend, faster = DoublingBackend(), Shelf()
+    async with running(backend, seeds={1: 1.0}) as made:
+        made.queue.open(FURTHER, faster)
+        call = made.infer(1.0, timeout_s=0.5, degrade_to=FURTHER)
+        assert [entry.request.lane for entry in faster.entries] == [FURTHER]
+        assert not call.heard
+        call.entry.cancel()
     assert not backend.batches
 
 
