@@ -13,20 +13,24 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
 from model_store.cpu_features import cpu_features
 from model_store.manifest import MadeWith, Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
+from training.channel_removal import resize_like
 from training.datasets import Splits
 from training.errors import ExportError, IsolationError
 from training.export_entries import (
+    AotiInt8Export,
     Export,
     OnnxExport,
     OnnxInt8Export,
     OpenVinoInt8Export,
+    Pt2Int8Export,
+    QatEntry,
     TorchScriptExport,
 )
 from training.isolated_run import GIB, run_isolated
@@ -87,6 +91,8 @@ class ExportJob:
     and what shows the ranges of activations."""
     folder: Path
     """Where the file goes."""
+    qat_weights: Path | None = None
+    """What the network learned with rounding, for entries of `method: qat`."""
 
 
 def export_all(
@@ -107,7 +113,9 @@ def export_all(
     for entry in recipe.export:
         rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
         inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
-        job = ExportJob(recipe, trained.weights, trained.signature, entry, inputs, folder)
+        job = ExportJob(
+            recipe, trained.weights, trained.signature, entry, inputs, folder, trained.qat_weights
+        )
         with console.status(f"exporting {entry.name}"):
             found.append(_attempt(job))
     return found
@@ -142,6 +150,8 @@ def export_one(job: ExportJob) -> MadeWith:
     """
     with reproducible(job.recipe.seed, threads=1):
         model = build_model(job.recipe)
+    if job.recipe.prune is not None and job.recipe.prune.structured:
+        resize_like(model, load_file(job.weights))
     load_model(model, str(job.weights))
     with quiet():
         # A compiler reads the network's own code, control flow and all.
@@ -165,19 +175,14 @@ def _write(model: nn.Module, job: ExportJob) -> None:
         case "onnx":
             _write_onnx(model, example, entry, job)
         case "pt2":
-            from training.exporters.exported_program import exported_program
             from training.exporters.pt2 import write_pt2
 
-            write_pt2(
-                exported_program(model, example, signature, entry.precision, job.inputs), path
-            )
+            write_pt2(_program(model, example, job), path)
         case "aoti":
             from training.exporters.aot_inductor import write_aoti
-            from training.exporters.exported_program import exported_program
 
-            write_aoti(
-                exported_program(model, example, signature, entry.precision, job.inputs), path
-            )
+            narrow = isinstance(entry, AotiInt8Export) and entry.method == "weights"
+            write_aoti(_program(model, example, job), path, widen_weights=not narrow)
         case "openvino":
             _check_bf16(entry.precision)
             from training.exporters.exported_program import exported_program
@@ -191,6 +196,24 @@ def _write(model: nn.Module, job: ExportJob) -> None:
                 calibration=job.inputs if method == "static" else None,
                 weights_only=method == "weights",
             )
+
+
+def _program(
+    model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
+) -> torch.export.ExportedProgram:
+    """What torch's own kinds are made from, in the entry's precision."""
+    from training.exporters.exported_program import exported_program, weights_program
+    from training.exporters.quantization_aware import load_quantization_aware
+
+    entry, signature = job.entry, job.signature
+    if isinstance(entry, QatEntry):
+        assert job.qat_weights is not None, "a recipe with such an entry trains for 8 bits"
+        trained = load_quantization_aware(model, example, signature, job.qat_weights)
+        program: torch.export.ExportedProgram = trained.converted(example, signature)
+        return program
+    if isinstance(entry, Pt2Int8Export | AotiInt8Export) and entry.method == "weights":
+        return weights_program(model, example, signature)
+    return exported_program(model, example, signature, entry.precision, job.inputs)
 
 
 def _check_bf16(precision: Precision) -> None:
