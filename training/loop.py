@@ -8,6 +8,7 @@ seed and the epoch, the learning rate from the step, and the checkpoint restores
 that was killed and resumed ends with the same weights, bit for bit on one CPU.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,12 +116,13 @@ def _fine_tune(
     console: Console,
     resume: bool,
 ) -> tuple[Path, TrainState]:
-    """A phase behind the training, with the model's zeros held; the model gets its best weights.
+    """A phase behind the training, with the zeros of pruning held; the model gets its best weights.
 
     It is a function of the recipe, the data and the weights it begins with, as training is of the
     first two.
     """
-    with reproducible(recipe.seed, recipe.train.threads), zeros_held(model):
+    held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
+    with reproducible(recipe.seed, recipe.train.threads), held:
         state = _learn(model, recipe, splits, folder, console, resume)
     weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch)
     load_model(model, str(weights))

@@ -36,9 +36,9 @@ def zero_smallest(model: nn.Module, part: PrunePart) -> None:
 
 @contextlib.contextmanager
 def zeros_held(model: nn.Module) -> Iterator[None]:
-    """While the block lasts, weights of prunable layers that are 0 at its start remain so."""
+    """While the block lasts, matrices and kernels keep the zeros they have at its start."""
     hooks = []
-    for weight in _weights(prunable_layers(model).values()):
+    for weight in _weights(model.modules()):
         kept = weight.detach() != 0
         if weight.requires_grad and not kept.all():
             hooks.append(weight.register_hook(kept.mul))  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from model_store.manifest import Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
-from training.exporters.calibration import calibration_batches
+from training.exporters.calibration import BATCH_ROWS, calibration_batches
 from training.exporters.dynamic_axes import dynamic_axes
 from training.quiet import quiet
 
@@ -44,7 +44,9 @@ def exported_program(
         ExportError: an axis cannot vary.
         Exception: whatever torch raises for a model it cannot take.
     """
-    axes: tuple[object, ...] = dynamic_axes(signature)
+    # Calibration may take more rows at once than a server.
+    rows = max(signature.max_batch_size, BATCH_ROWS if precision == "int8" else 0)
+    axes: tuple[object, ...] = dynamic_axes(signature.model_copy(update={"max_batch_size": rows}))
     if precision == "bf16":
         model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():

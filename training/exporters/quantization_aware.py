@@ -4,15 +4,18 @@ In: a trained network. Out: a module for the training loop, with the network's w
 ranges of its activations, and from those, later, the exported program in 8 bits (pt2e).
 
 Rules kept here: the rounding is all that differs from the network in evaluation mode. Norms keep
-the statistics of the training and nothing is dropped out: torchao's own training mode turns every
-dropout into one of a half. Ranges are seen on training rows only: an evaluation changes nothing.
+the statistics of the training and are a part of the convolutions before them, as in the artifact:
+`prepare_qat_pt2e` would keep them apart, and take a minute to put them together. Nothing is dropped
+out: torchao's own training mode turns every dropout into one of a half. Ranges are seen on training
+rows only: an evaluation changes nothing.
 
 Source: torchao's documentation of PyTorch 2 Export quantization-aware training.
 """
 
 import copy
 import math
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,20 +55,19 @@ class QuantizationAware(nn.Module):
         largest_batch: int = 1,
     ) -> None:
         super().__init__()
-        from torchao.quantization.pt2e import move_exported_model_to_eval
-        from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
         rows = max(largest_batch, signature.max_batch_size)
         trained_on = signature.model_copy(update={"max_batch_size": rows})
         program = exported_program(copy.deepcopy(model), example, trained_on)
         with quiet(loggers=CHATTY_LOGGERS):
-            prepared = prepare_qat_pt2e(program.module(), x86_quantizer(qat=True))
-            move_exported_model_to_eval(prepared)
+            # With this quantizer it puts in the rounding of training, on norms already folded.
+            prepared = prepare_pt2e(program.module(), x86_quantizer(qat=True))
             with torch.no_grad():
                 prepared(*example)  # gives the ranges their shapes
         self.graph: Any = prepared
         for rounding in self._roundings():
-            _forget(rounding)
+            _forget_ranges(rounding)
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -78,6 +80,17 @@ class QuantizationAware(nn.Module):
         for rounding in self._roundings():
             rounding.enable_observer(mode)
         return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As for every module. A file of tensors has no versions of its parts beside them.
+
+        Without one torchao takes its own ranges for an old format, and changes their epsilon.
+        """
+        versioned = OrderedDict(state_dict)
+        versioned._metadata = self.state_dict()._metadata  # type: ignore[attr-defined]
+        return super().load_state_dict(versioned, strict, assign)
 
     def converted(self, example: tuple[Tensor, ...], signature: Signature) -> Any:
         """The exported program in 8 bits, as a `torch.export.ExportedProgram`.
@@ -114,9 +127,7 @@ def load_quantization_aware(
     return found.eval()
 
 
-def _forget(rounding: Any) -> None:
-    """Drops the example's ranges, and a constant that checkpoints cannot hold twice."""
-    observer = rounding.activation_post_process
-    observer.min_val.fill_(math.inf)
-    observer.max_val.fill_(-math.inf)
-    observer.register_buffer("eps", observer.eps, persistent=False)
+def _forget_ranges(rounding: Any) -> None:
+    """Drops what the example showed."""
+    rounding.activation_post_process.min_val.fill_(math.inf)
+    rounding.activation_post_process.max_val.fill_(-math.inf)
