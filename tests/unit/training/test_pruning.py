@@ -17,7 +17,7 @@ from tests.unit.training.recipes import DATA, recipe, splits
 from training.channel_removal import removable, remove_channels, resize_like
 from training.compression import PrunePart
 from training.errors import RecipeError
-from training.export import export_all
+from training.export import ExportJob, export_one
 from training.loop import Trained, train
 from training.models.mlp import Mlp
 from training.models.residual_cnn import ResidualCnn
@@ -28,13 +28,20 @@ from training.run_folder import RunFolder
 from training.runners import file_runner
 
 EXPORT = [{"kind": "pt2"}]
-SHORT: dict[str, Any] = {"train": {"epochs": 1}, "export": EXPORT}
+SHORT: dict[str, Any] = {"train": {"epochs": 1}, "export": EXPORT, "track": []}
 
 
 def trained(tmp_path: Path, chosen: Recipe, resume: bool = False) -> Trained:
     folder = RunFolder(tmp_path, chosen, DATA)
     with folder.locked():
         return train(chosen, splits(), folder, Console(file=io.StringIO()), resume)
+
+
+def exported(chosen: Recipe, found: Trained, folder: Path) -> Path:
+    (entry,) = chosen.export
+    inputs = {"image": splits().train.inputs["image"][:2]}
+    export_one(ExportJob(chosen, found.weights, found.signature, entry, inputs, folder))
+    return folder / entry.file
 
 
 def pruned(**part: Any) -> Recipe:
@@ -90,12 +97,10 @@ def test_a_pruned_run_has_its_zeros_in_the_checkpoint_and_in_the_file(tmp_path: 
     kernels = {name: w for name, w in weights.items() if w.ndim >= 2}
     for name, weight in kernels.items():
         assert (weight == 0).float().mean().item() == pytest.approx(0.5, abs=0.02), name
-    version = tmp_path / "version"
-    version.mkdir()
-    (one,) = export_all(chosen, found, splits(), version, Console(file=io.StringIO()))
-    exported = torch.export.load(one.path).state_dict
-    assert set(exported) == set(weights)
-    assert all(torch.equal(exported[name], kernel) for name, kernel in kernels.items())
+    path = exported(chosen, found, tmp_path)
+    state = torch.export.load(path).state_dict
+    assert set(state) == set(weights)
+    assert all(torch.equal(state[name], kernel) for name, kernel in kernels.items())
 
 
 @pytest.mark.parametrize("structured", [False, True])
@@ -130,11 +135,8 @@ def test_channels_leave_the_layers_and_the_exported_file(tmp_path: Path) -> None
     assert isinstance(model, SmallCnn)
     shapes = [tuple(p.shape) for p in model.parameters() if p.ndim >= 2]
     assert shapes == [(2, 1, 3, 3), (2, 2, 3, 3), (4, 2, 3, 3), (3, 16)]  # of 4, 4, 8 channels
-    version = tmp_path / "version"
-    version.mkdir()
-    (one,) = export_all(chosen, found, splits(), version, Console(file=io.StringIO()))
-    assert one.failure is None
-    run = file_runner("pt2", "fp32", one.path, found.signature)
+    path = exported(chosen, found, tmp_path)
+    run = file_runner("pt2", "fp32", path, found.signature)
     image = splits().test.inputs["image"][:16]
     right = model(torch.from_numpy(image)).detach().numpy()
     assert np.abs(np.subtract(run({"image": image})["logits"], right)).max() < 1e-5

@@ -60,6 +60,7 @@ def chosen() -> Recipe:
         prune={"amount": 0.3, "fine_tune_epochs": 1},
         qat={"epochs": 2, "lr_share": 0.05},
         export=[QAT],
+        track=[],
     )
 
 
