@@ -17,8 +17,8 @@ class PrunePart(RecipePart):
     Raise it until accuracy falls."""
     structured: bool = False
     """Whether whole channels go, and the layers really become smaller: that makes every artifact
-    smaller and faster. Without it single weights become 0, which a file packs better and no
-    runtime here runs faster, but many more of them can go."""
+    smaller and faster. Without it single weights become 0: the file packs better, and nothing
+    runs faster."""
     layers: tuple[str, ...] = Field(default=("*",), min_length=1)
     """Patterns of names of layers, such as `features.*`, or of their types, such as `Conv2d`.
     Narrow it to spare layers that accuracy depends on."""
