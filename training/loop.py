@@ -77,11 +77,12 @@ def train(
 
     Raises:
         TargetError: the model is no `nn.Module`, or cannot be made.
+        RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says.
         CheckpointError: the checkpoint is damaged.
         DivergedError: the loss is no longer a number.
     """
-    # What later phases left behind belongs to this run only if its first phase goes on.
-    resumed = resume and CheckpointFolder(folder.checkpoints).exists
+    if not (resume and CheckpointFolder(folder.checkpoints).exists):
+        folder.forget_phases()
     with reproducible(recipe.seed, recipe.train.threads):
         model = build_model(recipe)
         signature = try_model(model, splits, recipe)
@@ -89,7 +90,7 @@ def train(
         state = _learn(model, recipe, splits, folder, console, resume)
     weights, qat_weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch), None
     load_model(model, str(weights))
-    later = partial(_fine_tune, splits=splits, console=console, resume=resumed)
+    later = partial(_fine_tune, splits=splits, console=console, resume=resume)
     if recipe.prune is not None:
         say(console, prune(model, recipe.prune, example_of(splits.train)))
         tuned = fine_tuning(recipe, "pruned", recipe.prune.fine_tune_epochs, recipe.prune.lr_share)

@@ -70,6 +70,11 @@ class RunFolder(PhaseFolder):
                 ) from None
             yield
 
+    def forget_phases(self) -> None:
+        """Removes what later phases left behind, for a run that starts anew."""
+        for name in ("prune", "qat"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+
     def phase(self, name: Literal["prune", "qat"]) -> PhaseFolder:
         """Where a phase behind the training keeps its checkpoints and metrics; made if absent."""
         path = self.path / name

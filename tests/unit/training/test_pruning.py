@@ -128,6 +128,16 @@ def test_a_resumed_pruning_ends_with_the_same_bits(
     assert resumed.state == whole.state
 
 
+def test_a_run_that_starts_anew_forgets_its_later_phases(tmp_path: Path) -> None:
+    chosen = pruned()
+    weights = trained(tmp_path, chosen).weights
+    left = weights.parents[1] / "left"
+    left.write_bytes(b"of a run before")
+    trained(tmp_path, chosen)
+    assert weights.exists()
+    assert not left.exists()
+
+
 def test_channels_leave_the_layers_and_the_exported_file(tmp_path: Path) -> None:
     chosen = pruned(structured=True)
     found = trained(tmp_path, chosen)
