@@ -8,6 +8,7 @@ in processes of its own: one that fails or dies costs nobody else anything.
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -55,7 +56,10 @@ def prove_auto(
         console: shows what is being tried.
     """
     example = {name: array[:EXAMPLE_ROWS] for name, array in splits.train.inputs.items()}
-    contents = model_contents(trained.model, example, trained.signature)
+    contents = replace(
+        model_contents(trained.model, example, trained.signature),
+        qat=trained.qat_weights is not None,
+    )
     offered = candidates(auto, contents, this_machine())
     if any(isinstance(one.entry, TorchScriptExport) for one in offered):
         say(console, DEPRECATION_NOTE)

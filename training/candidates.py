@@ -18,6 +18,7 @@ from training.export_entries import (
     AotiBf16Export,
     AotiExport,
     AotiInt8Export,
+    AotiQatExport,
     Export,
     OnnxExport,
     OnnxInt8Export,
@@ -27,6 +28,7 @@ from training.export_entries import (
     Pt2Bf16Export,
     Pt2Export,
     Pt2Int8Export,
+    Pt2QatExport,
     TorchScriptExport,
 )
 
@@ -49,6 +51,8 @@ class ModelContents:
     lstm: bool = False
     varying_length: bool = False
     """Rows of different lengths share a batch."""
+    qat: bool = False
+    """It was also trained with rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +95,14 @@ WITH_8_BIT_STEPS: dict[str, tuple[float, float, float, float]] = {
     "openvino-int8 weights": (1.3, 1.9, 2.0, 1.4),
     "pt2": (0.8, 1.1, 0.9, 0.9),
     "pt2-bf16": (2.1, 2.2, 1.9, 0.9),
-    "pt2-int8": (0.7, 0.8, 0.4, 0.4),
+    "pt2-int8 static": (0.7, 0.8, 0.4, 0.4),
+    "pt2-int8 weights": (0.7, 0.7, 0.7, 0.7),
+    "pt2-int8-qat qat": (0.7, 0.8, 0.4, 0.4),
     "aoti": (1.2, 1.6, 1.0, 1.0),
     "aoti-bf16": (2.7, 3.7, 2.0, 1.0),
-    "aoti-int8": (3.6, 7.2, 3.2, 1.0),
+    "aoti-int8 static": (3.6, 7.2, 3.2, 1.0),
+    "aoti-int8 weights": (0.6, 0.6, 0.6, 0.6),
+    "aoti-int8-qat qat": (3.6, 7.2, 3.2, 1.0),
 }
 """Zen 4, with VNNI and BF16. Random weights: an order, not a promise."""
 WITHOUT = WITH_8_BIT_STEPS | {
@@ -103,9 +111,11 @@ WITHOUT = WITH_8_BIT_STEPS | {
     "openvino": (1.0, 1.7, 1.2, 1.0),
     "openvino-int8 static": (1.0, 2.7, 0.8, 1.0),
     "openvino-int8 weights": (1.0, 1.7, 1.1, 1.0),
-    "pt2-int8": (0.2, 0.8, 0.4, 0.2),
+    "pt2-int8 static": (0.2, 0.8, 0.4, 0.2),
+    "pt2-int8-qat qat": (0.2, 0.8, 0.4, 0.2),
     "aoti": (2.1, 1.5, 1.4, 1.0),
-    "aoti-int8": (1.3, 1.1, 1.2, 1.0),
+    "aoti-int8 static": (1.3, 1.1, 1.2, 1.0),
+    "aoti-int8-qat qat": (1.3, 1.1, 1.2, 1.0),
 }
 """AVX2 alone: `docs/artifacts.md`."""
 
@@ -153,9 +163,14 @@ def possible_entries(auto: AutoExport, model: ModelContents) -> Iterator[Export]
     yield AotiExport(tolerance=fp32)
     yield AotiBf16Export(tolerance=bf16)
     yield AotiInt8Export(tolerance=int8, calibration_rows=rows)
+    yield AotiInt8Export(method="weights", tolerance=int8)
     yield Pt2Export(tolerance=fp32)
     yield Pt2Bf16Export(tolerance=bf16)
     yield Pt2Int8Export(tolerance=int8, calibration_rows=rows)
+    yield Pt2Int8Export(method="weights", tolerance=int8)
+    if model.qat:
+        yield AotiQatExport()
+        yield Pt2QatExport()
     yield TorchScriptExport(tolerance=fp32)
     yield TorchScriptExport(method="script", tolerance=fp32)
 

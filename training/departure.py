@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from model_store.padded_rows import shortened
@@ -31,10 +30,11 @@ from training.errors import IsolationError
 from training.export import EXAMPLE_ROWS, Exported
 from training.export_entries import Export
 from training.isolated_run import GIB, run_isolated
-from training.model import build_model, for_export, run_model
+from training.model import for_export, run_model
 from training.quiet import quiet
 from training.recipe import Recipe
 from training.report import ArtifactReport
+from training.trained_model import trained_model
 from training.verify import Reference
 
 TIME_LIMIT_S = 120.0
@@ -140,9 +140,8 @@ def departs_at(case: Departed, time_limit_s: float, memory_gib: float) -> str | 
 def find_departure(case: Departed) -> str | None:
     """The same, in the calling process; raises whatever the runtimes raise."""
     torch.set_num_threads(1)
-    module = build_model(case.recipe)
-    load_model(module, str(case.weights))
-    twin = for_export(module.eval())
+    module = trained_model(case.recipe, case.weights)
+    twin = for_export(module)
     inside = _onnx(twin, case) if case.entry.kind == "onnx" else _exported_program(case)
     worst: tuple[float, Values, Values] | None = None
     for batch in case.rows:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from model_store.cpu_features import BF16_FEATURES, cpu_features
@@ -24,20 +23,23 @@ from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import ExportError, IsolationError
 from training.export_entries import (
+    AotiInt8Export,
     Export,
     OnnxExport,
     OnnxInt8Export,
     OpenVinoInt8Export,
+    Pt2Int8Export,
+    QatEntry,
     TorchScriptExport,
 )
 from training.isolated_run import GIB, run_isolated
 from training.library_versions import library_versions
 from training.loop import Trained
-from training.model import build_model, for_export
+from training.model import for_export
 from training.progress import say
 from training.quiet import quiet
 from training.recipe import Recipe
-from training.reproducibility import reproducible
+from training.trained_model import trained_model
 
 EXAMPLE_ROWS = 2
 """Exporters make 0 and 1 rows special cases, so the example has more."""
@@ -88,6 +90,8 @@ class ExportJob:
     """Where the file goes."""
     graph: Path
     """The ONNX graph in FP32, from which others are made; whichever entry comes first makes it."""
+    qat_weights: Path | None = None
+    """What the network learned with rounding, for entries of `method: qat`."""
 
 
 def export_all(
@@ -136,7 +140,16 @@ def export_entry(
     rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
     inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
     graph = graph or folder / OnnxExport().file
-    job = ExportJob(recipe, trained.weights, trained.signature, entry, inputs, folder, graph)
+    job = ExportJob(
+        recipe,
+        trained.weights,
+        trained.signature,
+        entry,
+        inputs,
+        folder,
+        graph,
+        trained.qat_weights,
+    )
     return _attempt(job, time_limit_s or recipe.export_limits.time_s)
 
 
@@ -167,13 +180,11 @@ def export_one(job: ExportJob) -> MadeWith:
     Raises:
         Exception: whatever an exporter raises for a model it cannot take.
     """
-    with reproducible(job.recipe.seed, threads=1):
-        model = build_model(job.recipe)
-    load_model(model, str(job.weights))
+    model = trained_model(job.recipe, job.weights)
     with quiet():
         # A compiler reads the network's own code, control flow and all.
         scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
-        _write(model.eval() if scripts else for_export(model.eval()), job)
+        _write(model if scripts else for_export(model), job)
     return MadeWith(
         libraries=library_versions(LIBRARIES[job.entry.kind]), cpu_features=cpu_features()
     )
@@ -192,19 +203,14 @@ def _write(model: nn.Module, job: ExportJob) -> None:
         case "onnx":
             _write_onnx(model, example, entry, job)
         case "pt2":
-            from training.exporters.exported_program import exported_program
             from training.exporters.pt2 import write_pt2
 
-            write_pt2(
-                exported_program(model, example, signature, entry.precision, job.inputs), path
-            )
+            write_pt2(_program(model, example, job), path)
         case "aoti":
             from training.exporters.aot_inductor import write_aoti
-            from training.exporters.exported_program import exported_program
 
-            write_aoti(
-                exported_program(model, example, signature, entry.precision, job.inputs), path
-            )
+            narrow = isinstance(entry, AotiInt8Export) and entry.method == "weights"
+            write_aoti(_program(model, example, job), path, widen_weights=not narrow)
         case "openvino":
             _check_bf16(entry.precision)
             from training.exporters.exported_program import exported_program
@@ -218,6 +224,24 @@ def _write(model: nn.Module, job: ExportJob) -> None:
                 calibration=job.inputs if method == "static" else None,
                 weights_only=method == "weights",
             )
+
+
+def _program(
+    model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
+) -> torch.export.ExportedProgram:
+    """What torch's own kinds are made from, in the entry's precision."""
+    from training.exporters.exported_program import exported_program, weights_program
+    from training.exporters.quantization_aware import load_quantization_aware
+
+    entry, signature = job.entry, job.signature
+    if isinstance(entry, QatEntry):
+        assert job.qat_weights is not None, "a recipe with such an entry trains for 8 bits"
+        trained = load_quantization_aware(model, example, signature, job.qat_weights)
+        program: torch.export.ExportedProgram = trained.converted(example, signature)
+        return program
+    if isinstance(entry, Pt2Int8Export | AotiInt8Export) and entry.method == "weights":
+        return weights_program(model, example, signature)
+    return exported_program(model, example, signature, entry.precision, job.inputs)
 
 
 def _check_bf16(precision: Precision) -> None:

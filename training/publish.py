@@ -31,6 +31,7 @@ from training.verify import Reference
 
 REPORT, REPORT_PAGE = "report.json", "report.html"
 RECIPE, CHECKPOINT = "recipe.resolved.yaml", "checkpoint.safetensors"
+QAT_CHECKPOINT = "checkpoint.qat.safetensors"
 GOLDEN, TRITON_CONFIG = "golden.safetensors", "config.pbtxt"
 LIBRARIES = ("flambeau", "numpy", "onnx", "onnxruntime", "onnxscript", "scikit-learn", "torch")
 """Whose versions are recorded with the model."""
@@ -65,6 +66,10 @@ def publish(
         )
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
     shutil.copyfile(trained.weights, folder / CHECKPOINT)
+    files = [REPORT, REPORT_PAGE, RECIPE, CHECKPOINT, TRITON_CONFIG]
+    if trained.qat_weights is not None:
+        shutil.copyfile(trained.qat_weights, folder / QAT_CHECKPOINT)
+        files.append(QAT_CHECKPOINT)
     rows = _write_golden(expected, folder / GOLDEN)
     artifacts = tuple(_artifact(proven, folder) for proven in report.published())
     _write_triton_config(recipe.publish.model, artifacts, expected, folder)
@@ -74,10 +79,7 @@ def publish(
         artifacts=artifacts,
         golden=Golden(file=file_entry(folder, GOLDEN), rows=rows),
         lineage=_lineage(folder / RECIPE, splits, report),
-        files=tuple(
-            file_entry(folder, name)
-            for name in (REPORT, REPORT_PAGE, RECIPE, CHECKPOINT, TRITON_CONFIG)
-        ),
+        files=tuple(file_entry(folder, name) for name in files),
     )
     return store.publish(draft, folder, sign=sign)
 

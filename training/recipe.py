@@ -17,7 +17,8 @@ from model_store.errors import BadNameError
 from model_store.manifest import check_name
 from model_store.signature import DynamicAxes, Padding, TensorName
 from training.auto_export import AutoPart, ExportChoice
-from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
+from training.compression import PrunePart, QatPart
+from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
 
 
 class ModelPart(RecipePart):
@@ -202,6 +203,12 @@ class Recipe(RecipePart):
     """How long, and on what. Change it when the result still improves."""
     stop: StopPart = StopPart()
     """Which epoch is best, and when to give up. Change it when epochs are expensive."""
+    prune: PrunePart | None = None
+    """What is taken away from the trained network; null for nothing. Give it for networks larger
+    than the task needs."""
+    qat: QatPart | None = None
+    """Training for 8 bits, behind all other training; null for none. Give it when quantizing costs
+    too much accuracy, with entries of `method: qat`."""
     checkpoint: CheckpointPart = CheckpointPart()
     """How often a run can be picked up. Change it when epochs are very short."""
     track: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard", "jsonl")
@@ -233,6 +240,23 @@ class Recipe(RecipePart):
         names = [entry.name for entry in self.listed_exports()]
         if len(set(names)) != len(names):
             raise ValueError(f"export lists an artifact twice in {names}; keep one of each")
+        return self
+
+    @model_validator(mode="after")
+    def _phases_fit(self) -> "Recipe":
+        taught = self.train.teacher_forcing is not None
+        if any(isinstance(entry, QatEntry) for entry in self.listed_exports()) and self.qat is None:
+            raise ValueError("export has method: qat, and the recipe no qat; add qat: {epochs: 3}")
+        if self.qat is not None and taught:
+            raise ValueError(
+                "qat trains the exported network, which cannot be told answers; "
+                "drop qat or train.teacher_forcing"
+            )
+        if self.prune is not None and self.prune.structured and taught:
+            raise ValueError(
+                "prune.structured cannot follow a network that is told answers; "
+                "take structured: false, or drop train.teacher_forcing"
+            )
         return self
 
     def listed_exports(self) -> tuple[Export, ...]:

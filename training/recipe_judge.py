@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors.torch import load_model
-from torch import nn
-
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
 from model_store.parity import Comparison, Tolerance, compare, compare_rows
@@ -26,10 +23,10 @@ from training.datasets import load_splits
 from training.departure import Departed, departs_at
 from training.errors import DataError, TargetError
 from training.export_entries import Export
-from training.model import build_model
 from training.recipe import Recipe
 from training.runners import module_runner
 from training.task_metric import tally
+from training.trained_model import trained_model
 from training.verify import SIZED_ROWS, run_in_batches, too_large_a_drop
 
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -65,8 +62,7 @@ class RecipeJudge:
                 f"{manifest.lineage.data_sha256[:12]}…; verify it without the data, or where it is"
             )
         self._test = splits.test
-        self._model: nn.Module = build_model(recipe)
-        load_model(self._model, str(weights))
+        self._model = trained_model(recipe, weights)
         run = module_runner(self._model, self._signature)
         size = self._signature.max_batch_size
         again = compare(golden.outputs, run_in_batches(run, golden.inputs, size))
@@ -135,5 +131,5 @@ def _entry(recipe: Recipe, name: str) -> Export | None:
     """The entry of the recipe that an artifact was made by: its limits, whichever its method."""
     entries: Iterable[Export] = recipe.listed_exports()
     if isinstance(recipe.export, AutoPart):
-        entries = possible_entries(recipe.export.auto, ModelContents())
+        entries = possible_entries(recipe.export.auto, ModelContents(qat=recipe.qat is not None))
     return next((entry for entry in entries if entry.name == name), None)

@@ -13,12 +13,16 @@ from training.errors import ExportError
 from training.quiet import quiet
 
 
-def write_aoti(program: torch.export.ExportedProgram, path: Path) -> None:
+def write_aoti(
+    program: torch.export.ExportedProgram, path: Path, *, widen_weights: bool = True
+) -> None:
     """Compiles an exported program for this processor.
 
     Args:
         program: the model.
         path: the file to write, whose name ends in `.pt2`.
+        widen_weights: whether weights of 8 bits that are multiplied in FP32 may be kept in FP32,
+            which is faster.
 
     Raises:
         ExportError: there is no C++ compiler.
@@ -28,6 +32,6 @@ def write_aoti(program: torch.export.ExportedProgram, path: Path) -> None:
         raise ExportError("AOTInductor needs a C++ compiler; install g++, or drop kind: aoti")
     import torch._inductor.config as inductor
 
-    settings = {"freezing": True, "compile_threads": 1}
+    settings = {"freezing": widen_weights, "compile_threads": 1}
     with quiet(loggers=("torch._inductor", "torch._dynamo")), inductor.patch(settings):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))

@@ -5,6 +5,7 @@ Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Ex
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from model_store.manifest import Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
-from training.exporters.calibration import calibration_batches
+from training.exporters.calibration import BATCH_ROWS, calibration_batches
 from training.exporters.dynamic_axes import dynamic_axes
 from training.quiet import quiet
 
@@ -43,7 +44,9 @@ def exported_program(
         ExportError: an axis cannot vary.
         Exception: whatever torch raises for a model it cannot take.
     """
-    axes: tuple[object, ...] = dynamic_axes(signature)
+    # Calibration may take more rows at once than a server.
+    rows = max(signature.max_batch_size, BATCH_ROWS if precision == "int8" else 0)
+    axes: tuple[object, ...] = dynamic_axes(signature.model_copy(update={"max_batch_size": rows}))
     if precision == "bf16":
         model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
@@ -60,7 +63,59 @@ def exported_program(
             return program
         assert calibration is not None, "int8 is calibrated"
         quantized = _quantized(program.module(), signature, calibration)
-        return torch.export.export(quantized, example, dynamic_shapes=axes)
+        return reexported(quantized, example, signature)
+
+
+def weights_program(
+    model: nn.Module, example: tuple[Tensor, ...], signature: Signature
+) -> torch.export.ExportedProgram:
+    """Exports the model with the weights of its linear layers in 8 bits (torchao).
+
+    They are widened again where they are multiplied: that saves memory and no time.
+
+    Raises:
+        ExportError: an axis cannot vary, or there are no linear layers.
+        Exception: whatever torch raises for a model it cannot take.
+    """
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    from torchao.utils import unwrap_tensor_subclass
+
+    if not any(isinstance(layer, nn.Linear) for layer in model.modules()):
+        raise ExportError(
+            "method: weights quantizes linear layers, and the model has none; use method: static"
+        )
+    narrow = copy.deepcopy(model)
+    with quiet(loggers=CHATTY_LOGGERS):
+        quantize_(narrow, Int8WeightOnlyConfig())
+        # As plain tensors a program holds them without torchao's classes.
+        unwrap_tensor_subclass(narrow)
+    return exported_program(narrow, example, signature)
+
+
+def reexported(
+    quantized: nn.Module, example: tuple[Tensor, ...], signature: Signature
+) -> torch.export.ExportedProgram:
+    """Exports a graph that pt2e quantized, without the weights that it no longer reads.
+
+    pt2e keeps the FP32 weights beside those of 8 bits, and torch.export would write them all.
+    """
+    assert isinstance(quantized, torch.fx.GraphModule), "pt2e gives graphs"
+    read = {
+        str(node.target) for node in quantized.graph.nodes if node.op == "get_attr" and node.users
+    }
+    for name, _ in list(quantized.named_parameters(remove_duplicate=False)):
+        if name not in read:
+            _forget_weight(quantized, name)
+    return torch.export.export(quantized, example, dynamic_shapes=dynamic_axes(signature))
+
+
+def x86_quantizer(qat: bool = False) -> Any:
+    """What pt2e rounds on x86: weights per channel, and activations."""
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer()
+    settings = x86.get_default_x86_inductor_quantization_config(is_qat=qat, reduce_range=SEVEN_BITS)
+    return quantizer.set_global(settings)
 
 
 class _Bfloat16(nn.Module):
@@ -85,12 +140,18 @@ def _wide(tensor: Tensor) -> Tensor:
 def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array]) -> nn.Module:
     """Weights and activations in 8 bits, with ranges seen on calibration rows (pt2e, static)."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-    quantizer = x86.X86InductorQuantizer()
-    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=SEVEN_BITS))
-    prepared = prepare_pt2e(module, quantizer)
+    prepared = prepare_pt2e(module, x86_quantizer())
     for batch in calibration_batches(rows):
         prepared(*(torch.from_numpy(batch[spec.name]) for spec in signature.inputs))
     converted: nn.Module = convert_pt2e(prepared)
     return converted
+
+
+def _forget_weight(graph: torch.fx.GraphModule, name: str) -> None:
+    owner, _, key = name.rpartition(".")
+    for node in list(graph.graph.nodes):
+        if node.op == "get_attr" and node.target == name:
+            graph.graph.erase_node(node)
+    delattr(graph.get_submodule(owner), key)
+    graph.recompile()

@@ -54,10 +54,14 @@ def test_the_portable_one_comes_first_and_torchscript_never(
 @pytest.mark.parametrize(
     ("model", "machine", "first"),
     [
-        (CNN, ZEN_4, ["openvino-int8 static", "aoti-int8", "onnx-int8 static", "openvino-bf16"]),
+        (
+            CNN,
+            ZEN_4,
+            ["openvino-int8 static", "aoti-int8 static", "onnx-int8 static", "openvino-bf16"],
+        ),
         (CNN, AVX2, ["openvino-int8 static", "onnx-int8 static"]),
         (MLP, ZEN_4, ["onnx-int8 dynamic", "onnx-int8 static", "openvino-int8 static"]),
-        (ENCODER, ZEN_4, ["openvino-int8 static", "aoti-int8", "onnx-int8 dynamic"]),
+        (ENCODER, ZEN_4, ["openvino-int8 static", "aoti-int8 static", "onnx-int8 dynamic"]),
         (ENCODER, AVX2, ["aoti", "openvino"]),
         (LSTM, ZEN_4, ["onnx-int8 dynamic"]),
     ],
@@ -104,7 +108,7 @@ def test_what_is_not_installed_is_left_out_with_what_to_install() -> None:
     assert (
         reasons["openvino"] == "openvino is not installed; pip install 'flambeau[openvino-train]'"
     )
-    assert reasons["pt2-int8"] == "torchao is not installed; pip install 'flambeau[train]'"
+    assert reasons["pt2-int8 static"] == "torchao is not installed; pip install 'flambeau[train]'"
     assert reasons["aoti"] == "there is no C++ compiler; install g++"
     half = Machine(packages=frozenset({"openvino"}))
     assert left_out(CNN, half)["openvino-int8 static"].startswith("nncf is not installed")
