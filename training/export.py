@@ -141,7 +141,7 @@ def export_one(job: ExportJob) -> MadeWith:
         Exception: whatever an exporter raises for a model it cannot take.
     """
     with reproducible(job.recipe.seed, threads=1):
-        model = build_model(job.recipe)
+        model = build_model(job.recipe, [spec.name for spec in job.signature.inputs])
     load_model(model, str(job.weights))
     with quiet():
         # A compiler reads the network's own code, control flow and all.
@@ -180,6 +180,7 @@ def _write(model: nn.Module, job: ExportJob) -> None:
             )
         case "openvino":
             _check_bf16(entry.precision)
+            _check_resize(job.recipe)
             from training.exporters.exported_program import exported_program
             from training.exporters.openvino_ir import write_openvino
 
@@ -200,6 +201,15 @@ def _check_bf16(precision: Precision) -> None:
             f"({' or '.join(sorted(BF16_FEATURES))}), so OpenVINO would compute in FP32; "
             "export it where it is to run"
         )
+
+
+def _check_resize(recipe: Recipe) -> None:
+    for position, step in enumerate(recipe.preprocess):
+        if step.resize is not None and step.resize.antialias:
+            raise ExportError(
+                f"preprocess.{position}.resize has antialias: true, and OpenVINO has no such "
+                "operation; take antialias: false, or drop kind: openvino"
+            )
 
 
 def _write_onnx(

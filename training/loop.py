@@ -68,7 +68,7 @@ def train(
         DivergedError: the loss is no longer a number.
     """
     with reproducible(recipe.seed, recipe.train.threads):
-        model = build_model(recipe)
+        model = build_model(recipe, list(splits.train.inputs))
         signature = try_model(model, splits, recipe)
         optimizer = build_optimizer(model, recipe.optim)
         checkpoints = CheckpointFolder(folder.checkpoints)

@@ -17,6 +17,7 @@ from model_store.errors import BadNameError
 from model_store.manifest import check_name
 from model_store.signature import DynamicAxes, Padding, TensorName
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
+from training.preprocess import Preprocess, check_order, python_step
 
 
 class ModelPart(RecipePart):
@@ -191,6 +192,10 @@ class Recipe(RecipePart):
     """Which network is trained. Change it for each project."""
     data: DataPart
     """Which rows it learns from. Change it for each project."""
+    preprocess: Preprocess = ()
+    """What is done with the raw inputs first, in order, in training and wherever the model is
+    served: `scale`, `normalize`, `resize`, `lookup`, `module`, `python`. Give it so that callers
+    can send what they have; see `docs/training.md`."""
     loss: LossPart = LossPart()
     """What is minimised. Change it when the labels mean something else."""
     optim: OptimPart = OptimPart()
@@ -225,6 +230,20 @@ class Recipe(RecipePart):
     @classmethod
     def _run_name(cls, value: str) -> str:
         return _checked_name(value, "name of a run")
+
+    @field_validator("preprocess")
+    @classmethod
+    def _python_first(cls, value: Preprocess) -> Preprocess:
+        return check_order(value)
+
+    @model_validator(mode="after")
+    def _python_gives_one_shape(self) -> "Recipe":
+        if python_step(self.preprocess) and (self.padding is not None or self.dynamic):
+            raise ValueError(
+                "padding and dynamic do not go with a python step, whose results have one shape; "
+                "let it pad them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _every_export_once(self) -> "Recipe":

@@ -15,7 +15,9 @@ from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
-from training.exporters.dynamic_axes import dynamic_axes
+from training.exporters.dynamic_axes import axes_of_arguments
+from training.exporters.step_operations import is_of_step
+from training.preprocessing import change_network
 from training.quiet import quiet
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
@@ -43,9 +45,9 @@ def exported_program(
         ExportError: an axis cannot vary.
         Exception: whatever torch raises for a model it cannot take.
     """
-    axes: tuple[object, ...] = dynamic_axes(signature)
     if precision == "bf16":
-        model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
+        model = change_network(model, _Bfloat16).eval()
+    axes = axes_of_arguments(model.forward, signature)
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
         try:
             program = torch.export.export(model, example, dynamic_shapes=axes)
@@ -60,6 +62,7 @@ def exported_program(
             return program
         assert calibration is not None, "int8 is calibrated"
         quantized = _quantized(program.module(), signature, calibration)
+        axes = axes_of_arguments(quantized.forward, signature)
         return torch.export.export(quantized, example, dynamic_shapes=axes)
 
 
@@ -87,7 +90,16 @@ def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-    quantizer = x86.X86InductorQuantizer()
+    class NetworkQuantizer(x86.X86InductorQuantizer):  # type: ignore[misc]
+        """Leaves the steps in front of the network as they are."""
+
+        def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+            annotated: torch.fx.GraphModule = super().annotate(model)
+            for node in filter(is_of_step, annotated.graph.nodes):
+                node.meta.pop("quantization_annotation", None)
+            return annotated
+
+    quantizer = NetworkQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=SEVEN_BITS))
     prepared = prepare_pt2e(module, quantizer)
     for batch in calibration_batches(rows):
