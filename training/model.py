@@ -207,10 +207,11 @@ def _signature(recipe: Recipe, inputs: Mapping[str, Array], outputs: list[Array]
             max_batch_size=recipe.max_batch_size,
             padding=padding,
             dynamic=recipe.dynamic,
+            labels=recipe.labels,
         )
     except ValidationError as error:
         raise RecipeError(
-            f"padding or dynamic does not fit the model: {explain(error, Signature)}"
+            f"padding, dynamic or labels does not fit the model: {explain(error, Signature)}"
         ) from error
 
 

@@ -10,6 +10,7 @@ from model_store.store import ModelStore, Sign
 from training.datasets import Splits, load_splits
 from training.export import export_all
 from training.loop import Trained, evaluate, train
+from training.preprocessing import with_statistics
 from training.progress import say
 from training.publish import promote, publish
 from training.recipe import Recipe
@@ -46,6 +47,7 @@ def run(
     console = console or Console()
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
     splits = load_splits(recipe)
+    recipe = with_statistics(recipe, splits)
     folder = RunFolder(Path(runs_dir), recipe, splits.sha256())
     with folder.locked():
         trained = train(recipe, splits, folder, console, resume)

@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
-from model_store.signature import DynamicAxes, Padding, TensorName
+from model_store.signature import DynamicAxes, Labels, Padding, TensorName
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
 from training.preprocess import Preprocess, check_order, python_step
 
@@ -219,6 +219,9 @@ class Recipe(RecipePart):
     """Axes of inputs whose size varies, each with its smallest and largest size, as in `{image: {2:
     [8, 32]}}`. Give it for models that take images of several sizes; requests of one size share a
     batch."""
+    labels: Labels = Field(default={})
+    """Names of the classes of an output, in order, as in `{logits: [cat, dog]}`; callers see them.
+    Give it when the labels are more than numbers."""
     export: tuple[Export, ...] = Field(default=(OnnxExport(), OnnxInt8Export()), min_length=1)
     """Artifacts to make and prove. Add a kind when a host needs it; drop what nobody serves."""
     export_limits: ExportLimits = ExportLimits()
@@ -267,6 +270,7 @@ class Recipe(RecipePart):
             "max_batch_size",
             "padding",
             "dynamic",
+            "labels",
             "export",
             "export_limits",
             "publish",

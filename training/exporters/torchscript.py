@@ -37,4 +37,4 @@ def export_torchscript(
             model = change_network(model, torch.jit.script)
         if not isinstance(model, torch.jit.ScriptModule):  # the steps have no control flow
             model = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
-        torch.jit.save(model, str(path))  # type: ignore[no-untyped-call]
+        torch.jit.save(model, str(path))
