@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[float, tuple[str, ...]]] = {
             "model.args={symbols: 11, longest: 3, hidden: 32}",
         ),
     ),
+    "digits_raw": (0.8, ("train.epochs=4",)),
     "digits_swish": (0.85, ("train.epochs=5",)),
     "digits_early_exit": (0.7, ("train.epochs=6",)),
 }
