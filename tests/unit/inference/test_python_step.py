@@ -79,11 +79,9 @@ def test_raw_inputs_go_through_the_step(backend: Backend) -> None:
 def test_what_the_step_refuses_is_the_callers_fault_and_the_rest_is_not(backend: Backend) -> None:
     with pytest.raises(InputRefusedError, match="does not take this input: could not convert"):
         backend.run(text("1,2,3,four"))
-    with pytest.raises(BackendError, match="thirteen|RuntimeError") as failed:
-        try:
-            backend.run(text("1,2,3,13"))
-        except RuntimeError as error:  # in this process the instance makes a BackendError of it
-            raise BackendError(str(error)) from error
+    # In this process the instance makes a BackendError of it.
+    with pytest.raises((BackendError, RuntimeError), match="thirteen") as failed:
+        backend.run(text("1,2,3,13"))
     assert not isinstance(failed.value, InputRefusedError)
     with pytest.raises(BackendError, match=r"gave 'x' as FP32 \[1, 2\]; the model takes FP32 \[-1"):
         backend.run(text("1,2"))

@@ -1,7 +1,6 @@
 """The Python step of a recipe: the data goes through it, and what is wrong with it is named."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def test_the_data_goes_through_the_step() -> None:
 
 
 def test_text_needs_a_step() -> None:
-    with pytest.raises(DataError, match="holds text or objects.*a step `python` in preprocess"):
+    with pytest.raises(DataError, match=r"holds text or objects.*a step `python` in preprocess"):
         load_splits(text_recipe(preprocess=[]))
     assert open_recipe_step(text_recipe(preprocess=[])) is None
 
@@ -95,6 +94,6 @@ def test_a_target_that_is_none_is_named(target: str, message: str) -> None:
         {"padding": {"inputs": {"text": 1}, "buckets": [4]}},
     ],
 )
-def test_a_python_step_gives_one_shape(changes: dict[str, Sequence[Any]]) -> None:
+def test_a_python_step_gives_one_shape(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="padding and dynamic do not go with a python step"):
         text_recipe(**changes)
