@@ -28,6 +28,7 @@ from training.preprocess import (
     TorchStep,
 )
 from training.recipe import Recipe
+from training.reproducibility import reproducible
 from training.targets import call_target
 
 STEPS = "preprocess_steps"
@@ -240,7 +241,10 @@ def with_statistics(recipe: Recipe, splits: Splits) -> Recipe:
         before = recipe.model_copy(update={"preprocess": tuple(steps[:position])})
         names = list(splits.train.inputs)
         place = _place(f"preprocess.{position}.normalize", step.normalize, names)
-        mean, std = _statistics(preprocessed(before, nn.Identity(), names), before, splits, place)
+        # The figures are a part of what a run is known by, and must be the same when it goes on.
+        with reproducible(recipe.seed, threads=1):
+            model = preprocessed(before, nn.Identity(), names)
+            mean, std = _statistics(model, before, splits, place)
         measured = Normalize(input=step.normalize.input, mean=tuple(mean), std=tuple(std))
         steps[position] = PreprocessStep(normalize=measured)
     return recipe.model_copy(update={"preprocess": tuple(steps)})
