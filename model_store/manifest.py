@@ -200,6 +200,10 @@ class Draft(StrictModel):
         of_step = [] if self.python_step is None else [self.python_step.file]
         return [*of_artifacts, self.golden.file, *of_step, *self.files]
 
+    def artifact_inputs(self) -> tuple[TensorSpec, ...]:
+        """What artifacts take: the signature's inputs, or what the Python step makes of them."""
+        return self.signature.inputs if self.python_step is None else self.python_step.inputs
+
     def file(self, name: str) -> FileEntry | None:
         """The entry of one file, or None."""
         return next((entry for entry in self.all_files() if entry.file == name), None)

@@ -212,16 +212,23 @@ def _read(
 ) -> tuple[bytes, bytes, StepCode | None]:
     """An artifact that may be loaded here, its weights if they lie apart, and the Python step."""
     options.trust.check(store, manifest, artifact)
-    step = manifest.python_step
-    inputs = manifest.signature.inputs if step is None else step.inputs
-    for spec in (*inputs, *manifest.signature.outputs):
+    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
     check_fit(artifact, options.device)
     data = store.read_file(manifest, artifact.file)
     weights = store.read_file(manifest, artifact.weights) if artifact.weights else b""
-    code = None if step is None else StepCode(step, store.read_file(manifest, step.file))
-    return data, weights, code
+    return data, weights, read_step(store, manifest)
+
+
+def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
+    """The Python step of a version that may be loaded here, its digest checked; None without one.
+
+    Raises:
+        StoreError: its file is broken or out of reach.
+    """
+    step = manifest.python_step
+    return None if step is None else StepCode(step, store.read_file(manifest, step.file))
 
 
 def _open(
