@@ -25,6 +25,7 @@ ServingError
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
     ├── DeadLetterError
+    ├── InputRefusedError       400 INVALID_ARGUMENT    the model's own code refuses this input
     └── DeviceError             503 UNAVAILABLE         what runs the model failed, not the model
         └── WorkerProcessDiedError
 
@@ -180,6 +181,13 @@ class BackendError(ServingError):
 
 class DeadLetterError(BackendError):
     """The request ended the workers that ran it, and is kept for a person to look at."""
+
+
+class InputRefusedError(BackendError):
+    """The version's own Python step says that it cannot take this input, and why."""
+
+    http_status = 400
+    grpc_code = "INVALID_ARGUMENT"
 
 
 class DeviceError(BackendError):

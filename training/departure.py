@@ -140,7 +140,7 @@ def departs_at(case: Departed, time_limit_s: float, memory_gib: float) -> str | 
 def find_departure(case: Departed) -> str | None:
     """The same, in the calling process; raises whatever the runtimes raise."""
     torch.set_num_threads(1)
-    module = trained_model(case.recipe, case.weights)
+    module = trained_model(case.recipe, case.weights, [spec.name for spec in case.signature.inputs])
     twin = for_export(module)
     inside = _onnx(twin, case) if case.entry.kind == "onnx" else _exported_program(case)
     worst: tuple[float, Values, Values] | None = None

@@ -180,7 +180,7 @@ def export_one(job: ExportJob) -> MadeWith:
     Raises:
         Exception: whatever an exporter raises for a model it cannot take.
     """
-    model = trained_model(job.recipe, job.weights)
+    model = trained_model(job.recipe, job.weights, [spec.name for spec in job.signature.inputs])
     with quiet():
         # A compiler reads the network's own code, control flow and all.
         scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
@@ -213,6 +213,7 @@ def _write(model: nn.Module, job: ExportJob) -> None:
             write_aoti(_program(model, example, job), path, widen_weights=not narrow)
         case "openvino":
             _check_bf16(entry.precision)
+            _check_resize(job.recipe)
             from training.exporters.exported_program import exported_program
             from training.exporters.openvino_ir import write_openvino
 
@@ -251,6 +252,15 @@ def _check_bf16(precision: Precision) -> None:
             f"({' or '.join(sorted(BF16_FEATURES))}), so OpenVINO would compute in FP32; "
             "export it where it is to run"
         )
+
+
+def _check_resize(recipe: Recipe) -> None:
+    for position, step in enumerate(recipe.preprocess):
+        if step.resize is not None and step.resize.antialias:
+            raise ExportError(
+                f"preprocess.{position}.resize has antialias: true, and OpenVINO has no such "
+                "operation; take antialias: false, or drop kind: openvino"
+            )
 
 
 def _write_onnx(

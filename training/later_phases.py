@@ -18,6 +18,7 @@ from training.compression import PrunePart
 from training.datasets import Split
 from training.errors import RecipeError, TrainingError
 from training.model import for_export
+from training.preprocessing import Preprocessed, network_of
 from training.pruning import zero_share, zero_smallest
 from training.recipe import Recipe
 from training.root_cause import root_cause
@@ -75,11 +76,14 @@ def prune(model: nn.Module, part: PrunePart, example: tuple[Tensor, ...]) -> str
     Raises:
         RecipeError: no layer fits, or no channel can go.
     """
+    network = network_of(model)
     if not part.structured:
-        zero_smallest(model, part)
-        return f"pruned: {100 * zero_share(model):.1f} % of the weights of all layers are 0"
+        zero_smallest(network, part)
+        return f"pruned: {100 * zero_share(network):.1f} % of the weights of all layers are 0"
     before = _parameters(model)
-    sizes = remove_channels(model, part, example)
+    if isinstance(model, Preprocessed):
+        example = tuple(model.prepare(list(example)))
+    sizes = remove_channels(network, part, example)
     kept = ", ".join(f"{name} {old} to {new}" for name, (old, new) in sizes.items())
     return f"pruned: {before:,} parameters to {_parameters(model):,}; channels of {kept}"
 

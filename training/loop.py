@@ -84,7 +84,7 @@ def train(
     if not (resume and CheckpointFolder(folder.checkpoints).exists):
         folder.forget_phases()
     with reproducible(recipe.seed, recipe.train.threads):
-        model = build_model(recipe)
+        model = build_model(recipe, list(splits.train.inputs))
         signature = try_model(model, splits, recipe)
         try_compression(model, recipe, splits.train, signature)
         state = _learn(model, recipe, splits, folder, console, resume)

@@ -1,7 +1,7 @@
 """The network of a recipe: made, tried once before anything is trained, and readied for export."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,21 @@ from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import IGNORED_LABEL, Splits
 from training.errors import DataError, RecipeError, TargetError
+from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
 from training.targets import call_target
 
 
-def build_model(recipe: Recipe) -> nn.Module:
-    """The recipe's network, with weights from the present random state.
+def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
+    """The recipe's network, with weights from the present random state, behind its `preprocess`.
+
+    Args:
+        recipe: names the network; its statistics are measured.
+        input_names: of the data, in order. Only a recipe with `preprocess` needs them.
 
     Raises:
         TargetError: the target cannot be found, does not take its arguments or is no module.
+        RecipeError: a step of `preprocess` names an input that is not there.
     """
     model = call_target(recipe.model.target, recipe.model.args, "model")
     if not isinstance(model, nn.Module):
@@ -32,7 +38,7 @@ def build_model(recipe: Recipe) -> nn.Module:
             f"model.target {recipe.model.target} made a {type(model).__name__}; "
             "name a torch.nn.Module"
         )
-    return model
+    return preprocessed(recipe, model, input_names)
 
 
 def for_export(model: nn.Module) -> nn.Module:
@@ -51,14 +57,18 @@ def for_export(model: nn.Module) -> nn.Module:
     Raises:
         TargetError: the twin is no module.
     """
-    make = getattr(model, "export_twin", None)
-    twin = model if make is None else make()
+    return change_network(model, _twin).eval()
+
+
+def _twin(network: nn.Module) -> nn.Module:
+    make = getattr(network, "export_twin", None)
+    twin = network if make is None else make()
     if not isinstance(twin, nn.Module):
         raise TargetError(
-            f"{type(model).__name__}.export_twin returned a {type(twin).__name__}; "
+            f"{type(network).__name__}.export_twin returned a {type(twin).__name__}; "
             "return a torch.nn.Module"
         )
-    return twin.eval()
+    return twin
 
 
 def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
@@ -78,6 +88,7 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
     """
     inputs = {name: array[:2] for name, array in splits.train.inputs.items()}
     target = recipe.model.target
+    try_steps(model.eval(), recipe, list(inputs), _tensors(list(inputs.values())))
     outputs = _try(model.eval(), inputs, target)
     if len(outputs) != len(recipe.model.outputs):
         raise TargetError(
@@ -103,9 +114,13 @@ def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
         inputs: its arguments in order, each [rows, ...].
     """
     with torch.inference_mode():
-        # torch wants memory it may write to.
-        found = model(*(torch.from_numpy(np.require(a, requirements="W")) for a in inputs))
+        found = model(*_tensors(inputs))
     return [tensor.numpy() for tensor in ([found] if isinstance(found, Tensor) else found)]
+
+
+def _tensors(arrays: list[Array]) -> list[Tensor]:
+    # torch wants memory it may write to.
+    return [torch.from_numpy(np.require(array, requirements="W")) for array in arrays]
 
 
 def first_output(found: Tensor | tuple[Tensor, ...] | list[Tensor]) -> Tensor:
@@ -195,10 +210,11 @@ def _signature(recipe: Recipe, inputs: Mapping[str, Array], outputs: list[Array]
             max_batch_size=recipe.max_batch_size,
             padding=padding,
             dynamic=recipe.dynamic,
+            labels=recipe.labels,
         )
     except ValidationError as error:
         raise RecipeError(
-            f"padding or dynamic does not fit the model: {explain(error, Signature)}"
+            f"padding, dynamic or labels does not fit the model: {explain(error, Signature)}"
         ) from error
 
 
@@ -234,7 +250,7 @@ def _check_labels(splits: Splits, recipe: Recipe, classes: int) -> None:
 def _check_teaching(model: nn.Module, recipe: Recipe) -> None:
     if recipe.train.teacher_forcing is None:
         return
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(network_of(model).forward).parameters
     if not {"targets", "teacher_forcing"} <= set(parameters):
         raise TargetError(
             f"train.teacher_forcing is set, and forward of model.target {recipe.model.target} "

@@ -13,8 +13,10 @@ from training.datasets import Splits, load_splits
 from training.departure import with_departure
 from training.export import export_all
 from training.loop import Trained, evaluate, train
+from training.preprocessing import with_statistics
 from training.progress import say
 from training.publish import promote, publish
+from training.python_step import open_recipe_step
 from training.recipe import Recipe
 from training.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
@@ -48,14 +50,17 @@ def run(
     """
     console = console or Console()
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
-    splits = load_splits(recipe)
-    folder = RunFolder(Path(runs_dir), recipe, splits.sha256())
+    raw = load_splits(recipe)
+    step = open_recipe_step(recipe)
+    splits = raw if step is None else step.prepared(raw)
+    recipe = with_statistics(recipe, splits)
+    folder = RunFolder(Path(runs_dir), recipe, raw.sha256())
     with folder.locked():
         trained = train(recipe, splits, folder, console, resume)
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
         print_table(report, console)
-        manifest = publish(recipe, splits, trained, golden, report, files, store, sign)
+        manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
         moved = promote(recipe, manifest, store)
     outcome = f" → {PRODUCTION}" if moved else f"; {PRODUCTION} stays where it is"
     signed = ", signed" if sign else ""

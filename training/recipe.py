@@ -15,10 +15,11 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
-from model_store.signature import DynamicAxes, Padding, TensorName
+from model_store.signature import DynamicAxes, Labels, Padding, TensorName
 from training.auto_export import AutoPart, ExportChoice
 from training.compression import PrunePart, QatPart
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
+from training.preprocess import Preprocess, check_order, python_step
 
 
 class ModelPart(RecipePart):
@@ -193,6 +194,10 @@ class Recipe(RecipePart):
     """Which network is trained. Change it for each project."""
     data: DataPart
     """Which rows it learns from. Change it for each project."""
+    preprocess: Preprocess = ()
+    """What is done with the raw inputs first, in order, in training and wherever the model is
+    served: `scale`, `normalize`, `resize`, `lookup`, `module`, `python`. Give it so that callers
+    can send what they have; see `docs/training.md`."""
     loss: LossPart = LossPart()
     """What is minimised. Change it when the labels mean something else."""
     optim: OptimPart = OptimPart()
@@ -222,6 +227,9 @@ class Recipe(RecipePart):
     """Axes of inputs whose size varies, each with its smallest and largest size, as in `{image: {2:
     [8, 32]}}`. Give it for models that take images of several sizes; requests of one size share a
     batch."""
+    labels: Labels = Field(default={})
+    """Names of the classes of an output, in order, as in `{logits: [cat, dog]}`; callers see them.
+    Give it when the labels are more than numbers."""
     export: ExportChoice = (OnnxExport(), OnnxInt8Export())
     """Artifacts to make and prove, or `auto`, which finds those that are worth it. Add a kind when
     a host needs it; drop what nobody serves."""
@@ -234,6 +242,20 @@ class Recipe(RecipePart):
     @classmethod
     def _run_name(cls, value: str) -> str:
         return _checked_name(value, "name of a run")
+
+    @field_validator("preprocess")
+    @classmethod
+    def _python_first(cls, value: Preprocess) -> Preprocess:
+        return check_order(value)
+
+    @model_validator(mode="after")
+    def _python_gives_one_shape(self) -> "Recipe":
+        if python_step(self.preprocess) and (self.padding is not None or self.dynamic):
+            raise ValueError(
+                "padding and dynamic do not go with a python step, whose results have one shape; "
+                "let it pad them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _every_export_once(self) -> "Recipe":
@@ -278,6 +300,7 @@ class Recipe(RecipePart):
             "max_batch_size",
             "padding",
             "dynamic",
+            "labels",
             "export",
             "export_limits",
             "publish",

@@ -15,6 +15,7 @@ from pathlib import Path
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
 from model_store.parity import Comparison, Tolerance, compare, compare_rows
+from model_store.python_step import StepFunction
 from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from training.auto_export import AutoPart
@@ -23,6 +24,7 @@ from training.datasets import load_splits
 from training.departure import Departed, departs_at
 from training.errors import DataError, TargetError
 from training.export_entries import Export
+from training.python_step import open_recipe_step
 from training.recipe import Recipe
 from training.runners import module_runner
 from training.task_metric import tally
@@ -62,8 +64,16 @@ class RecipeJudge:
                 f"{manifest.lineage.data_sha256[:12]}…; verify it without the data, or where it is"
             )
         self._test = splits.test
-        self._model = trained_model(recipe, weights)
-        run = module_runner(self._model, self._signature)
+        # A Python step makes the inputs of the artifacts out of those that callers send.
+        step, inner = open_recipe_step(recipe), manifest.artifact_inputs()
+        self._prepared: StepFunction = dict if step is None else step.run
+        self._inner = self._signature.model_copy(update={"inputs": inner})
+        model = trained_model(recipe, weights, [spec.name for spec in inner])
+        run_model = module_runner(model, self._inner)
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            return run_model(self._prepared(inputs))
+
         size = self._signature.max_batch_size
         again = compare(golden.outputs, run_in_batches(run, golden.inputs, size))
         if failure := again.failure(SAME_CHECKPOINT):
@@ -115,9 +125,12 @@ class RecipeJudge:
             weights=self._weights,
             entry=entry,
             path=path,
-            signature=self._signature,
+            signature=self._inner,
             tolerance=artifact.verification.tolerance,
-            rows=[self._golden.inputs, *(x for x, _ in self._sized), self._test.inputs],
+            rows=[
+                self._prepared(rows)
+                for rows in (self._golden.inputs, *(x for x, _ in self._sized), self._test.inputs)
+            ],
         )
         limits = self._recipe.export_limits
         return departs_at(case, limits.time_s, limits.memory_gib)

@@ -3,6 +3,7 @@
 In: a recipe and a file of weights. Out: the module, of the sizes that pruning left.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file, load_model
@@ -14,19 +15,20 @@ from training.recipe import Recipe
 from training.reproducibility import reproducible
 
 
-def trained_model(recipe: Recipe, weights: Path) -> nn.Module:
+def trained_model(recipe: Recipe, weights: Path, inputs: Sequence[str]) -> nn.Module:
     """Builds the network, and loads its weights; in evaluation mode.
 
     Args:
         recipe: the run.
         weights: of its checkpoint, as safetensors.
+        inputs: names of the model's inputs, in order.
 
     Raises:
         TargetError: the network's code cannot be found or does not take its arguments.
         RuntimeError: the weights are of another network.
     """
     with reproducible(recipe.seed, threads=1):
-        model = build_model(recipe)
+        model = build_model(recipe, inputs)
     if recipe.prune is not None and recipe.prune.structured:
         resize_like(model, load_file(weights))
     load_model(model, str(weights))

@@ -12,10 +12,12 @@ from flambeau.commands.tables import UNKNOWN, columns, latency_text, share_text,
 if TYPE_CHECKING:
     from model_store.manifest import Artifact, Manifest
     from model_store.pointers import Pointers
-    from model_store.signature import Signature
+    from model_store.signature import Signature, TensorSpec
 
 PRODUCTION = "production"
 METRIC = "accuracy"
+SHOWN_LABELS = 10
+"""Names of classes that `show` prints at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +96,30 @@ def _signature_lines(signature: "Signature") -> list[str]:
     tensors += [("output", spec) for spec in signature.outputs]
     return columns(
         [
-            [what, spec.name, spec.datatype, f"[{','.join(map(str, spec.shape))}]"]
+            [
+                what,
+                spec.name,
+                spec.datatype,
+                _shape_text(spec, signature),
+                _labels_text(spec, signature),
+            ]
             for what, spec in tensors
         ],
         indent="  ",
     )
+
+
+def _shape_text(spec: "TensorSpec", signature: "Signature") -> str:
+    """`[-1,1,8..32,8..32]`: axes that vary within limits are told with those."""
+    ranges = signature.dynamic.get(spec.name, {})
+    sizes = ("..".join(map(str, ranges.get(axis, (size,)))) for axis, size in enumerate(spec.shape))
+    return f"[{','.join(sizes)}]"
+
+
+def _labels_text(spec: "TensorSpec", signature: "Signature") -> str:
+    labels = signature.labels.get(spec.name, ())
+    more = f", and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    return ", ".join(labels[:SHOWN_LABELS]) + more
 
 
 def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:

@@ -34,7 +34,7 @@ from services.inference.golden_replay import (
     replay_result,
 )
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
-from services.inference.loader import UNSERVABLE_DATATYPES
+from services.inference.loader import UNSERVABLE_DATATYPES, read_step
 from services.inference.trust import Trust
 from services.inference.warm_up import warm_up
 
@@ -178,8 +178,7 @@ def _check_runs_here(case: _Case, artifact: Artifact) -> None:
         raise
     except (StoreError, UnfitArtifactError) as error:
         raise _NotRunError(str(error)) from error
-    signature = case.manifest.signature
-    for spec in (*signature.inputs, *signature.outputs):
+    for spec in (*case.manifest.artifact_inputs(), *case.manifest.signature.outputs):
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise _NotRunError(f"tensor '{spec.name}' is {spec.datatype}, which no backend takes")
 
@@ -194,6 +193,7 @@ def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> Iso
             options.threads,
             options.device,
             weights=weights,
+            code=read_step(case.store, case.manifest),
             gently=options.gently,
         )
     except DeviceError as error:

@@ -32,6 +32,7 @@ from services.inference.backends.artifact_fit import UnfitArtifactError, check_f
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.python_step import StepCode
 from services.inference.choice_memory import ChoiceMemory
 from services.inference.gentle_thread import run_gently
 from services.inference.kept_artifacts import is_accurate
@@ -48,7 +49,7 @@ MEASURE_BUDGET_S = 1.0
 """How long the runs of one of them may take; starting its process and opening it come first."""
 
 UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
-"""Datatypes that the present backends cannot take as NumPy arrays."""
+"""Datatypes that artifacts cannot take as NumPy arrays; a Python step before them can."""
 
 
 class LoadError(Exception):
@@ -151,7 +152,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
             reopen=lambda open_one=open_one: open_one().backend,  # type: ignore[misc]
             parity=proven[0].parity,
             latency_s=proven[0].latency_s,
-            row_elements=sum(array[0].size for array in golden.inputs.values()),
+            row_elements=sum(array[:1].size for array in golden.inputs.values()),
             load_s=time.monotonic() - started,
             row_ms=ranked.row_ms,
         )
@@ -242,22 +243,32 @@ def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | No
 
 def _read(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
-) -> tuple[bytes, bytes]:
-    """The bytes of an artifact that may be loaded here, and of its weights if they lie apart."""
+) -> tuple[bytes, bytes, StepCode | None]:
+    """An artifact that may be loaded here, its weights if they lie apart, and the Python step."""
     options.trust.check(store, manifest, artifact)
-    specs = (*manifest.signature.inputs, *manifest.signature.outputs)
-    for spec in specs:
+    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
     check_fit(artifact, options.device)
     data = store.read_file(manifest, artifact.file)
-    return data, store.read_file(manifest, artifact.weights) if artifact.weights else b""
+    weights = store.read_file(manifest, artifact.weights) if artifact.weights else b""
+    return data, weights, read_step(store, manifest)
+
+
+def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
+    """The Python step of a version that may be loaded here, its digest checked; None without one.
+
+    Raises:
+        StoreError: its file is broken or out of reach.
+    """
+    step = manifest.python_step
+    return None if step is None else StepCode(step, store.read_file(manifest, step.file))
 
 
 def _open(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> Backend:
-    data, weights = _read(store, manifest, artifact, options)
+    data, weights, code = _read(store, manifest, artifact, options)
     opens = open_backend
     if options.isolate:
         from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -271,6 +282,7 @@ def _open(
         options.device,
         options.preferred_batch_sizes,
         weights,
+        code,
     )
 
 
@@ -319,7 +331,7 @@ def _measure(
     """
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
-    data, weights = _read(store, manifest, artifact, options)
+    data, weights, code = _read(store, manifest, artifact, options)
     backend = open_isolated_backend(
         artifact,
         data,
@@ -328,6 +340,7 @@ def _measure(
         options.device,
         options.preferred_batch_sizes,
         weights,
+        code,
         gently=True,
     )
     try:

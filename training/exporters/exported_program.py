@@ -16,7 +16,9 @@ from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.calibration import BATCH_ROWS, calibration_batches
-from training.exporters.dynamic_axes import dynamic_axes
+from training.exporters.dynamic_axes import axes_of_arguments
+from training.exporters.step_operations import is_of_step
+from training.preprocessing import change_network, network_of
 from training.quiet import quiet
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
@@ -46,9 +48,10 @@ def exported_program(
     """
     # Calibration may take more rows at once than a server.
     rows = max(signature.max_batch_size, BATCH_ROWS if precision == "int8" else 0)
-    axes: tuple[object, ...] = dynamic_axes(signature.model_copy(update={"max_batch_size": rows}))
+    wide = signature.model_copy(update={"max_batch_size": rows})
     if precision == "bf16":
-        model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
+        model = change_network(model, _Bfloat16).eval()
+    axes = axes_of_arguments(model.forward, wide)
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
         try:
             program = torch.export.export(model, example, dynamic_shapes=axes)
@@ -80,13 +83,13 @@ def weights_program(
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
     from torchao.utils import unwrap_tensor_subclass
 
-    if not any(isinstance(layer, nn.Linear) for layer in model.modules()):
+    if not any(isinstance(layer, nn.Linear) for layer in network_of(model).modules()):
         raise ExportError(
             "method: weights quantizes linear layers, and the model has none; use method: static"
         )
     narrow = copy.deepcopy(model)
     with quiet(loggers=CHATTY_LOGGERS):
-        quantize_(narrow, Int8WeightOnlyConfig())
+        quantize_(network_of(narrow), Int8WeightOnlyConfig())
         # As plain tensors a program holds them without torchao's classes.
         unwrap_tensor_subclass(narrow)
     return exported_program(narrow, example, signature)
@@ -106,14 +109,24 @@ def reexported(
     for name, _ in list(quantized.named_parameters(remove_duplicate=False)):
         if name not in read:
             _forget_weight(quantized, name)
-    return torch.export.export(quantized, example, dynamic_shapes=dynamic_axes(signature))
+    axes = axes_of_arguments(quantized.forward, signature)
+    return torch.export.export(quantized, example, dynamic_shapes=axes)
 
 
 def x86_quantizer(qat: bool = False) -> Any:
     """What pt2e rounds on x86: weights per channel, and activations."""
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-    quantizer = x86.X86InductorQuantizer()
+    class NetworkQuantizer(x86.X86InductorQuantizer):  # type: ignore[misc]
+        """Leaves the steps in front of the network as they are."""
+
+        def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+            annotated: torch.fx.GraphModule = super().annotate(model)
+            for node in filter(is_of_step, annotated.graph.nodes):
+                node.meta.pop("quantization_annotation", None)
+            return annotated
+
+    quantizer = NetworkQuantizer()
     settings = x86.get_default_x86_inductor_quantization_config(is_qat=qat, reduce_range=SEVEN_BITS)
     return quantizer.set_global(settings)
 

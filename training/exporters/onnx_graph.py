@@ -4,6 +4,7 @@ Axes that the signature's padding names vary from 1 to its last bucket, those of
 between their smallest and largest size.
 """
 
+import ast
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from model_store.signature import Signature
-from training.exporters.dynamic_axes import dynamic_axes
+from training.exporters.dynamic_axes import axes_of_arguments
+from training.exporters.step_operations import ONNX_PREFIX
+from training.preprocessing import is_step
 from training.quiet import quiet
 
 if TYPE_CHECKING:
@@ -53,15 +56,26 @@ def export_onnx(
             dynamo=True,
             verbose=False,
             external_data=False,
-            dynamic_shapes=dynamic_axes(signature),
+            dynamic_shapes=axes_of_arguments(model.forward, signature),
             input_names=[spec.name for spec in signature.inputs],
             output_names=[spec.name for spec in signature.outputs],
         )
     if with_scopes:
         return
     document = onnx.load(path)
+    _mark_steps(document)
     strip_metadata(document)
     onnx.save(document, path)
+
+
+def _mark_steps(document: "ModelProto") -> None:
+    """Names the nodes of steps so that a quantizer can leave them out."""
+    for node in document.graph.node:
+        found = {prop.key: prop.value for prop in node.metadata_props}
+        # A list in Python's own form, outermost module first.
+        modules = ast.literal_eval(found.get("pkg.torch.onnx.name_scopes", "[]"))
+        if any(is_step(path) for path in modules):
+            node.name = ONNX_PREFIX + node.name
 
 
 def strip_metadata(document: "ModelProto") -> None:

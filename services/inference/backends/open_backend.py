@@ -8,6 +8,7 @@ from model_store.signature import Signature
 from services.inference.backends.artifact_fit import check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.python_step import PythonStepBackend, StepCode
 
 
 def open_backend(
@@ -18,6 +19,7 @@ def open_backend(
     device: Device = CPU,
     preferred_batch_sizes: Sequence[int] = (),
     weights: bytes = b"",
+    code: StepCode | None = None,
 ) -> Backend:
     """Opens an artifact whose bytes have been checked.
 
@@ -29,6 +31,7 @@ def open_backend(
         device: where it runs.
         preferred_batch_sizes: those worth preparing for, where a runtime can.
         weights: the bytes of the second file, checked as well, for kinds that have one.
+        code: the version's Python step, which runs before the artifact.
 
     Raises:
         UnsafeOnnxError: an ONNX file asks for more than its own bytes.
@@ -36,6 +39,11 @@ def open_backend(
         UnfitArtifactError: this machine cannot run it.
         Exception: whatever the runtime raises on a file it cannot open.
     """
+    if code is not None:
+        behind = code.signature_behind(signature)
+        sizes = preferred_batch_sizes
+        opened = open_backend(artifact, data, behind, threads, device, sizes, weights)
+        return PythonStepBackend(code, opened)
     check_fit(artifact, device)
     if artifact.kind == "onnx":
         check_onnx(data, artifact.file.file)

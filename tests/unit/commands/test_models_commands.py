@@ -15,6 +15,7 @@ from flambeau.commands.models import models_app
 from flambeau.commands.transfer import pull, push
 from model_store.key_folder import KeyFolder
 from model_store.manifest import Verification
+from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
 from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in, publish_in
@@ -193,6 +194,21 @@ def test_show_tells_everything(run: Run, store: ModelStore, folder: Path) -> Non
         f"  model.onnx-int8     21.0 KB   sha256 {shas['model.onnx-int8']}",
         f"  golden.safetensors  2.5 KB    sha256 {shas['golden.safetensors']}",
         f"  report.json         3 bytes   sha256 {shas['report.json']}",
+    ]
+
+
+def test_show_tells_sizes_and_names_of_classes(run: Run, store: ModelStore, folder: Path) -> None:
+    signature = Signature(
+        inputs=(TensorSpec(name="image", datatype="UINT8", shape=(-1, 1, -1, 8)),),
+        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 12)),),
+        max_batch_size=4,
+        dynamic={"image": {2: (8, 32)}},
+        labels={"logits": tuple("abcdefghijkl")},
+    )
+    store.publish(draft_in(folder, signature=signature), folder)
+    assert lines(run("models", "show", "digits"))[3:5] == [
+        "  input   image   UINT8  [-1,1,8..32,8]",
+        "  output  logits  FP32   [-1,12]         a, b, c, d, e, f, g, h, i, j, and 2 more",
     ]
 
 

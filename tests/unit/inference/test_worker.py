@@ -12,6 +12,7 @@ from services.errors import (
     BackendError,
     DeadlineExceededError,
     DeviceError,
+    InputRefusedError,
     WorkerProcessDiedError,
     WouldMissDeadlineError,
 )
@@ -124,6 +125,16 @@ async def test_a_poisoned_request_fails_alone() -> None:
     assert type(error) is BackendError
     assert "cannot double" in str(error)
     assert ran(backend) == [[1.0, POISON, 3.0], [1.0], [POISON], [3.0]]
+
+
+async def test_what_a_python_step_refuses_is_refused_alone() -> None:
+    refusal = InputRefusedError("no words")
+    backend = DoublingBackend(refusal, refusal)  # the batch, and then its first request alone
+    async with running(backend) as made:
+        bad, good = made.infer(1.0), made.infer(2.0)
+        assert await bad.error() is refusal
+        assert await good.values() == [4.0]
+    assert ran(backend) == [[1.0, 2.0], [1.0], [2.0]]
 
 
 async def test_a_model_that_ends_the_program_only_fails_its_request() -> None:
