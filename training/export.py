@@ -51,7 +51,7 @@ LIBRARIES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript", "torch"),
     "pt2": ("torch", "torchao"),
     "aoti": ("torch", "torchao"),
-    "openvino": ("nncf", "openvino", "torch"),
+    "openvino": ("nncf", "onnx", "onnxscript", "openvino", "torch"),
 }
 """Whose versions an artifact of each kind says it was made with."""
 
@@ -180,12 +180,11 @@ def _write(model: nn.Module, job: ExportJob) -> None:
             )
         case "openvino":
             _check_bf16(entry.precision)
-            from training.exporters.exported_program import exported_program
             from training.exporters.openvino_ir import write_openvino
 
             method = entry.method if isinstance(entry, OpenVinoInt8Export) else ""
             write_openvino(
-                exported_program(model, example, signature),
+                _openvino_source(model, example, job),
                 signature,
                 path,
                 calibration=job.inputs if method == "static" else None,
@@ -208,19 +207,39 @@ def _write_onnx(
     entry: OnnxExport | OnnxInt8Export,
     job: ExportJob,
 ) -> None:
-    """The graph, from which the one of 8 bits is made; whichever entry comes first makes it."""
-    from training.exporters.onnx_graph import export_onnx
+    """The graph, or the one of 8 bits that is made from it."""
     from training.exporters.onnx_int8 import (
         export_onnx_dynamic_int8,
         export_onnx_static_int8,
     )
 
-    source, path = job.folder / OnnxExport().file, job.folder / entry.file
-    if not source.exists():
-        export_onnx(model, example, job.signature, source)
+    source, path = _onnx_source(model, example, job), job.folder / entry.file
     if isinstance(entry, OnnxExport):
         return
     if entry.method == "dynamic":
         export_onnx_dynamic_int8(source, entry.op_types, path)
     else:
         export_onnx_static_int8(source, job.inputs, entry.op_types, path)
+
+
+def _onnx_source(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> Path:
+    """The FP32 ONNX graph, from which others are made; whichever entry comes first makes it."""
+    from training.exporters.onnx_graph import export_onnx
+
+    source = job.folder / OnnxExport().file
+    if not source.exists():
+        export_onnx(model, example, job.signature, source)
+    return source
+
+
+def _openvino_source(
+    model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
+) -> torch.export.ExportedProgram | Path:
+    """The exported program, or the ONNX graph of a model with recurrent layers or loops."""
+    from training.exporters.exported_program import exported_program, has_loops
+
+    try:
+        program = exported_program(model, example, job.signature)
+    except ExportError:  # of an axis that ONNX can let vary
+        return _onnx_source(model, example, job)
+    return _onnx_source(model, example, job) if has_loops(program) else program

@@ -1,10 +1,15 @@
-"""Checkpoint to an exported program, which is what `.pt2`, AOTInductor and OpenVINO start from.
+"""Checkpoint to an exported program, which is what `.pt2` and AOTInductor start from.
 
-Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization.
+LSTM and GRU layers stay whole in it, so that their length can vary: by itself torch.export unrolls
+them over the length of the example.
+
+Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization;
+`torch.export._patches` for recurrent layers.
 """
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +51,7 @@ def exported_program(
     axes: tuple[object, ...] = dynamic_axes(signature)
     if precision == "bf16":
         model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
-    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
+    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad(), whole_recurrent_layers():
         try:
             program = torch.export.export(model, example, dynamic_shapes=axes)
         except UserError as error:
@@ -54,13 +59,34 @@ def exported_program(
                 raise
             raise ExportError(
                 "torch.export fixes the size of an axis that has to vary, as it does with the "
-                "length of recurrent layers; use kind: onnx, which keeps them whole"
+                "length of nn.RNN; use kind: onnx, which keeps such layers whole, or an LSTM or GRU"
             ) from None
         if precision != "int8":
             return program
         assert calibration is not None, "int8 is calibrated"
         quantized = _quantized(program.module(), signature, calibration)
         return torch.export.export(quantized, example, dynamic_shapes=axes)
+
+
+@contextlib.contextmanager
+def whole_recurrent_layers() -> Iterator[None]:
+    """LSTM and GRU are exported as one operator, and compiled as a loop over their elements."""
+    from torch.export._patches import (
+        register_gru_while_loop_decomposition,
+        register_lstm_while_loop_decomposition,
+    )
+
+    with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
+        for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
+            operator._dispatch_cache.clear()  # or what ran there before would run again
+        yield
+
+
+def has_loops(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program has whole recurrent layers, or a loop of its own."""
+    aten = torch.ops.aten
+    loops = (aten.lstm.input, aten.gru.input, torch.ops.higher_order.while_loop)
+    return any(node.target in loops for node in program.graph.nodes)
 
 
 class _Bfloat16(nn.Module):
@@ -90,7 +116,7 @@ def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=SEVEN_BITS))
     prepared = prepare_pt2e(module, quantizer)
-    for batch in calibration_batches(rows):
+    for batch in calibration_batches(rows, signature.max_batch_size):
         prepared(*(torch.from_numpy(batch[spec.name]) for spec in signature.inputs))
     converted: nn.Module = convert_pt2e(prepared)
     return converted

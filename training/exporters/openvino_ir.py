@@ -1,5 +1,8 @@
 """Checkpoint to OpenVINO's intermediate representation: a graph (.xml) and its weights (.bin).
 
+From the exported program, because NNCF costs attention ten times the accuracy in its ONNX graph; from
+that one where the model has recurrent layers or loops, which OpenVINO does not take from torch.
+
 In FP32; quantized by NNCF, weights and activations or the weights alone. Which precision the
 processor computes in is decided where it is loaded.
 """
@@ -14,14 +17,17 @@ import torch
 
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
 from training.quiet import quiet
 
 CHATTY_LOGGERS = ("nncf", "openvino")
+RECURRENT = {"GRUSequence", "LSTMSequence", "RNNSequence"}
+"""OpenVINO's operators of whole layers."""
 
 
 def write_openvino(
-    program: torch.export.ExportedProgram,
+    source: torch.export.ExportedProgram | Path,
     signature: Signature,
     path: Path,
     *,
@@ -31,7 +37,7 @@ def write_openvino(
     """Writes `path` and, beside it, the weights under the same name with `.bin`.
 
     Args:
-        program: the model in FP32.
+        source: the model in FP32, as a program or as an ONNX file.
         signature: names the inputs and outputs.
         path: the file to write, whose name ends in `.xml`.
         calibration: rows of training data by input name, each [rows, ...]: with them, weights and
@@ -40,6 +46,7 @@ def write_openvino(
 
     Raises:
         ImportError: openvino or nncf is not installed.
+        ExportError: it has layers that cannot become 8 bits wide.
         Exception: whatever they raise for a model they cannot take.
     """
     # Without this package of theirs nothing is reported to anybody.
@@ -47,7 +54,7 @@ def write_openvino(
     import openvino
 
     with quiet(loggers=CHATTY_LOGGERS):
-        model = openvino.convert_model(program)
+        model = openvino.convert_model(source)
         for ports, specs in ((model.inputs, signature.inputs), (model.outputs, signature.outputs)):
             _name(ports, specs)
         if weights_only or calibration is not None:
@@ -65,6 +72,7 @@ def _narrow(model: Any, signature: Signature, calibration: Mapping[str, Array] |
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
 
     nncf.set_log_level(logging.CRITICAL)
+    _check_narrows({op.get_type_name() for op in model.get_ops()}, calibration is None)
     if calibration is None:
         return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     named = {spec.name: calibration[spec.name] for spec in signature.inputs}
@@ -76,3 +84,15 @@ def _narrow(model: Any, signature: Signature, calibration: Mapping[str, Array] |
         # Like the 7 bits of the other quantizers: processors without VNNI overflow with 8.
         advanced_parameters=AdvancedQuantizationParameters(overflow_fix=OverflowFix.ENABLE),
     )
+
+
+def _check_narrows(operators: set[str], weights_only: bool) -> None:
+    """Says in words what NNCF, or OpenVINO's CPU plugin after it, ends with an internal error on."""
+    dynamic = "{kind: onnx, precision: int8, method: dynamic}"
+    if "Loop" in operators:
+        raise ExportError(f"NNCF does not quantize a graph with a loop; use {dynamic}")
+    if not weights_only and operators & RECURRENT:
+        raise ExportError(
+            "OpenVINO does not run recurrent layers whose activations are 8 bits wide; use "
+            f"method: weights, or {dynamic}"
+        )
