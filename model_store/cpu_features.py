@@ -24,6 +24,10 @@ FEATURES = (
 """Those that decide whether code runs at all, or how fast 8 and 16 bit numbers are."""
 
 
+FP16_FEATURES = frozenset({"avx512_fp16", "amx_fp16"})
+"""A processor with none of these converts every half to FP32 and back."""
+
+
 @functools.cache
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     """Those of `FEATURES` that the processor has; none where that cannot be read."""

@@ -25,10 +25,12 @@ from training.errors import ExportError, IsolationError
 from training.export_entries import (
     Export,
     OnnxExport,
+    OnnxFp16Export,
     OnnxInt8Export,
     OpenVinoInt8Export,
     TorchScriptExport,
 )
+from training.half_precision import half_device
 from training.isolated_run import GIB, run_isolated
 from training.library_versions import library_versions
 from training.loop import Trained
@@ -140,6 +142,7 @@ def export_one(job: ExportJob) -> MadeWith:
     Raises:
         Exception: whatever an exporter raises for a model it cannot take.
     """
+    device = half_device() if job.entry.precision == "fp16" else "cpu"
     with reproducible(job.recipe.seed, threads=1):
         model = build_model(job.recipe)
     load_model(model, str(job.weights))
@@ -148,7 +151,9 @@ def export_one(job: ExportJob) -> MadeWith:
         scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
         _write(model.eval() if scripts else for_export(model.eval()), job)
     return MadeWith(
-        libraries=library_versions(LIBRARIES[job.entry.kind]), cpu_features=cpu_features()
+        libraries=library_versions(LIBRARIES[job.entry.kind]),
+        cpu_features=cpu_features(),
+        device=device,
     )
 
 
@@ -204,10 +209,15 @@ def _check_bf16(precision: Precision) -> None:
 def _write_onnx(
     model: nn.Module,
     example: tuple[Tensor, ...],
-    entry: OnnxExport | OnnxInt8Export,
+    entry: OnnxExport | OnnxFp16Export | OnnxInt8Export,
     job: ExportJob,
 ) -> None:
-    """The graph, or the one of 8 bits that is made from it."""
+    """The graph, the one of 8 bits that is made from it, or one of 16."""
+    if isinstance(entry, OnnxFp16Export):
+        from training.exporters.onnx_graph import export_onnx
+
+        export_onnx(model, example, job.signature, job.folder / entry.file, half=True)
+        return
     from training.exporters.onnx_int8 import (
         export_onnx_dynamic_int8,
         export_onnx_static_int8,
@@ -238,8 +248,5 @@ def _openvino_source(
     """The exported program, or the ONNX graph of a model with recurrent layers or loops."""
     from training.exporters.exported_program import exported_program, has_loops
 
-    try:
-        program = exported_program(model, example, job.signature)
-    except ExportError:  # of an axis that ONNX can let vary
-        return _onnx_source(model, example, job)
+    program = exported_program(model, example, job.signature)
     return _onnx_source(model, example, job) if has_loops(program) else program

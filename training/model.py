@@ -103,8 +103,8 @@ def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
         inputs: its arguments in order, each [rows, ...].
     """
     with torch.inference_mode():
-        # torch wants memory it may write to.
-        found = model(*(torch.from_numpy(np.require(a, requirements="W")) for a in inputs))
+        # torch wants memory it may write to, compiled packages want it without gaps.
+        found = model(*(torch.from_numpy(np.require(a, requirements=["C", "W"])) for a in inputs))
     return [tensor.numpy() for tensor in ([found] if isinstance(found, Tensor) else found)]
 
 

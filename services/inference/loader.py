@@ -32,6 +32,7 @@ from services.inference.artifact_choice import ChoiceRules, by_choice, choice_ke
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
 from services.inference.choice_memory import ChoiceMemory
 from services.inference.gentle_thread import run_gently
@@ -67,6 +68,8 @@ class LoadOptions:
     """Whether each backend runs in a process of its own."""
     preferred_batch_sizes: tuple[int, ...] = ()
     """Sizes batches are padded up to, for engines built for fixed ones."""
+    onnx_on_gpu: OnnxOnGpu = field(default_factory=OnnxOnGpu)
+    """What runs ONNX artifacts on a GPU."""
     artifact: str = ""
     """The only artifact to consider; empty for all, fastest first."""
     choice: ChoiceRules = field(default_factory=ChoiceRules)
@@ -185,7 +188,8 @@ def _ordered(
     """What the choice is remembered under, and the candidates as they are to be tried."""
     candidates = _candidates(manifest, options.artifact)
     fitting = [artifact for artifact in candidates if _fits(artifact, manifest, options)]
-    key = choice_key(manifest, fitting, options.device, options.threads)
+    providers = options.onnx_on_gpu.providers
+    key = choice_key(manifest, fitting, options.device, options.threads, providers)
     measure = functools.partial(_measure, store, manifest, golden, options)
     chosen = by_choice(manifest, fitting, measure, options.choice, key)
     return key, [*chosen, *(artifact for artifact in candidates if artifact not in fitting)]
@@ -237,6 +241,7 @@ def _open(
         options.device,
         options.preferred_batch_sizes,
         weights,
+        options.onnx_on_gpu,
     )
 
 
@@ -294,6 +299,7 @@ def _measure(
         options.device,
         options.preferred_batch_sizes,
         weights,
+        options.onnx_on_gpu,
         gently=True,
     )
     try:

@@ -8,7 +8,6 @@ Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Ex
 """
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -21,6 +20,7 @@ from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
 from training.exporters.dynamic_axes import dynamic_axes
+from training.exporters.narrow_floats import NarrowFloats
 from training.quiet import quiet
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
@@ -50,7 +50,7 @@ def exported_program(
     """
     axes: tuple[object, ...] = dynamic_axes(signature)
     if precision == "bf16":
-        model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
+        model, axes = NarrowFloats(model, torch.bfloat16).eval(), (axes,)  # it takes *inputs
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad(), whole_recurrent_layers():
         try:
             program = torch.export.export(model, example, dynamic_shapes=axes)
@@ -59,7 +59,8 @@ def exported_program(
                 raise
             raise ExportError(
                 "torch.export fixes the size of an axis that has to vary, as it does with the "
-                "length of nn.RNN; use kind: onnx, which keeps such layers whole, or an LSTM or GRU"
+                "length of nn.RNN; use nn.LSTM or nn.GRU, which it keeps whole, or {kind: "
+                "torchscript, method: script}"
             ) from None
         if precision != "int8":
             return program
@@ -87,25 +88,6 @@ def has_loops(program: torch.export.ExportedProgram) -> bool:
     aten = torch.ops.aten
     loops = (aten.lstm.input, aten.gru.input, torch.ops.higher_order.while_loop)
     return any(node.target in loops for node in program.graph.nodes)
-
-
-class _Bfloat16(nn.Module):
-    """A model that computes in bfloat16, and takes and gives what the FP32 one does."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._model = copy.deepcopy(model).to(torch.bfloat16)
-
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        narrow = [x.to(torch.bfloat16) if x.dtype == torch.float32 else x for x in inputs]
-        found = self._model(*narrow)
-        if isinstance(found, Tensor):
-            return _wide(found)
-        return tuple(_wide(tensor) for tensor in found)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array]) -> nn.Module:

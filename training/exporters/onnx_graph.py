@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from model_store.signature import Signature
 from training.exporters.dynamic_axes import dynamic_axes
+from training.exporters.narrow_floats import NarrowFloats
 from training.quiet import quiet
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ CHATTY_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 def export_onnx(
-    model: nn.Module, example: tuple[Tensor, ...], signature: Signature, path: Path
+    model: nn.Module,
+    example: tuple[Tensor, ...],
+    signature: Signature,
+    path: Path,
+    half: bool = False,
 ) -> None:
     """Exports the model to one file, weights included, which says nothing about this machine.
 
@@ -31,12 +36,16 @@ def export_onnx(
         example: inputs in order, each [rows, ...] with at least two rows (0 and 1 are special).
         signature: names the graph's inputs and outputs.
         path: the file to write.
+        half: whether it computes in FP16; inputs and outputs stay as the signature has them.
 
     Raises:
         Exception: whatever the exporter raises for a model it cannot take.
     """
     import onnx
 
+    axes: tuple[object, ...] = dynamic_axes(signature)
+    if half:
+        model, axes = NarrowFloats(model, torch.float16).eval(), (axes,)  # it takes *inputs
     # The exporter's own internals warn about deprecated parts of torch.
     with quiet(loggers=CHATTY_LOGGERS):
         torch.onnx.export(
@@ -46,7 +55,7 @@ def export_onnx(
             dynamo=True,
             verbose=False,
             external_data=False,
-            dynamic_shapes=dynamic_axes(signature),
+            dynamic_shapes=axes,
             input_names=[spec.name for spec in signature.inputs],
             output_names=[spec.name for spec in signature.outputs],
         )

@@ -1,7 +1,8 @@
 """Checkpoint to OpenVINO's intermediate representation: a graph (.xml) and its weights (.bin).
 
-From the exported program, because NNCF costs attention ten times the accuracy in its ONNX graph; from
-that one where the model has recurrent layers or loops, which OpenVINO does not take from torch.
+From the exported program, because 8 bits move the answers of attention ten times as far in its ONNX
+graph; from that one where the model has recurrent layers or loops, which OpenVINO does not take
+from torch.
 
 In FP32; quantized by NNCF, weights and activations or the weights alone. Which precision the
 processor computes in is decided where it is loaded.
@@ -72,7 +73,7 @@ def _narrow(model: Any, signature: Signature, calibration: Mapping[str, Array] |
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
 
     nncf.set_log_level(logging.CRITICAL)
-    _check_narrows({op.get_type_name() for op in model.get_ops()}, calibration is None)
+    check_narrows({op.get_type_name() for op in model.get_ops()}, calibration is None)
     if calibration is None:
         return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     named = {spec.name: calibration[spec.name] for spec in signature.inputs}
@@ -86,8 +87,16 @@ def _narrow(model: Any, signature: Signature, calibration: Mapping[str, Array] |
     )
 
 
-def _check_narrows(operators: set[str], weights_only: bool) -> None:
-    """Says in words what NNCF, or OpenVINO's CPU plugin after it, ends with an internal error on."""
+def check_narrows(operators: set[str], weights_only: bool) -> None:
+    """Says in words what NNCF, or OpenVINO's CPU plugin after it, ends with an internal error on.
+
+    Args:
+        operators: of the graph, as OpenVINO names them.
+        weights_only: whether activations stay as they are.
+
+    Raises:
+        ExportError: one of them cannot become 8 bits wide; it names what can.
+    """
     dynamic = "{kind: onnx, precision: int8, method: dynamic}"
     if "Loop" in operators:
         raise ExportError(f"NNCF does not quantize a graph with a loop; use {dynamic}")

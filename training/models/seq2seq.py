@@ -159,7 +159,8 @@ class _LoopedSeq2Seq(nn.Module):
         model, end, longest = self.model, self.model.end, self.model.longest
         memory, final = self.encoder(elements, lengths)
         real = real_elements(memory, lengths)
-        if torch.jit.is_tracing():  # a trace holds no loop: it writes all U symbols
+        # A trace holds no loop: it writes all U symbols.
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return model.write(memory, real, model.begin(final))
         places = torch.arange(longest, device=elements.device)[None, :, None]  # [1, U, 1]
 
@@ -178,7 +179,7 @@ class _LoopedSeq2Seq(nn.Module):
             torch.zeros((), dtype=torch.int64, device=elements.device),
             torch.full_like(lengths, model.step.start, dtype=torch.int64),
             model.begin(final),
-            memory.new_zeros(elements.shape[0], longest, 1) + model.closed,
+            model.closed.expand(elements.shape[0], longest, -1).clone(),
         )
         logits: Tensor = while_loop(goes_on, write, begin)[3]  # type: ignore[no-untyped-call]
         return logits

@@ -104,7 +104,10 @@ def compiled(program: torch.export.ExportedProgram) -> Module:
         warnings.simplefilter("ignore")
         path = str(Path(folder) / "program.pt2")
         # By itself torch unrolls recurrent layers over one length.
-        recurrent = register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition()
+        recurrent = (
+            register_lstm_while_loop_decomposition(),
+            register_gru_while_loop_decomposition(),
+        )
         with torch.no_grad(), recurrent[0], recurrent[1]:
             torch._inductor.aoti_compile_and_package(
                 program, package_path=path, inductor_configs=_FROZEN

@@ -244,7 +244,7 @@ def test_halves_are_refused_where_the_processor_has_none(
 ) -> None:
     half = artifact(tmp_path, kind, cpu_features=()).model_copy(update={"precision": "fp16"})
     monkeypatch.setattr(artifact_fit, "cpu_features", lambda: ("avx512f", "avx512_bf16"))
-    with pytest.raises(UnfitArtifactError, match=r"neither avx512_fp16 nor amx_fp16: .* 56 times"):
+    with pytest.raises(UnfitArtifactError, match=r"neither avx512_fp16 nor amx_fp16: .* 7 times"):
         check_fit(half, CPU)
     monkeypatch.setattr(artifact_fit, "cpu_features", lambda: ("avx512f", "avx512_fp16"))
     check_fit(half, CPU)
