@@ -4,6 +4,7 @@ The kinds of the recipes are proven in `tests/e2e/test_model_families.py`, on tr
 their metric; all others, with theirs, by `make artifacts-table`.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def assert_parity(
 def test_a_family_answers_as_its_checkpoint_in_kinds_that_no_recipe_asks_for(
     family: str, tmp_path: Path
 ) -> None:
-    chosen = FAMILIES[family].recipe(*(entry(name) for name in MADE[family]))
+    names = [name for name in MADE[family] if name != "aoti" or shutil.which("g++")]
+    chosen = FAMILIES[family].recipe(*(entry(name) for name in names))
     data = FAMILIES[family].splits()
     trained = untrained(chosen, data, tmp_path / "trained")
     for made in export_here(chosen, trained, data, tmp_path):
