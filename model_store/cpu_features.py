@@ -28,6 +28,10 @@ INT8_FEATURES = frozenset({"amx_int8", "asimddp", "avx512_vnni", "avx_vnni", "i8
 """Of processors that multiply numbers of 8 bits and add the products in one step."""
 
 
+FP16_FEATURES = frozenset({"avx512_fp16", "amx_fp16"})
+"""A processor with none of these converts every half to FP32 and back."""
+
+
 @functools.cache
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     """Those of `FEATURES` that the processor has; none where that cannot be read."""

@@ -13,13 +13,14 @@ from model_store.strict import nearest_name
 from training.export_entries import (
     Bf16Tolerance,
     Export,
+    Fp16Tolerance,
     Fp32Tolerance,
     Int8Tolerance,
     RecipePart,
 )
 
 AUTO = "auto"
-AutoPrecision = Literal["fp32", "bf16", "int8"]
+AutoPrecision = Literal["fp32", "bf16", "fp16", "int8"]
 
 
 class AutoTolerances(RecipePart):
@@ -29,6 +30,8 @@ class AutoTolerances(RecipePart):
     """Of those that compute in FP32. Widen it for outputs much larger than 1 to 10."""
     bf16: Bf16Tolerance = Bf16Tolerance()
     """Of those that compute in bfloat16. Change it knowing what a changed answer costs."""
+    fp16: Fp16Tolerance = Fp16Tolerance()
+    """Of those that compute in FP16, on GPUs. Change it knowing what a changed answer costs."""
     int8: Int8Tolerance = Int8Tolerance()
     """Of quantized ones. Change it knowing what a changed answer costs."""
 
@@ -45,7 +48,9 @@ class AutoExport(RecipePart):
     )
     """Kinds that may be tried. Drop those that no host of yours serves; add `torchscript` for hosts
     that take nothing else."""
-    precisions: tuple[AutoPrecision, ...] = Field(default=("fp32", "bf16", "int8"), min_length=1)
+    precisions: tuple[AutoPrecision, ...] = Field(
+        default=("fp32", "bf16", "fp16", "int8"), min_length=1
+    )
     """Precisions that may be tried, beside ONNX in FP32, to which others are compared. Drop those
     whose answers you do not want."""
     calibration_rows: int = Field(default=512, ge=1)

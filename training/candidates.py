@@ -21,6 +21,7 @@ from training.export_entries import (
     AotiQatExport,
     Export,
     OnnxExport,
+    OnnxFp16Export,
     OnnxInt8Export,
     OpenVinoBf16Export,
     OpenVinoExport,
@@ -65,6 +66,8 @@ class Machine:
     """Installed ones, of those that some kinds need."""
     compiler: bool = False
     """Whether there is a C++ compiler."""
+    without_fp16: str = ""
+    """Why FP16 cannot be made and proven here; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,22 +92,23 @@ LINEAR, CONVOLUTIONS, ATTENTION, RECURRENT = range(4)
 WITH_8_BIT_STEPS: dict[str, tuple[float, float, float, float]] = {
     "onnx-int8 static": (5.8, 5.7, 2.3, 1.0),
     "onnx-int8 dynamic": (5.9, 0.4, 2.7, 3.2),
+    "onnx-fp16": (3.0, 3.0, 3.0, 3.0),
     "openvino": (1.3, 1.9, 1.1, 1.4),
     "openvino-bf16": (2.8, 3.9, 2.2, 1.4),
     "openvino-int8 static": (5.6, 7.3, 3.4, 1.0),
     "openvino-int8 weights": (1.3, 1.9, 2.0, 1.4),
-    "pt2": (0.8, 1.1, 0.9, 0.9),
+    "pt2": (0.8, 1.1, 0.9, 0.7),
     "pt2-bf16": (2.1, 2.2, 1.9, 0.9),
     "pt2-int8 static": (0.7, 0.8, 0.4, 0.4),
     "pt2-int8 weights": (0.7, 0.7, 0.7, 0.7),
     "pt2-int8-qat qat": (0.7, 0.8, 0.4, 0.4),
-    "aoti": (1.2, 1.6, 1.0, 1.0),
+    "aoti": (1.2, 1.6, 1.0, 1.6),
     "aoti-bf16": (2.7, 3.7, 2.0, 1.0),
     "aoti-int8 static": (3.6, 7.2, 3.2, 1.0),
     "aoti-int8 weights": (0.6, 0.6, 0.6, 0.6),
     "aoti-int8-qat qat": (3.6, 7.2, 3.2, 1.0),
 }
-"""Zen 4, with VNNI and BF16. Random weights: an order, not a promise."""
+"""Zen 4, with VNNI and BF16; that of FP16 is a guess. Random weights: an order, not a promise."""
 WITHOUT = WITH_8_BIT_STEPS | {
     "onnx-int8 static": (9.2, 2.3, 0.9, 1.0),
     "onnx-int8 dynamic": (9.0, 0.4, 1.0, 4.8),
@@ -113,7 +117,7 @@ WITHOUT = WITH_8_BIT_STEPS | {
     "openvino-int8 weights": (1.0, 1.7, 1.1, 1.0),
     "pt2-int8 static": (0.2, 0.8, 0.4, 0.2),
     "pt2-int8-qat qat": (0.2, 0.8, 0.4, 0.2),
-    "aoti": (2.1, 1.5, 1.4, 1.0),
+    "aoti": (2.1, 1.5, 1.4, 1.6),
     "aoti-int8 static": (1.3, 1.1, 1.2, 1.0),
     "aoti-int8-qat qat": (1.3, 1.1, 1.2, 1.0),
 }
@@ -157,6 +161,7 @@ def possible_entries(auto: AutoExport, model: ModelContents) -> Iterator[Export]
         tolerance=int8,
         calibration_rows=rows,
     )
+    yield OnnxFp16Export(tolerance=auto.tolerance.fp16)
     yield OpenVinoBf16Export(tolerance=bf16)
     yield OpenVinoInt8Export(tolerance=int8, calibration_rows=rows)
     yield OpenVinoInt8Export(method="weights", tolerance=int8, calibration_rows=rows)
@@ -215,13 +220,6 @@ def _not_installed(entry: Export, _: ModelContents, machine: Machine) -> str | N
     return None
 
 
-def _fixed_length(entry: Export, model: ModelContents, _: Machine) -> str | None:
-    by_torch_export = entry.kind in ("pt2", "aoti", "openvino")
-    if by_torch_export and model.recurrent and model.varying_length:
-        return "torch.export fixes the length of recurrent layers; ONNX keeps them whole"
-    return None
-
-
 def _no_bf16(entry: Export, _: ModelContents, machine: Machine) -> str | None:
     if entry.precision == "bf16" and not BF16_FEATURES & machine.cpu_features:
         return (
@@ -231,26 +229,29 @@ def _no_bf16(entry: Export, _: ModelContents, machine: Machine) -> str | None:
     return None
 
 
+def _no_fp16(entry: Export, _: ModelContents, machine: Machine) -> str | None:
+    return machine.without_fp16 or None if entry.precision == "fp16" else None
+
+
 def _nothing_to_quantize(entry: Export, model: ModelContents, _: Machine) -> str | None:
     if entry.precision != "int8":
         return None
     if not (model.convolutions or model.linear or model.recurrent):
         return "nothing in the model becomes faster in 8 bits"
-    if not isinstance(entry, OnnxInt8Export):
-        if model.recurrent:
-            return "recurrent layers in 8 bits run in ONNX alone"
-        return None
-    if entry.method == "dynamic" and model.convolutions:
+    method = getattr(entry, "method", None)
+    if method == "dynamic" and model.convolutions:
         return "dynamic quantization makes convolutions 4 times slower than FP32"
-    if entry.method == "static" and model.recurrent:
-        return "static quantization leaves recurrent layers in FP32"
+    if method in ("static", "qat") and model.recurrent:
+        return "recurrent layers become 8 bits wide by method: dynamic or weights alone"
+    if method == "weights" and entry.kind != "openvino" and not model.linear:
+        return "weights alone become 8 bits wide in linear layers, and there are none"
     return None
 
 
 RULES: tuple[Callable[[Export, ModelContents, Machine], str | None], ...] = (
     _not_installed,
-    _fixed_length,
     _no_bf16,
+    _no_fp16,
     _nothing_to_quantize,
 )
 """What speaks against an entry, each with its reason."""

@@ -26,12 +26,14 @@ from training.export_entries import (
     AotiInt8Export,
     Export,
     OnnxExport,
+    OnnxFp16Export,
     OnnxInt8Export,
     OpenVinoInt8Export,
     Pt2Int8Export,
     QatEntry,
     TorchScriptExport,
 )
+from training.half_precision import half_device
 from training.isolated_run import GIB, run_isolated
 from training.library_versions import library_versions
 from training.loop import Trained
@@ -52,7 +54,7 @@ LIBRARIES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript", "torch"),
     "pt2": ("torch", "torchao"),
     "aoti": ("torch", "torchao"),
-    "openvino": ("nncf", "openvino", "torch"),
+    "openvino": ("nncf", "onnx", "onnxscript", "openvino", "torch"),
 }
 """Whose versions an artifact of each kind says it was made with."""
 
@@ -180,13 +182,16 @@ def export_one(job: ExportJob) -> MadeWith:
     Raises:
         Exception: whatever an exporter raises for a model it cannot take.
     """
+    device = half_device() if job.entry.precision == "fp16" else "cpu"
     model = trained_model(job.recipe, job.weights, [spec.name for spec in job.signature.inputs])
     with quiet():
         # A compiler reads the network's own code, control flow and all.
         scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
         _write(model if scripts else for_export(model), job)
     return MadeWith(
-        libraries=library_versions(LIBRARIES[job.entry.kind]), cpu_features=cpu_features()
+        libraries=library_versions(LIBRARIES[job.entry.kind]),
+        cpu_features=cpu_features(),
+        device=device,
     )
 
 
@@ -214,12 +219,11 @@ def _write(model: nn.Module, job: ExportJob) -> None:
         case "openvino":
             _check_bf16(entry.precision)
             _check_resize(job.recipe)
-            from training.exporters.exported_program import exported_program
             from training.exporters.openvino_ir import write_openvino
 
             method = entry.method if isinstance(entry, OpenVinoInt8Export) else ""
             write_openvino(
-                exported_program(model, example, signature),
+                _openvino_source(model, example, job),
                 signature,
                 path,
                 calibration=job.inputs if method == "static" else None,
@@ -266,22 +270,43 @@ def _check_resize(recipe: Recipe) -> None:
 def _write_onnx(
     model: nn.Module,
     example: tuple[Tensor, ...],
-    entry: OnnxExport | OnnxInt8Export,
+    entry: OnnxExport | OnnxFp16Export | OnnxInt8Export,
     job: ExportJob,
 ) -> None:
-    """The graph, or the one of 8 bits that is made from it."""
-    from training.exporters.onnx_graph import export_onnx
+    """The graph, the one of 8 bits that is made from it, or one of 16."""
+    if isinstance(entry, OnnxFp16Export):
+        from training.exporters.onnx_graph import export_onnx
+
+        export_onnx(model, example, job.signature, job.folder / entry.file, half=True)
+        return
     from training.exporters.onnx_int8 import (
         export_onnx_dynamic_int8,
         export_onnx_static_int8,
     )
 
-    source, path = job.graph, job.folder / entry.file
-    if not source.exists():
-        export_onnx(model, example, job.signature, source)
+    source, path = _onnx_source(model, example, job), job.folder / entry.file
     if isinstance(entry, OnnxExport):
         return
     if entry.method == "dynamic":
         export_onnx_dynamic_int8(source, entry.op_types, path)
     else:
         export_onnx_static_int8(source, job.inputs, entry.op_types, path)
+
+
+def _onnx_source(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> Path:
+    """The FP32 ONNX graph, from which others are made; whichever entry comes first makes it."""
+    from training.exporters.onnx_graph import export_onnx
+
+    if not job.graph.exists():
+        export_onnx(model, example, job.signature, job.graph)
+    return job.graph
+
+
+def _openvino_source(
+    model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
+) -> torch.export.ExportedProgram | Path:
+    """The exported program, or the ONNX graph of a model with recurrent layers or loops."""
+    from training.exporters.exported_program import exported_program, has_loops
+
+    program = exported_program(model, example, job.signature)
+    return _onnx_source(model, example, job) if has_loops(program) else program

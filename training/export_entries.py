@@ -97,6 +97,15 @@ class Bf16Tolerance(RecipePart):
     max_metric_drop: MetricDrop = 0.005
 
 
+class Fp16Tolerance(RecipePart):
+    """How far an artifact that computes in FP16 may lie from the checkpoint."""
+
+    max_abs_difference: Difference = 0.05
+    min_agreement: Agreement = 0.98
+    max_probability_shift: ProbabilityShift = 0.02
+    max_metric_drop: MetricDrop = 0.003
+
+
 class Int8Tolerance(RecipePart):
     """How far a quantized artifact may lie from the checkpoint: agreement means most here."""
 
@@ -155,6 +164,13 @@ class Bf16Entry(ExportEntry):
     tolerance: Annotated[Bf16Tolerance, TOLERANCE] = Bf16Tolerance()
 
 
+class Fp16Entry(ExportEntry):
+    """An artifact that computes in FP16."""
+
+    precision: Annotated[Literal["fp16"], PRECISION] = "fp16"
+    tolerance: Annotated[Fp16Tolerance, TOLERANCE] = Fp16Tolerance()
+
+
 class Int8Entry(ExportEntry):
     """An artifact whose weights, and perhaps activations, are 8 bits wide."""
 
@@ -193,6 +209,12 @@ class TorchScriptExport(Fp32Entry):
 
 class OnnxExport(Fp32Entry):
     """A portable graph, by the dynamo exporter."""
+
+    kind: Annotated[Literal["onnx"], KIND] = "onnx"
+
+
+class OnnxFp16Export(Fp16Entry):
+    """The ONNX graph computing in FP16, for GPUs; made and proven where there is one."""
 
     kind: Annotated[Literal["onnx"], KIND] = "onnx"
 
@@ -315,6 +337,7 @@ def _artifact_name(entry: object) -> str | None:
 Export = Annotated[
     Annotated[TorchScriptExport, Tag("torchscript")]
     | Annotated[OnnxExport, Tag("onnx")]
+    | Annotated[OnnxFp16Export, Tag("onnx-fp16")]
     | Annotated[OnnxInt8Export, Tag("onnx-int8")]
     | Annotated[Pt2Export, Tag("pt2")]
     | Annotated[Pt2Bf16Export, Tag("pt2-bf16")]
@@ -331,7 +354,7 @@ Export = Annotated[
         _artifact_name,
         custom_error_type="unknown_export",
         custom_error_message="use {kind: torchscript}, {kind: onnx} or "
-        "{kind: onnx, precision: int8}; or kind pt2, aoti or openvino with precision fp32, bf16 "
-        "or int8; method: qat is for kind pt2 or aoti with precision int8",
+        "{kind: onnx, precision: int8 or fp16}; or kind pt2, aoti or openvino with precision "
+        "fp32, bf16 or int8; method: qat is for kind pt2 or aoti with precision int8",
     ),
 ]

@@ -119,8 +119,8 @@ def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
 
 
 def _tensors(arrays: list[Array]) -> list[Tensor]:
-    # torch wants memory it may write to.
-    return [torch.from_numpy(np.require(array, requirements="W")) for array in arrays]
+    # torch wants memory it may write to, compiled packages want it without gaps.
+    return [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays]
 
 
 def first_output(found: Tensor | tuple[Tensor, ...] | list[Tensor]) -> Tensor:

@@ -17,6 +17,8 @@ from model_store.cpu_features import cpu_features
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.candidates import OF_8_BITS, PACKAGES, Machine, ModelContents
+from training.errors import ExportError
+from training.half_precision import half_device
 from training.model import for_export, run_model
 
 CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
@@ -61,7 +63,16 @@ def this_machine() -> Machine:
         cpu_features=frozenset(cpu_features()),
         packages=frozenset(name for name in asked if importlib.util.find_spec(name)),
         compiler=any(shutil.which(name) for name in ("g++", "clang++")),
+        without_fp16=_without_fp16(),
     )
+
+
+def _without_fp16() -> str:
+    try:
+        half_device()
+    except ExportError as error:
+        return str(error)
+    return ""
 
 
 class _Calls(TorchFunctionMode):

@@ -6,8 +6,8 @@ try them, the chosen one first.
 Rules kept here: an artifact is measured only if it passes its replay; the publisher's favourite
 keeps its place unless another is faster by more than the noise; once the budget is spent no
 further one is measured, but at least one is that passes; what was chosen is remembered for the
-very same files, processor, device, threads and libraries. Where an accuracy is asked for, the
-fastest of those that give it is chosen, and no other is tried.
+very same files, processor, device, its driver, threads and libraries. Where an accuracy is asked
+for, the fastest of those that give it is chosen, and no other is tried.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from services.queueing.artifact_rules import NOISE, fastest
 
 logger = logging.getLogger("flambeau.loader")
 
-LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch")
+LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "torch")
 
 Measure = Callable[[Artifact], float]
 """Milliseconds a row at the best batch size; raises if the artifact does not open or pass."""
@@ -140,14 +140,27 @@ def choose(
 
 
 def choice_key(
-    manifest: Manifest, candidates: Sequence[Artifact], device: Device, threads: int
+    manifest: Manifest,
+    candidates: Sequence[Artifact],
+    device: Device,
+    threads: int,
+    onnx_providers: Sequence[str] = (),
 ) -> str:
-    """A digest of everything that a choice depends on."""
+    """A digest of everything that a choice depends on.
+
+    Args:
+        manifest: of the version.
+        candidates: those that fit this machine.
+        device: where they run; of a GPU its model and driver count too.
+        threads: CPU threads of a run.
+        onnx_providers: what runs ONNX on a GPU.
+    """
     facts = {
         "artifacts": [[a.name, *(f.sha256 for f in a.all_files())] for a in candidates],
         "golden": manifest.golden.file.sha256,
         "max_batch_size": manifest.signature.max_batch_size,
         "device": str(device),
+        "gpu": _gpu(device, onnx_providers) if device.kind == "cuda" else None,
         "cpu_features": cpu_features(),
         "threads": threads,
         "libraries": {name: _version(name) for name in LIBRARIES},
@@ -160,3 +173,9 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _gpu(device: Device, onnx_providers: Sequence[str]) -> list[str]:
+    from services.inference.backends.cuda_device import gpu_name_and_driver
+
+    return [*gpu_name_and_driver(device), *onnx_providers]

@@ -31,6 +31,7 @@ from services.inference.artifact_choice import ChoiceRules, Ranked, by_choice, c
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
 from services.inference.choice_memory import ChoiceMemory
@@ -69,6 +70,8 @@ class LoadOptions:
     """Whether each backend runs in a process of its own."""
     preferred_batch_sizes: tuple[int, ...] = ()
     """Sizes batches are padded up to, for engines built for fixed ones."""
+    onnx_on_gpu: OnnxOnGpu = field(default_factory=OnnxOnGpu)
+    """What runs ONNX artifacts on a GPU."""
     artifact: str = ""
     """The only artifact to consider; empty for all, fastest first."""
     accuracy: Accuracy = "fast"
@@ -211,7 +214,8 @@ def _ranked(
     if not options.keep:  # then the others need not be measured
         candidates = [artifact for artifact in candidates if wanted(artifact)]
     fitting = [artifact for artifact in candidates if _fits(artifact, manifest, options)]
-    key = choice_key(manifest, fitting, options.device, options.threads)
+    providers = options.onnx_on_gpu.providers
+    key = choice_key(manifest, fitting, options.device, options.threads, providers)
     measure = functools.partial(_measure, store, manifest, golden, options)
     ranked = by_choice(manifest, fitting, measure, options.choice, key, wanted)
     unfit = [a for a in candidates if a not in fitting and wanted(a)]
@@ -283,6 +287,7 @@ def _open(
         options.preferred_batch_sizes,
         weights,
         code,
+        options.onnx_on_gpu,
     )
 
 
@@ -341,6 +346,7 @@ def _measure(
         options.preferred_batch_sizes,
         weights,
         code,
+        options.onnx_on_gpu,
         gently=True,
     )
     try:

@@ -26,6 +26,7 @@ DEFAULTS_IN_WORDS = {
     "artifact": "fastest",
     "max_concurrent_runs": "by the cores",
     "preferred_batch_sizes": "none",
+    "onnx_providers": "cuda",
     "max_memory_mib": "9/10 of the device",
     "model_settings": "none",
     "trusted_keys": "those of flambeau keys trust",

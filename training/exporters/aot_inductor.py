@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from training.errors import ExportError
+from training.exporters.exported_program import whole_recurrent_layers
 from training.quiet import quiet
 
 
@@ -25,13 +26,18 @@ def write_aoti(
             which is faster.
 
     Raises:
-        ExportError: there is no C++ compiler.
-        Exception: whatever torch raises for a model it cannot compile.
+        ExportError: there is no C++ compiler, or it cannot be compiled.
     """
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         raise ExportError("AOTInductor needs a C++ compiler; install g++, or drop kind: aoti")
     import torch._inductor.config as inductor
+    from torch._inductor.exc import InductorError
 
     settings = {"freezing": widen_weights, "compile_threads": 1}
-    with quiet(loggers=("torch._inductor", "torch._dynamo")), inductor.patch(settings):
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    loggers = ("torch._inductor", "torch._dynamo")
+    with quiet(loggers=loggers), whole_recurrent_layers(), inductor.patch(settings):
+        try:
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        except InductorError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ExportError(f"AOTInductor fails: {reason} Use kind: onnx, or pt2") from error

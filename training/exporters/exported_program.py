@@ -1,10 +1,15 @@
-"""Checkpoint to an exported program, which is what `.pt2`, AOTInductor and OpenVINO start from.
+"""Checkpoint to an exported program, which is what `.pt2` and AOTInductor start from.
 
-Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization.
+LSTM and GRU layers stay whole in it, so that their length can vary: by itself torch.export unrolls
+them over the length of the example.
+
+Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization;
+`torch.export._patches` for recurrent layers.
 """
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,8 +20,9 @@ from model_store.manifest import Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
-from training.exporters.calibration import BATCH_ROWS, calibration_batches
+from training.exporters.calibration import calibration_batches
 from training.exporters.dynamic_axes import axes_of_arguments
+from training.exporters.narrow_floats import NarrowFloats
 from training.exporters.step_operations import is_of_step
 from training.preprocessing import change_network, network_of
 from training.quiet import quiet
@@ -46,13 +52,10 @@ def exported_program(
         ExportError: an axis cannot vary.
         Exception: whatever torch raises for a model it cannot take.
     """
-    # Calibration may take more rows at once than a server.
-    rows = max(signature.max_batch_size, BATCH_ROWS if precision == "int8" else 0)
-    wide = signature.model_copy(update={"max_batch_size": rows})
     if precision == "bf16":
-        model = change_network(model, _Bfloat16).eval()
-    axes = axes_of_arguments(model.forward, wide)
-    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
+        model = change_network(model, lambda network: NarrowFloats(network, torch.bfloat16)).eval()
+    axes = axes_of_arguments(model.forward, signature)
+    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad(), whole_recurrent_layers():
         try:
             program = torch.export.export(model, example, dynamic_shapes=axes)
         except UserError as error:
@@ -60,7 +63,8 @@ def exported_program(
                 raise
             raise ExportError(
                 "torch.export fixes the size of an axis that has to vary, as it does with the "
-                "length of recurrent layers; use kind: onnx, which keeps them whole"
+                "length of nn.RNN; use nn.LSTM or nn.GRU, which it keeps whole, or {kind: "
+                "torchscript, method: script}"
             ) from None
         if precision != "int8":
             return program
@@ -131,23 +135,25 @@ def x86_quantizer(qat: bool = False) -> Any:
     return quantizer.set_global(settings)
 
 
-class _Bfloat16(nn.Module):
-    """A model that computes in bfloat16, and takes and gives what the FP32 one does."""
+@contextlib.contextmanager
+def whole_recurrent_layers() -> Iterator[None]:
+    """LSTM and GRU are exported as one operator, and compiled as a loop over their elements."""
+    from torch.export._patches import (
+        register_gru_while_loop_decomposition,
+        register_lstm_while_loop_decomposition,
+    )
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._model = copy.deepcopy(model).to(torch.bfloat16)
-
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        narrow = [x.to(torch.bfloat16) if x.dtype == torch.float32 else x for x in inputs]
-        found = self._model(*narrow)
-        if isinstance(found, Tensor):
-            return _wide(found)
-        return tuple(_wide(tensor) for tensor in found)
+    with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
+        for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
+            operator._dispatch_cache.clear()  # or what ran there before would run again
+        yield
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+def has_loops(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program has whole recurrent layers, or a loop of its own."""
+    aten = torch.ops.aten
+    loops = (aten.lstm.input, aten.gru.input, torch.ops.higher_order.while_loop)
+    return any(node.target in loops for node in program.graph.nodes)
 
 
 def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array]) -> nn.Module:
@@ -155,7 +161,7 @@ def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     prepared = prepare_pt2e(module, x86_quantizer())
-    for batch in calibration_batches(rows):
+    for batch in calibration_batches(rows, signature.max_batch_size):
         prepared(*(torch.from_numpy(batch[spec.name]) for spec in signature.inputs))
     converted: nn.Module = convert_pt2e(prepared)
     return converted

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from model_store.signature import Signature
 from training.exporters.dynamic_axes import axes_of_arguments
+from training.exporters.narrow_floats import NarrowFloats
 from training.exporters.step_operations import ONNX_PREFIX
-from training.preprocessing import is_step
+from training.preprocessing import change_network, is_step
 from training.quiet import quiet
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def export_onnx(
     signature: Signature,
     path: Path,
     *,
+    half: bool = False,
     with_scopes: bool = False,
 ) -> None:
     """Exports the model to one file, weights included, which says nothing about this machine.
@@ -39,6 +41,8 @@ def export_onnx(
         example: inputs in order, each [rows, ...] with at least two rows (0 and 1 are special).
         signature: names the graph's inputs and outputs.
         path: the file to write.
+        half: whether its network computes in FP16; inputs and outputs stay as the signature has
+            them.
         with_scopes: whether nodes still say which module they are from, beside where on this
             machine its code lies: for a look inside, never to be published.
 
@@ -47,6 +51,8 @@ def export_onnx(
     """
     import onnx
 
+    if half:
+        model = change_network(model, lambda network: NarrowFloats(network, torch.float16)).eval()
     # The exporter's own internals warn about deprecated parts of torch.
     with quiet(loggers=CHATTY_LOGGERS):
         torch.onnx.export(

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from services.errors import (
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.device_memory import resident_bytes
+from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.python_step import StepCode
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
@@ -171,6 +173,7 @@ def open_isolated_backend(
     preferred_batch_sizes: Sequence[int] = (),
     weights: bytes = b"",
     code: StepCode | None = None,
+    onnx_on_gpu: OnnxOnGpu | None = None,
     *,
     gently: bool = False,
 ) -> IsolatedBackend:
@@ -200,6 +203,7 @@ def open_isolated_backend(
                 "device": str(device),
                 "threads": threads,
                 "preferred_batch_sizes": list(preferred_batch_sizes),
+                "onnx_on_gpu": asdict(onnx_on_gpu or OnnxOnGpu()),
             },
         )
     except BaseException:

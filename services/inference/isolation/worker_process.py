@@ -27,6 +27,7 @@ from model_store.signature import Signature
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import parse_device
+from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
 from services.inference.gentle_thread import NICENESS
@@ -90,6 +91,7 @@ def _open(channel: Channel) -> Backend | None:
                 device=parse_device(content["device"]),
                 threads=content["threads"],
                 preferred_batch_sizes=content["preferred_batch_sizes"],
+                onnx_on_gpu=OnnxOnGpu(**content["onnx_on_gpu"]),
             )
     except Exception as error:
         _send_error(channel, error)

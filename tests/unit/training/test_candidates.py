@@ -1,5 +1,7 @@
 """Candidates: what suits a model and a machine, best prospects first, the rest with a reason."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,9 +18,12 @@ from training.networks import SmallCnn
 
 ALL = frozenset({"nncf", "openvino", "torchao"})
 ZEN_4 = Machine(
-    cpu_features=frozenset({"avx2", "avx512_vnni", "avx512_bf16"}), packages=ALL, compiler=True
+    cpu_features=frozenset({"avx2", "avx512_vnni", "avx512_bf16"}),
+    packages=ALL,
+    compiler=True,
+    without_fp16="no GPU",
 )
-AVX2 = Machine(cpu_features=frozenset({"avx2"}), packages=ALL, compiler=True)
+AVX2 = replace(ZEN_4, cpu_features=frozenset({"avx2"}))
 MLP = ModelContents(linear=True)
 CNN = ModelContents(convolutions=True, linear=True)
 ENCODER = ModelContents(linear=True, attention=True, varying_length=True)
@@ -72,12 +77,16 @@ def test_a_small_budget_goes_to_what_was_fastest(
     assert tried(model, machine)[1 : len(first) + 1] == first
 
 
-def test_recurrent_layers_of_any_length_go_to_onnx_alone() -> None:
-    assert tried(LSTM) == ["onnx", "onnx-int8 dynamic"]
-    assert "fixes the length of recurrent layers" in left_out(LSTM)["pt2"]
-    fixed = ModelContents(linear=True, recurrent=True, lstm=True)
-    assert {"pt2", "aoti", "openvino"} <= set(tried(fixed))
-    assert left_out(fixed)["openvino-int8 static"] == "recurrent layers in 8 bits run in ONNX alone"
+def test_recurrent_layers_are_quantized_by_what_takes_them() -> None:
+    assert tried(LSTM)[:2] == ["onnx", "onnx-int8 dynamic"]
+    assert {"pt2", "aoti", "openvino", "openvino-int8 weights"} <= set(tried(LSTM))
+    assert "method: dynamic or weights alone" in left_out(LSTM)["openvino-int8 static"]
+    assert "there are none" in left_out(ModelContents(recurrent=True))["pt2-int8 weights"]
+
+
+def test_fp16_is_tried_where_it_can_be_proven() -> None:
+    assert left_out(CNN)["onnx-fp16"] == "no GPU"
+    assert "onnx-fp16" in tried(CNN, replace(ZEN_4, without_fp16=""))
 
 
 def test_lstm_is_quantized_where_there_is_one() -> None:

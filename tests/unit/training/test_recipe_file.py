@@ -80,7 +80,7 @@ def test_every_field_says_when_to_change_it() -> None:
         ("model.outputs=[a, a]", "every output needs a name of its own"),
         ("export=[{kind: onxx}]", "use {kind: torchscript}, {kind: onnx} or"),
         ("export=[{}]", "use {kind: torchscript}, {kind: onnx} or"),
-        ("export=[{kind: onnx, precision: fp16}]", "{kind: onnx, precision: int8}"),
+        ("export=[{kind: onnx, precision: bf16}]", "{kind: onnx, precision: int8 or fp16}"),
         ("export=[{kind: onnx}, {kind: onnx}]", "twice in ['onnx', 'onnx']"),
         ("export.2.tolerance.min_agreement=99", "less than or equal to 1"),
         ("export.2.method=quick", "'static' or 'dynamic'"),
