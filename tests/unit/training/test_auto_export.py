@@ -47,7 +47,7 @@ def test_what_may_be_tried_can_be_narrowed() -> None:
         ("export={auto: {budget_s: 0}}", "'export.auto.budget_s' is 0"),
         ("export={auto: {kinds: []}}", "'export.auto.kinds' is []"),
         ("export={auto: {kinds: [onxx]}}", "'export.auto.kinds.0' is 'onxx'"),
-        ("export={auto: {precisions: [fp8]}}", "'fp32', 'bf16' or 'int8'"),
+        ("export={auto: {precisions: [fp8]}}", "'fp32', 'bf16', 'fp16' or 'int8'"),
         ("export=[]", "'export' is []"),
         ("export=null", "'export' is None"),
     ],
