@@ -5,7 +5,10 @@ Rules kept here:
 - a program of 8 bit numbers is compiled with its weights frozen while it loads. As it was exported
   it converts every tensor there and back and computes in single precision: a perceptron that took
   0.4 ms a row before quantization took 20 ms, and 0.4 compiled (1.4, 21 and 0.8 for 8 rows);
-- what it gives then depends on the processor: one without VNNI adds products in 16 bits, which
+- one with convolutions is compiled with its weights as they are: of frozen ones torch 2.13 reads
+  the results in another order than its 8-bit convolutions leave them in (a digits' CNN was off by
+  5.5, and is by 0.05; 32 rows take 1.0 ms, and took 0.94);
+- what it gives depends on the processor: one without VNNI adds products in 16 bits, which
   overflow if the weights use all 8. The replay at load sees it, if the golden rows do;
 - it is compiled ahead of time, not when it first runs: that serves any number of rows and every
   thread with one piece of code, and nothing is compiled while requests wait.
@@ -32,8 +35,6 @@ from services.inference.backends.torch_module import Module, TorchModuleBackend
 
 _QUANTIZED_OPERATORS = "torch.ao.quantization.fx._decomposed"
 """What registers the operators of quantized programs; torch does not by itself."""
-
-_FROZEN = {"freezing": True, "compile_threads": 1}
 
 
 class ExportedProgramBackend(TorchModuleBackend):
@@ -80,7 +81,7 @@ def load_program(data: bytes) -> torch.export.ExportedProgram:
 
 
 def compiled(program: torch.export.ExportedProgram) -> Module:
-    """Native code of a program for this processor, its weights frozen.
+    """Native code of a program for this processor.
 
     Raises:
         BackendError: no compiler is installed.
@@ -99,6 +100,8 @@ def compiled(program: torch.export.ExportedProgram) -> Module:
             "an int8 program (pt2) is compiled when it loads, and no C++ compiler is here; install "
             "g++, or serve the version's int8 artifact of another kind (onnx, openvino, aoti)"
         ) from error
+    convolves = any(str(node.target).startswith("aten.conv") for node in program.graph.nodes)
+    settings = {"freezing": not convolves, "compile_threads": 1}
     with tempfile.TemporaryDirectory(prefix="flambeau-") as folder, warnings.catch_warnings():
         # torch warns of its own use of TorchScript, and of how it copies tensors.
         warnings.simplefilter("ignore")
@@ -110,7 +113,7 @@ def compiled(program: torch.export.ExportedProgram) -> Module:
         )
         with torch.no_grad(), recurrent[0], recurrent[1]:
             torch._inductor.aoti_compile_and_package(
-                program, package_path=path, inductor_configs=_FROZEN
+                program, package_path=path, inductor_configs=settings
             )
         return load_package(path)
 

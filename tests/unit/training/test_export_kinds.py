@@ -8,6 +8,8 @@ import torch
 
 from model_store.cpu_features import cpu_features
 from model_store.tensors import Array
+from services.inference.backends.open_backend import open_backend
+from tests.fixtures.exported_models import artifact_of
 from tests.unit.training.recipes import export_here, recipe, splits, untrained
 from training import export
 from training.errors import ExportError
@@ -61,6 +63,20 @@ def test_every_kind_gives_what_the_checkpoint_gives(
         found = run({"image": image})["logits"]
         assert found.dtype == np.float32
         assert np.abs(np.subtract(found, right)).max() <= KINDS[name]
+
+
+def test_convolutions_of_8_bits_are_served_as_they_were_proven(
+    made: dict[str, Exported], trained: Trained, tmp_path: Path
+) -> None:
+    """A server compiles them, as nobody does who exports."""
+    data = made["pt2-int8"].path.read_bytes()
+    artifact = artifact_of(tmp_path, "pt2", data, precision="int8")
+    backend = open_backend(artifact, data, trained.signature, threads=1)
+    image: Array = np.random.default_rng(0).random((7, 1, 8, 8), np.float32)
+    right = file_runner("pt2", "int8", made["pt2-int8"].path, trained.signature)({"image": image})
+    found: Array = backend.run({"image": image})["logits"]
+    backend.close()
+    np.testing.assert_allclose(found, right["logits"], atol=0.005)
 
 
 @pytest.mark.parametrize("name", KINDS)
