@@ -24,7 +24,7 @@ from torch.nn import functional
 from model_store.signature import Signature
 from training.checkpoint import CheckpointFolder
 from training.datasets import IGNORED_LABEL, Split, Splits
-from training.errors import DivergedError
+from training.errors import DivergedError, StoppedError
 from training.model import build_model, first_output, try_model
 from training.progress import TrainingProgress, open_progress, say
 from training.recipe import OptimPart, Recipe
@@ -34,6 +34,7 @@ from training.schedule import learning_rate_factor, teacher_forcing_share
 from training.task_metric import Tally, tally
 from training.trackers import open_trackers
 from training.train_state import TrainState, after_epoch
+from training.watcher import Nobody, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,12 @@ class Trained:
 
 
 def train(
-    recipe: Recipe, splits: Splits, folder: RunFolder, console: Console, resume: bool = False
+    recipe: Recipe,
+    splits: Splits,
+    folder: RunFolder,
+    console: Console,
+    resume: bool = False,
+    watcher: Watcher | None = None,
 ) -> Trained:
     """Trains until the epochs or the patience run out.
 
@@ -61,12 +67,15 @@ def train(
         folder: keeps checkpoints and metrics.
         console: shows the progress.
         resume: goes on from the newest checkpoint, if there is one; otherwise starts anew.
+        watcher: told of every epoch, and may end the run after one.
 
     Raises:
         TargetError: the model is no `nn.Module`, or cannot be made.
+        StoppedError: the watcher asked for it.
         CheckpointError: the checkpoint is damaged.
         DivergedError: the loss is no longer a number.
     """
+    watcher = watcher or Nobody()
     with reproducible(recipe.seed, recipe.train.threads):
         model = build_model(recipe)
         signature = try_model(model, splits, recipe)
@@ -85,12 +94,17 @@ def train(
                 for tracker in trackers:
                     tracker.log(state.epoch, metrics)
                 # The state comes last: until then a resumed run repeats this epoch.
+                stopping = watcher.stop_asked
                 due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
+                due = due or stopping
                 if due or state.best_epoch == state.epoch:
                     checkpoints.save_weights(model, state.epoch)
                 if due:
                     checkpoints.save_state(state, optimizer)
                 progress.end_epoch(state.epoch, metrics)
+                watcher.end_epoch(state.epoch, metrics)
+                if stopping and not state.finished:
+                    raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
     weights = checkpoints.weights_path(state.best_epoch)
     load_model(model, str(weights))
     return Trained(model=model.eval(), weights=weights, signature=signature, state=state)

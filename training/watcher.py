@@ -1,0 +1,31 @@
+"""Who looks on while a recipe runs, and may have it stopped: `training.job`, for the service."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class Watcher(Protocol):
+    """Told how far a run is."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the run is to end after this epoch, with a checkpoint of it."""
+
+    def begin(self, folder: Path) -> None:
+        """The run works in this folder."""
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """An epoch, counted from 1, is over, and its checkpoint written if one was due."""
+
+
+class Nobody:
+    """Nobody looks on."""
+
+    stop_asked = False
+
+    def begin(self, folder: Path) -> None:
+        """See `Watcher.begin`."""
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """See `Watcher.end_epoch`."""
