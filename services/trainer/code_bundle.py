@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -103,17 +104,17 @@ def _zip_members(data: bytes) -> list[_Member]:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _refused(info.filename, "is a link or a device; pack plain files only")
-        members.append(_Member(info.filename, info.is_dir(), lambda info=info: archive.open(info)))
+        members.append(_Member(info.filename, info.is_dir(), partial(archive.open, info)))
     return members
 
 
 def _tar_members(data: bytes) -> list[_Member]:
-    archive = tarfile.open(fileobj=io.BytesIO(data), mode="r:")
+    archive = tarfile.TarFile(fileobj=io.BytesIO(data))
     members = []
     for info in archive:
         if not (info.isreg() or info.isdir()):
             raise _refused(info.name, "is a link or a device; pack plain files only")
-        members.append(_Member(info.name, info.isdir(), lambda info=info: _content(archive, info)))
+        members.append(_Member(info.name, info.isdir(), partial(_content, archive, info)))
     return members
 
 

@@ -27,8 +27,8 @@ from services.trainer.callers import Callers
 from services.trainer.code_bundle import BundleLimits, unpack
 from services.trainer.config import TrainerConfig
 from services.trainer.job_store import JobStore, change, no_such_job
-from services.trainer.records import STATES, JobEvent, State, TrainingJob
 from services.trainer.recipe_code import foreign_targets
+from services.trainer.records import STATES, JobEvent, State, TrainingJob
 from training.errors import RecipeError
 from training.recipe import Recipe
 from training.recipe_file import MAX_RECIPE_BYTES, parse_recipe, resolved_yaml
@@ -148,7 +148,7 @@ class JobDesk:
             raise InvalidRequestError(
                 f"there is no state {state[:40]!r}; the states are {', '.join(STATES)}"
             )
-        chosen: State | None = state or None  # type: ignore[assignment]
+        chosen: State | None = state or None
         return await self._store.newest(chosen, min(limit or 100, LISTED_AT_MOST))
 
     async def cancel(self, job_id: str, authorization: str) -> TrainingJob:
@@ -173,9 +173,7 @@ class JobDesk:
         now = await self._store.now()
         return (await change(self._store, job_id, partial(transitions.resumed, now=now)))[0]
 
-    async def watch(
-        self, job_id: str, after: int, follow: bool
-    ) -> AsyncIterator[list[JobEvent]]:
+    async def watch(self, job_id: str, after: int, follow: bool) -> AsyncIterator[list[JobEvent]]:
         """The events of a job, as they come.
 
         Args:

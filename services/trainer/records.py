@@ -69,7 +69,8 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     seq: int = 0
     """Counts a job's events from 1; the store gives it."""
-    time: float
+    time: float = 0.0
+    """When it was kept."""
     attempt: int = 0
     kind: EventKind
     text: str = ""

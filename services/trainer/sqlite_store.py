@@ -84,7 +84,9 @@ class SqliteJobStore:
     async def find(self, job_id: str) -> TrainingJob:
         """See `JobStore.find`."""
         row = await self._call(
-            lambda: self._sql.execute("SELECT document FROM jobs WHERE id = ?", (job_id,)).fetchone()
+            lambda: self._sql.execute(
+                "SELECT document FROM jobs WHERE id = ?", (job_id,)
+            ).fetchone()
         )
         if row is None:
             raise no_such_job(job_id)
