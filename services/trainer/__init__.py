@@ -1,1 +1,1 @@
-"""Training jobs as a service: a recipe in, a published version out; see docs/training-service.md."""
+"""Training jobs as a service: docs/training-service.md says how it is used."""

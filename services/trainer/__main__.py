@@ -1,4 +1,4 @@
-"""`python -m services.trainer`: the training service; `--no-worker` or `--no-api` for half of it."""
+"""`python -m services.trainer`: the training service; `--no-worker` or `--no-api` for a half."""
 
 import sys
 

@@ -12,6 +12,7 @@ import io
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -29,6 +30,11 @@ CHUNK_BYTES = 64 * 2**10
 TAR_BLOCKS_BYTES = 4096
 """What a member of a tar file may take beside its content: headers, long names, padding."""
 GZIP = b"\x1f\x8b"
+_BROKEN = (
+    tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError,
+    ValueError, OverflowError, LookupError, NotImplementedError, RuntimeError,
+)  # fmt: skip
+"""What Python's readers raise of damaged or encrypted archives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +81,7 @@ def unpack(data: bytes, folder: Path, limits: BundleLimits) -> None:
     try:
         _write(_members(data, limits), temporary, limits)
         os.replace(temporary, folder)
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise InvalidRequestError(f"the code bundle is broken: {error}") from error
-    except (NotImplementedError, RuntimeError) as error:  # zipfile's: encrypted, or a rare method
+    except _BROKEN as error:
         raise InvalidRequestError(f"the code bundle cannot be read: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -104,6 +108,8 @@ def _zip_members(data: bytes) -> list[_Member]:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _refused(info.filename, "is a link or a device; pack plain files only")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _refused(info.filename, "is compressed in a rare way; use 'deflate'")
         members.append(_Member(info.filename, info.is_dir(), partial(archive.open, info)))
     return members
 
