@@ -8,6 +8,7 @@ worker holds the job next finds it under its name and goes on looking.
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Failed, Listener, Outcome, Stopped, Story
@@ -83,14 +84,18 @@ class KubeflowExecutor:
             await self._api.delete(train_job_name(job))
 
     async def _make(self, job: TrainingJob, listener: Listener) -> None:
-        """Creates the TrainJob, unless it runs; what a person resumes begins anew."""
+        """Creates the TrainJob, unless it runs; what a person resumes begins anew.
+
+        Raises:
+            KubernetesError: the API refused, or one that has ended is still being deleted.
+        """
         name = train_job_name(job)
         found = await self._api.read(name)
         if found is not None and condition_of(found)[0] == "failed":
             await self._api.delete(name)
             found = await self._api.read(name)
-            if found is not None:  # it is there until its pods are gone
-                raise KubernetesError(f"the last TrainJob {name} is still being deleted")
+        if found is not None and _is_leaving(found):  # it is there until its pods are gone
+            raise KubernetesError(f"the last TrainJob {name} is still being deleted")
         if found is None:
             events = self._config.runs_folder / job.id / EVENTS
             await asyncio.to_thread(events.unlink, missing_ok=True)  # the words of one before
@@ -101,6 +106,10 @@ class KubeflowExecutor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.kubeflow_poll_s):
                 await stopping.wait()
+
+
+def _is_leaving(found: dict[str, Any]) -> bool:
+    return "deletionTimestamp" in found["metadata"] or condition_of(found)[0] == "failed"
 
 
 class _Tail:
