@@ -48,7 +48,9 @@ FILES = (("nets.py", b"x = 1\n"), ("package/deep/more.py", b""))
 
 
 @pytest.mark.parametrize(
-    "data", [tar_of(*FILES), tar_of(*FILES, packed=False), zip_of(*FILES)], ids=["tgz", "tar", "zip"]
+    "data",
+    [tar_of(*FILES), tar_of(*FILES, packed=False), zip_of(*FILES)],
+    ids=["tgz", "tar", "zip"],
 )
 def test_files_come_out_as_they_went_in(data: bytes, tmp_path: Path) -> None:
     unpack(data, tmp_path / "code", LIMITS)

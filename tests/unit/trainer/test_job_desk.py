@@ -99,8 +99,8 @@ async def test_a_recipe_is_refused_in_the_words_of_the_command_line(place: Place
 
 
 async def test_a_bundle_that_is_refused_leaves_nothing(place: Place) -> None:
-    for bundle, error in [(b"no archive", InvalidRequestError), (bytes(17 * 2**20),
-                                                                 PayloadTooLargeError)]:  # fmt: skip
+    refusals = ((b"no archive", InvalidRequestError), (bytes(17 * 2**20), PayloadTooLargeError))
+    for bundle, error in refusals:
         with pytest.raises(error):
             await place.desk.submit(replace(GIVEN, bundle=bundle))
     assert place.folders == []
@@ -299,11 +299,12 @@ async def test_jobs_over_grpc(place: Place) -> None:
     try:
         await asyncio.to_thread(talk)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            for name, request, code in [
+            refusals: list[tuple[str, dict[str, Any], str]] = [
                 ("SubmitJob", {"recipe": "x: 1"}, "UNAUTHENTICATED"),
                 ("GetJob", {"id": "x"}, "NOT_FOUND"),
                 ("ListJobs", {"state": 77}, "INVALID_ARGUMENT"),
-            ]:
+            ]
+            for name, request, code in refusals:
                 asked, answered = _MESSAGES[name]
                 call = channel.unary_unary(
                     f"/{SERVICE}/{name}", asked.SerializeToString, answered.FromString

@@ -129,7 +129,7 @@ def pod_tells(cluster: Cluster, api: RecordedApi, *events: object) -> None:
             cluster.tell(*events)
         return answer(method, *call)
 
-    api.answer = telling  # type: ignore[method-assign]
+    api.answer = telling  # type: ignore[assignment,method-assign]
 
 
 async def test_a_job_is_created_watched_and_published(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ class Runs:
         self._folder, self._monkeypatch = folder, monkeypatch
         self.heard, self.stopping = Heard(), asyncio.Event()
 
-    async def run(self, program: str, epoch: int = 0, **settings: object) -> Outcome:
+    async def run(self, program: str, epoch: int = 0, **settings: Any) -> Outcome:
         found = config(self._folder, **settings)
         (found.runs_folder / job().id / CODE).mkdir(parents=True, exist_ok=True)
         self._monkeypatch.setattr(local_executor, "_START", PROLOGUE + program)
@@ -61,7 +62,7 @@ class Runs:
 
     @asynccontextmanager
     async def running(
-        self, program: str, **settings: object
+        self, program: str, **settings: Any
     ) -> AsyncIterator["asyncio.Task[Outcome]"]:
         """The same, while the block lasts; the program prints once it is ready."""
         task = asyncio.create_task(self.run(program, **settings))
