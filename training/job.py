@@ -22,12 +22,18 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from model_store.manifest import Manifest
 
 STOPPED = 75
 """The exit code of a run that can go on elsewhere: EX_TEMPFAIL of sysexits.h."""
+BUSY_S, BUSY_LOOK_S = 120.0, 1.0
+"""How long a run may wait for the one before it to let go of its folder, and how often it looks."""
 GIB = 2**30
 
 
@@ -104,7 +110,10 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
         recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
         from training.pipeline import run
 
-        manifest = run(recipe, asked.store, asked.runs_dir, resume=True, watcher=events)
+        def attempt() -> "Manifest":
+            return run(recipe, asked.store, asked.runs_dir, resume=True, watcher=events)
+
+        manifest = _once_alone(attempt)
     except StoppedError as error:
         events.write("stopped", text=str(error))
         return STOPPED
@@ -122,6 +131,26 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
         raise  # the log has the rest
     events.write("published", model=manifest.model, version=manifest.version)
     return 0
+
+
+def _once_alone(attempt: Callable[[], "Manifest"], look_s: float = BUSY_LOOK_S) -> "Manifest":
+    """Runs it as soon as nobody else works in its folder.
+
+    Whoever ran it before is gone or will notice soon that its lease has run out, and lets go then.
+
+    Raises:
+        RunBusyError: somebody still does after `BUSY_S`.
+    """
+    from training.errors import RunBusyError
+
+    give_up_at = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return attempt()
+        except RunBusyError:
+            if time.monotonic() >= give_up_at:
+                raise
+            time.sleep(look_s)
 
 
 def _too_much_memory(limit_gib: float, text: str) -> str:

@@ -27,7 +27,7 @@ class KubeflowSettings(StrictModel):
     """Nodes of a job. With more than one it is started by torchrun, and its recipe must say how
     the processes share the work."""
     kubeflow_resources: dict[str, str] = Field(default={"cpu": "2", "memory": "8Gi"})
-    """What each node asks for, as in `{cpu: 4, memory: 16Gi, nvidia.com/gpu: 1}`."""
+    """What each node asks for, as in `{cpu: "4", memory: 16Gi}`."""
     kubeflow_volume_claim: str = ""
     """The PersistentVolumeClaim that holds `runs_dir`, mounted there in the job's pods; empty if
     the runtime mounts it by itself."""

@@ -24,6 +24,8 @@ from services.trainer.records import JobEvent, TrainingJob
 logger = logging.getLogger("flambeau.trainer")
 
 SERVICE = "flambeau.v1.Training"
+MAX_CALLS = 512
+"""Calls at once, those that follow a job included; more are refused."""
 MESSAGE_SPARE_BYTES = 4 * 2**20
 """What a submission may have beside its bundle."""
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -111,11 +113,12 @@ class GrpcEdge:
     def __init__(self, desk: JobDesk, max_bundle_bytes: int) -> None:
         largest = max_bundle_bytes + MESSAGE_SPARE_BYTES
         self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=MAX_CALLS,
             options=[
                 ("grpc.max_receive_message_length", largest),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
-            ]
+            ],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -26,7 +26,7 @@ from services.telemetry.logs import configure_logs
 from services.trainer.callers import Callers, read_callers
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Executor
-from services.trainer.grpc_calls import GrpcEdge
+from services.trainer.grpc_calls import MAX_CALLS, GrpcEdge
 from services.trainer.job_desk import JobDesk
 from services.trainer.job_store import JobStore
 from services.trainer.kubeflow_executor import KubeflowExecutor
@@ -148,6 +148,7 @@ class _HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                limit_concurrency=MAX_CALLS,
                 timeout_graceful_shutdown=int(LAST_CALLS_S),
             )
         )
