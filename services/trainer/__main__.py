@@ -13,7 +13,12 @@ SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
 def main() -> int:
     """Runs the process. Returns its exit code."""
     from services.trainer.config import TrainerConfig
-    from services.trainer.server import serve
+
+    try:
+        from services.trainer.server import serve
+    except ModuleNotFoundError as error:
+        print(f"error: {error}; install it with pip install 'flambeau[trainer]'", file=sys.stderr)
+        return 1
 
     arguments = [SWITCHES.get(argument, argument) for argument in sys.argv[1:]]
     try:

@@ -162,7 +162,7 @@ async def test_another_worker_goes_on_looking(tmp_path: Path) -> None:
     ("events", "status", "error"),
     [
         ([{"kind": "failed", "text": "no data"}], recorded.BROKEN, "no data"),
-        ([BEGUN], recorded.BROKEN, f"TrainJob {NAME} failed: FailedJobs: jobset failed"),
+        ([], recorded.BROKEN, f"TrainJob {NAME} failed: FailedJobs: jobset failed"),
         ([BEGUN], recorded.COMPLETE, "is runs_dir the same volume here and in its pods?"),
     ],
     ids=["told", "silent", "nothing published"],
@@ -172,6 +172,7 @@ async def test_why_a_train_job_failed_is_said(
 ) -> None:
     with recorded_api(recorded.RUNNING, status) as api:
         cluster = Cluster(api, tmp_path)
+        cluster.tell({"kind": "failed", "text": "of an attempt before"})
         pod_tells(cluster, api, *events)
         outcome = await cluster.run()
     assert isinstance(outcome, Failed)
