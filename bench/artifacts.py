@@ -65,8 +65,9 @@ def main() -> None:
 
 def every_export(recipe: Recipe) -> Recipe:
     """The recipe with every kind in every precision; what it says of one itself stays."""
-    own: Mapping[str, ExportEntry] = {entry.name: entry for entry in recipe.export}
-    tolerances: dict[str, Any] = {entry.precision: entry.tolerance for entry in recipe.export}
+    listed = recipe.listed_exports()
+    own: Mapping[str, ExportEntry] = {entry.name: entry for entry in listed}
+    tolerances: dict[str, Any] = {entry.precision: entry.tolerance for entry in listed}
     entries = []
     for annotated in get_args(get_args(Export)[0]):
         kind = get_args(annotated)[0]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from safetensors.numpy import load as load_safetensors
 
 from bench.models import STORE
 from bench.peers.answers import ask_once, check
@@ -17,7 +16,7 @@ from bench.peers.open_inference import infer
 from bench.peers.peer import Array, Ask, Form, Launch, PeerError
 from bench.peers.served_model import CHECKED_ROWS, ServedModel
 from flambeau.server_process import ServerProcess
-from model_store.golden import GoldenRows, golden_rows
+from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 
@@ -33,7 +32,7 @@ def newest_manifest(store: ModelStore, model: str) -> Manifest:
 
 def read_golden(store: ModelStore, manifest: Manifest) -> GoldenRows:
     """The golden rows of a version."""
-    return golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
+    return parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
 
 
 def golden_model(store: ModelStore, manifest: Manifest, first: int = 0) -> ServedModel:

@@ -64,7 +64,7 @@ def load_network(store_url: str, model: str) -> "nn.Module":
     store = ModelStore(store_url)
     manifest = _newest(store, model)
     recipe = parse_recipe(_read(store, manifest, RECIPE).decode(), f"{model}: {RECIPE}")
-    network = build_model(recipe)
+    network = build_model(recipe, [spec.name for spec in manifest.signature.inputs])
     network.load_state_dict(load(_read(store, manifest, CHECKPOINT)))
     return network.eval()
 

@@ -17,6 +17,7 @@ from flambeau.commands.train_jobs import train_app
 from flambeau.commands.transfer import pull, push
 from flambeau.commands.up import up
 from flambeau.commands.up_split import up_split
+from flambeau.commands.verify import verify
 
 app = typer.Typer(
     name="flambeau",
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, export, prove, publish and serve PyTorch models.",
 )
-for verb in (report, push, pull, serve, infer, up, up_split, demo):
+for verb in (report, verify, push, pull, serve, infer, up, up_split, demo):
     app.command()(verb)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")

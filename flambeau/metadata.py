@@ -1,5 +1,6 @@
 """What a server says about a model, and the signature that follows from it."""
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -7,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from flambeau.errors import ServerError
-from model_store.signature import Signature
+from model_store.signature import BEYOND_TENSORS, Signature
 from model_store.strict import explain
 from protos import open_inference_pb2 as pb
 
@@ -36,6 +37,7 @@ class ModelMetadata:
         """The rules that a request to this model must keep.
 
         The property `max_batch_size` limits the rows of a batch; without it there is no limit.
+        `dynamic`, `labels` and `padding` are JSON, of what a signature says beyond its tensors.
 
         Raises:
             ServerError: the model has no batch dimension, or a datatype this client does not know;
@@ -43,17 +45,20 @@ class ModelMetadata:
         """
         limit = self.properties.get("max_batch_size")
         try:
+            beyond = {n: json.loads(t) for n, t in self.properties.items() if n in BEYOND_TENSORS}
             signature = Signature.model_validate(
                 {
                     "inputs": [asdict(tensor) for tensor in self.inputs],
                     "outputs": [asdict(tensor) for tensor in self.outputs],
                     "max_batch_size": 1 if limit is None else limit,
+                    **beyond,
                 }
             )
-        except ValidationError as error:
+        except ValueError as error:
+            why = explain(error, Signature) if isinstance(error, ValidationError) else str(error)
             raise ServerError(
-                f"the metadata of model '{self.name}' gives no signature: "
-                f"{explain(error, Signature)}; call it by Client.infer, which checks nothing"
+                f"the metadata of model '{self.name}' gives no signature: {why}; call it by "
+                "Client.infer, which checks nothing"
             ) from error
         if limit is None:
             # A copy is not validated: the bound of 65,536 rows is a rule for manifests.

@@ -8,8 +8,9 @@ Rules kept here:
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -61,18 +62,24 @@ def fit_input(spec: TensorSpec, value: Any) -> Array:
     return array[np.newaxis] if spec.fits((1, *array.shape)) else array
 
 
-def describe(outputs: Mapping[str, Array], bf16: Collection[str]) -> str:
+def describe(
+    outputs: Mapping[str, Array],
+    bf16: Collection[str],
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
     """Outputs in a few lines each: datatype, shape, and values or the top class of each row.
 
     Args:
         outputs: arrays by name.
         bf16: names of those that are bit patterns of bfloat16.
+        labels: by output, what its classes are called.
     """
     lines: list[str] = []
     for name, array in outputs.items():
         datatype = "BF16" if name in bf16 else datatype_of(array)
         shape = ",".join(map(str, array.shape))
-        lines += [f"{name}  {datatype} [{shape}]", *_value_lines(_readable(datatype, array))]
+        values = _value_lines(_readable(datatype, array), labels.get(name, ()))
+        lines += [f"{name}  {datatype} [{shape}]", *values]
     return "\n".join(lines)
 
 
@@ -133,11 +140,12 @@ def _readable(datatype: str, array: Array) -> Array:
     return array
 
 
-def _value_lines(values: Array) -> list[str]:
+def _value_lines(values: Array, labels: Sequence[str]) -> list[str]:
     if values.ndim == 2 and values.shape[1] > 1 and values.dtype.kind in "fiu":
         top = values.argmax(axis=1)
+        names = labels if len(labels) == values.shape[1] else range(values.shape[1])
         lines = [
-            f"  row {row}: class {top[row]} ({values[row, top[row]]:.6g})"
+            f"  row {row}: class {names[top[row]]} ({values[row, top[row]]:.6g})"
             for row in range(min(len(values), SHOWN_ROWS))
         ]
         more = len(values) - SHOWN_ROWS

@@ -22,6 +22,14 @@ FEATURES = (
     "i8mm",
 )
 """Those that decide whether code runs at all, or how fast 8 and 16 bit numbers are."""
+BF16_FEATURES = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+"""Of processors that compute in bfloat16; others convert each number, and crawl."""
+INT8_FEATURES = frozenset({"amx_int8", "asimddp", "avx512_vnni", "avx_vnni", "i8mm"})
+"""Of processors that multiply numbers of 8 bits and add the products in one step."""
+
+
+FP16_FEATURES = frozenset({"avx512_fp16", "amx_fp16"})
+"""A processor with none of these converts every half to FP32 and back."""
 
 
 @functools.cache

@@ -7,6 +7,8 @@ StoreError
 ├── ManifestError              a manifest that breaks its rules
 │   └── ManifestFromFutureError    written by a newer flambeau
 ├── DigestMismatchError        bytes that are not those the manifest names
+├── GoldenMismatchError        golden rows that are not those of the signature
+├── CertificateError           a certificate that breaks its rules
 ├── SignatureError             a version that no trusted key vouches for
 │   ├── SignatureMissingError      it carries no signature, or lost it
 │   ├── ForeignKeyError            signed by a key that is not trusted here
@@ -45,6 +47,14 @@ class ManifestFromFutureError(ManifestError):
 
 class DigestMismatchError(StoreError):
     """A file whose bytes differ from the digest in the manifest."""
+
+
+class GoldenMismatchError(StoreError):
+    """A golden file that is no safetensors, or whose tensors do not fit the signature."""
+
+
+class CertificateError(StoreError):
+    """A certificate that is not JSON, breaks the schema, or is of another version."""
 
 
 class SignatureError(StoreError):

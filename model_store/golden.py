@@ -1,14 +1,33 @@
 """The golden rows: inputs and the checkpoint's own outputs, and how their file names them.
 
 Pure. The file is safetensors and holds tensors `input.NAME` and `output.NAME`, each [rows, ...].
+Safetensors has no strings: an input of BYTES is `bytes.NAME`, its elements each behind its length
+(as `model_store.tensors` has them) in one row of UINT8, and `shape.NAME`, its shape in INT64.
+
+Rule kept here: rows that do not fit the version's signature prove nothing, so such a file is
+refused when it is published and whenever it is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from model_store.tensors import Array
+import numpy as np
+
+from model_store.errors import GoldenMismatchError
+from model_store.manifest import Draft
+from model_store.signature import Signature, SignatureError, TensorSpec
+from model_store.strict import nearest_name
+from model_store.tensors import (
+    Array,
+    TensorError,
+    datatype_of,
+    decode_bytes_elements,
+    element_count,
+    encode_bytes_elements,
+)
 
 _INPUT, _OUTPUT = "input.", "output."
+_BYTES, _SHAPE = "bytes.", "shape."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +46,125 @@ class GoldenRows:
 
     def to_tensors(self) -> dict[str, Array]:
         """What the golden file holds."""
-        tensors = {_INPUT + name: array for name, array in self.inputs.items()}
+        tensors: dict[str, Array] = {}
+        for name, array in self.inputs.items():
+            if datatype_of(array) == "BYTES":
+                tensors[_BYTES + name] = np.frombuffer(encode_bytes_elements(array), np.uint8)
+                tensors[_SHAPE + name] = np.array(array.shape, np.int64)
+            else:
+                tensors[_INPUT + name] = array
         return tensors | {_OUTPUT + name: array for name, array in self.outputs.items()}
 
 
-def golden_rows(tensors: Mapping[str, Array]) -> GoldenRows:
-    """The rows out of what a golden file holds."""
+def parse_golden(data: bytes, version: Draft) -> GoldenRows:
+    """The rows out of a version's golden file.
+
+    Args:
+        data: the bytes of the file, digest already checked.
+        version: the draft or manifest that names the file.
+
+    Raises:
+        GoldenMismatchError: it is no safetensors file, or does not hold the rows of this signature.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    where = f"the golden file '{version.golden.file.file}' of '{version.model}'"
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise GoldenMismatchError(
+            f"{where} cannot be read as safetensors: {error}; publish the version again"
+        ) from error
+    try:
+        return _checked_rows(tensors, version)
+    except (SignatureError, TensorError) as error:
+        raise GoldenMismatchError(
+            f"{where} does not match the signature, so it proves nothing: {error}; publish the "
+            "version again with golden rows of its own inputs and outputs"
+        ) from error
+
+
+def _checked_rows(tensors: Mapping[str, Array], version: Draft) -> GoldenRows:
+    """The tensors by what they are.
+
+    Raises:
+        SignatureError, TensorError: they are not those of the signature.
+    """
     inputs, outputs = (
         {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
         for prefix in (_INPUT, _OUTPUT)
     )
+    inputs |= _bytes_inputs(tensors)
+    known = (_INPUT, _OUTPUT, _BYTES, _SHAPE)
+    if other := [n for n in tensors if not n.startswith(known)]:
+        raise SignatureError(f"tensor '{other[0]}' is neither input.NAME nor output.NAME")
+    signature = version.signature
+    _check_tensors("input", inputs, signature.inputs)
+    _check_tensors("output", outputs, signature.outputs)
+    _check_rows({_INPUT + n: a for n, a in inputs.items()}, version.golden.rows)
+    _check_rows({_OUTPUT + n: a for n, a in outputs.items()}, version.golden.rows)
+    # A row at a time, as golden rows may be more than fit into one batch: now sizes and lengths.
+    datatypes = {spec.name: spec.datatype for spec in signature.inputs}
+    given = {name: (datatypes[name], (1, *array.shape[1:])) for name, array in inputs.items()}
+    signature.check_inputs(given)
+    _check_output_lengths(signature, inputs, outputs)
     return GoldenRows(inputs, outputs)
+
+
+def _bytes_inputs(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs of BYTES, each an array of `bytes`.
+
+    Raises:
+        SignatureError, TensorError: one has no shape, or not as many elements as its shape says.
+    """
+    found: dict[str, Array] = {}
+    for key, octets in tensors.items():
+        if key.startswith(_BYTES):
+            name = key.removeprefix(_BYTES)
+            if _SHAPE + name not in tensors:
+                raise SignatureError(f"it lacks '{_SHAPE}{name}', the shape of '{key}'")
+            shape = [int(size) for size in tensors[_SHAPE + name]]
+            elements = decode_bytes_elements(octets.tobytes(), element_count(shape))
+            found[name] = elements.reshape(shape)
+    return found
+
+
+def _check_tensors(what: str, found: Mapping[str, Array], specs: Iterable[TensorSpec]) -> None:
+    wanted = {spec.name: spec for spec in specs}
+    for name in found:
+        if name not in wanted:
+            raise SignatureError(f"it holds an unknown {what} '{name}'{nearest_name(name, wanted)}")
+    for name, spec in wanted.items():
+        if name not in found:
+            raise SignatureError(f"it lacks {what} '{name}'")
+        datatype = datatype_of(found[name])
+        # NumPy has no bfloat16: its bits are those of a UINT16.
+        if datatype != ("UINT16" if spec.datatype == "BF16" else spec.datatype):
+            raise SignatureError(
+                f"{what} '{name}' has datatype {datatype}; the signature has {spec.datatype}"
+            )
+        if not spec.fits(found[name].shape):
+            raise SignatureError(
+                f"{what} '{name}' has shape {list(found[name].shape)}; the signature has "
+                f"{list(spec.shape)}"
+            )
+
+
+def _check_rows(tensors: Mapping[str, Array], rows: int) -> None:
+    for name, array in tensors.items():
+        if len(array) != rows:
+            raise SignatureError(f"{name} has {len(array)} rows; the manifest says {rows}")
+
+
+def _check_output_lengths(
+    signature: Signature, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+) -> None:
+    """Outputs that have a value for each position have as many as the inputs."""
+    length = signature.length_of({name: array.shape for name, array in inputs.items()})
+    for name, axis in signature.padding.outputs.items() if signature.padding else ():
+        if outputs[name].shape[axis] != length:
+            raise SignatureError(
+                f"output '{name}' has {outputs[name].shape[axis]} positions along axis {axis}, and "
+                f"the inputs have {length}"
+            )

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
 from model_store.parity import Tolerance
-from model_store.signature import Signature
+from model_store.signature import Signature, TensorSpec
 from model_store.strict import StrictModel, explain
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -106,6 +106,9 @@ class Artifact(StrictModel):
     verification: Verification
     latency_ms: dict[int, float]
     """Median milliseconds of one run, by batch size, on the machine that published."""
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    """What a process with its libraries grew by at most to open it and run all golden rows at once,
+    on the machine that published; None in versions that are older than this figure."""
 
     def all_files(self) -> list[FileEntry]:
         """The file, and its weights if they lie beside it."""
@@ -136,6 +139,22 @@ class Golden(StrictModel):
     rows: int = Field(ge=1)
 
 
+class PythonStep(StrictModel):
+    """Code that turns a version's raw inputs into those of its artifacts; see `python_step.py`.
+
+    With one, the version loads as kinds that are code do.
+    """
+
+    file: FileEntry
+    """Its one file of Python."""
+    name: str
+    """Of the class in it."""
+    args: dict[str, JsonValue]
+    """What the class is called with."""
+    inputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    """What it gives: the artifacts' inputs, in order. The signature has what it takes."""
+
+
 class Lineage(StrictModel):
     """Where the version came from."""
 
@@ -155,6 +174,9 @@ class Draft(StrictModel):
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
     golden: Golden
     lineage: Lineage
+    # Left out where there is none: what was published before reads as it always did.
+    python_step: PythonStep | None = Field(default=None, exclude_if=lambda step: step is None)
+    """What runs on the raw inputs first; None where the artifacts take them as they come."""
     files: tuple[FileEntry, ...]
     """Every other file of the version: report, recipe, checkpoint, config.pbtxt."""
 
@@ -178,7 +200,12 @@ class Draft(StrictModel):
     def all_files(self) -> list[FileEntry]:
         """Every file of the version except the manifest itself."""
         of_artifacts = [entry for a in self.artifacts for entry in a.all_files()]
-        return [*of_artifacts, self.golden.file, *self.files]
+        of_step = [] if self.python_step is None else [self.python_step.file]
+        return [*of_artifacts, self.golden.file, *of_step, *self.files]
+
+    def artifact_inputs(self) -> tuple[TensorSpec, ...]:
+        """What artifacts take: the signature's inputs, or what the Python step makes of them."""
+        return self.signature.inputs if self.python_step is None else self.python_step.inputs
 
     def file(self, name: str) -> FileEntry | None:
         """The entry of one file, or None."""

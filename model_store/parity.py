@@ -53,6 +53,57 @@ class Parity:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Something beside the checkpoint, once."""
+
+    where: str
+    """On which rows, and how many at once."""
+    parity: Parity
+    place: str = ""
+    """Where the largest difference is, if that is known: `row 12 of 'logits'`."""
+
+    def failure(self, tolerance: Tolerance) -> str | None:
+        """Says where which limit is broken, or None when all hold."""
+        broken = self.parity.failure(tolerance)
+        place = f", most in {self.place}" if self.place else ""
+        return f"{self.where}: {broken}{place}" if broken else None
+
+
+def first_failure(found: Sequence[Comparison], tolerance: Tolerance) -> str | None:
+    """What the first comparison outside the tolerance says, or None."""
+    return next((text for one in found if (text := one.failure(tolerance))), None)
+
+
+def compare_rows(
+    where: str, expected: Mapping[str, Array], found: Mapping[str, Array]
+) -> Comparison:
+    """Compares all outputs of some rows, and names the row that lies farthest off.
+
+    Args:
+        where: which rows they are.
+        expected: outputs by name, each [rows, ...].
+        found: the same of another.
+    """
+    return Comparison(where, compare(expected, found), _farthest(expected, found))
+
+
+def _farthest(expected: Mapping[str, Array], found: Mapping[str, Array]) -> str:
+    """The row of the largest difference, or the first that holds no number; empty if all agree."""
+    largest, place = 0.0, ""
+    for name, right in expected.items():
+        other = found.get(name)
+        if other is None or other.shape != right.shape or right.dtype.kind not in "fiub":
+            continue
+        if right.size == 0:
+            continue
+        gap = np.abs(right.astype(np.float64) - other.astype(np.float64))
+        rows = np.where(np.isfinite(gap), gap, np.inf).reshape(len(right), -1).max(axis=1)
+        if rows.max() > largest:
+            largest, place = float(rows.max()), f"row {rows.argmax()} of '{name}'"
+    return place
+
+
 def compare(expected: Mapping[str, Array], found: Mapping[str, Array]) -> Parity:
     """Measures all outputs together; the worst output counts.
 

@@ -64,6 +64,9 @@ SizeRange = Annotated[tuple[int, int], AfterValidator(_smallest_first)]
 DynamicAxes = dict[TensorName, dict[Axis, SizeRange]]
 """By input and axis, the sizes it may have, such as `{image: {2: [8, 32], 3: [8, 32]}}`."""
 
+Labels = dict[TensorName, tuple[str, ...]]
+"""By output, what its classes are called, in order."""
+
 LENGTH_DATATYPES = ("INT32", "INT64")
 """What `Padding.lengths` may be."""
 NOT_PADDED_DATATYPES = ("BF16", "BYTES")
@@ -146,6 +149,10 @@ class Padding(StrictModel):
         return name in (self.mask, self.lengths)
 
 
+BEYOND_TENSORS = ("dynamic", "labels", "padding")
+"""The fields of a signature that a server tells as properties of the model, each as JSON."""
+
+
 class Signature(StrictModel):
     """All inputs and outputs of a model, and how many rows one batch may have."""
 
@@ -158,6 +165,8 @@ class Signature(StrictModel):
     dynamic: DynamicAxes = Field(default={}, exclude_if=lambda axes: not axes)
     """Axes whose size varies within limits, such as an image's height. Requests of one size share a
     batch; the padding's axes are not named here."""
+    labels: Labels = Field(default={}, exclude_if=lambda labels: not labels)
+    """Names of the classes along the last axis of an output."""
 
     @field_validator("inputs", "outputs")
     @classmethod
@@ -183,6 +192,19 @@ class Signature(StrictModel):
         inputs = {spec.name: spec for spec in self.inputs}
         for name, axes in self.dynamic.items():
             _check_dynamic(name, axes, inputs, self.padding)
+        return self
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> "Signature":
+        outputs = {spec.name: spec for spec in self.outputs}
+        for name, labels in self.labels.items():
+            problem = f"labels names output '{name}', which the model does not have"
+            classes = _spec_of(name, outputs, problem).shape[-1]
+            if len(labels) != classes:
+                raise ValueError(
+                    f"labels has {len(labels)} names for output '{name}', whose last axis has "
+                    f"{classes if classes >= 0 else 'no fixed'} size; name each of its classes"
+                )
         return self
 
     def check_inputs(self, given: Mapping[str, tuple[str, Sequence[int]]]) -> int:

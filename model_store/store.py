@@ -34,6 +34,7 @@ from model_store.errors import (
     StoreError,
     VersionNotFoundError,
 )
+from model_store.golden import parse_golden
 from model_store.key_folder import TrustedKey
 from model_store.manifest import (
     CLAIM,
@@ -218,9 +219,11 @@ class ModelStore:
 
         Raises:
             DigestMismatchError: a file in the folder is not the one the draft names.
+            GoldenMismatchError: the golden rows do not fit the signature; nothing is published.
             StorageError: the folder lacks a file, or the store failed (disk full, no permission);
                 nothing is published.
         """
+        parse_golden(_read_drafted(folder, draft.golden.file), draft)
         version = self._claim_next(check_name(draft.model))
         manifest = draft.seal(version, datetime.now(UTC))
         sealed = manifest.to_json()

@@ -8,8 +8,10 @@ ServingError
 ├── NotFoundError               404 NOT_FOUND
 │   ├── UnknownModelError
 │   ├── UnknownVersionError
+│   ├── UnknownArtifactError
 │   ├── UnknownJobError
 │   └── UnknownPathError
+├── ForbiddenError              403 PERMISSION_DENIED   the caller may not ask for this
 ├── ConflictError               409 ALREADY_EXISTS      the same name for something else
 ├── JobNotOverError             409 FAILED_PRECONDITION there is no result, or not yet
 ├── JobFailedError              500 INTERNAL            there will be none
@@ -25,6 +27,7 @@ ServingError
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
     ├── DeadLetterError
+    ├── InputRefusedError       400 INVALID_ARGUMENT    the model's own code refuses this input
     └── DeviceError             503 UNAVAILABLE         what runs the model failed, not the model
         └── WorkerProcessDiedError
 
@@ -86,8 +89,19 @@ class UnknownVersionError(NotFoundError):
     """The model is served, this version of it is not."""
 
 
+class UnknownArtifactError(NotFoundError):
+    """The version is served, but not by an artifact like the one asked for."""
+
+
 class UnknownJobError(NotFoundError):
     """No such job, or its result is no longer kept."""
+
+
+class ForbiddenError(ServingError):
+    """The server does this for others, or for nobody, as its settings say."""
+
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
 
 
 class ConflictError(ServingError):
@@ -183,6 +197,13 @@ class BackendError(ServingError):
 
 class DeadLetterError(BackendError):
     """The request ended the workers that ran it, and is kept for a person to look at."""
+
+
+class InputRefusedError(BackendError):
+    """The version's own Python step says that it cannot take this input, and why."""
+
+    http_status = 400
+    grpc_code = "INVALID_ARGUMENT"
 
 
 class DeviceError(BackendError):

@@ -13,8 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.tensors import Array, TensorError, datatype_of
+from model_store.tensors import (
+    Array,
+    TensorError,
+    as_bytes,
+    datatype_of,
+    encode_bytes_elements,
+    object_array,
+)
 from training.errors import DataError
+from training.preprocess import python_step
 from training.recipe import Recipe
 from training.targets import call_target
 
@@ -59,7 +67,9 @@ class Splits:
         for name, split in zip(SPLIT_NAMES, (self.train, self.validation, self.test), strict=True):
             for tensor, array in [*sorted(split.inputs.items()), ("labels", split.labels)]:
                 digest.update(f"{name} {tensor} {array.dtype.str} {array.shape}\n".encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
+                text = datatype_of(array) == "BYTES"
+                rows = np.ascontiguousarray(array)
+                digest.update(encode_bytes_elements(rows) if text else rows.tobytes())
         return digest.hexdigest()
 
 
@@ -76,8 +86,9 @@ def load_splits(recipe: Recipe) -> Splits:
         what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
         raise DataError(f"{target} returned {what}; return a mapping with {list(SPLIT_NAMES)}")
     ignored = recipe.loss.cross_entropy.ignore_index
+    text = python_step(recipe.preprocess) is not None
     train, validation, test = (
-        _split(found[name], f"{target}: split '{name}'", ignored) for name in SPLIT_NAMES
+        _split(found[name], f"{target}: split '{name}'", ignored, text) for name in SPLIT_NAMES
     )
     for name, split in (("validation", validation), ("test", test)):
         if _layout(split) != _layout(train):
@@ -131,7 +142,7 @@ def digits(
     return {name: ({"image": images[index]}, labels[index]) for name, index in rows.items()}
 
 
-def _split(found: object, where: str, ignored: int) -> Split:
+def _split(found: object, where: str, ignored: int, text: bool) -> Split:
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
         raise DataError(f"{where} is not a pair (inputs by name, labels)")
     inputs = {str(name): np.ascontiguousarray(array) for name, array in found[0].items()}
@@ -154,17 +165,23 @@ def _split(found: object, where: str, ignored: int) -> Split:
                 f"{where}: input '{name}' has shape {list(array.shape)} and there are "
                 f"{len(labels)} labels; give one row for each"
             )
-        _check_datatype(array, f"{where}: input '{name}'")
+        inputs[name] = _checked(array, f"{where}: input '{name}'", text)
     return Split(inputs, labels)
 
 
-def _check_datatype(array: Array, where: str) -> None:
+def _checked(array: Array, where: str, text: bool) -> Array:
+    """The array; strings as objects of type `bytes`, where a Python step takes them."""
     try:
-        datatype = datatype_of(array)
+        if datatype_of(array) != "BYTES":
+            return array
+        if text:
+            return object_array([as_bytes(e) for e in array.ravel().tolist()]).reshape(array.shape)
     except TensorError as error:
         raise DataError(f"{where}: {error}") from error
-    if datatype == "BYTES":
-        raise DataError(f"{where} holds text or objects; torch takes numbers only")
+    raise DataError(
+        f"{where} holds text or objects, and torch takes numbers only; a step "
+        "`python` in preprocess can make numbers of it"
+    )
 
 
 def _layout(split: Split) -> dict[str, str]:

@@ -13,31 +13,35 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from model_store.cpu_features import cpu_features
+from model_store.cpu_features import BF16_FEATURES, cpu_features
 from model_store.manifest import MadeWith, Precision
+from model_store.padded_rows import shortened
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import ExportError, IsolationError
 from training.export_entries import (
+    AotiInt8Export,
     Export,
     OnnxExport,
+    OnnxFp16Export,
     OnnxInt8Export,
     OpenVinoInt8Export,
+    Pt2Int8Export,
+    QatEntry,
     TorchScriptExport,
 )
+from training.half_precision import half_device
 from training.isolated_run import GIB, run_isolated
 from training.library_versions import library_versions
 from training.loop import Trained
-from training.model import build_model, for_export
-from training.padded_rows import shortened
+from training.model import for_export
 from training.progress import say
 from training.quiet import quiet
 from training.recipe import Recipe
-from training.reproducibility import reproducible
+from training.trained_model import trained_model
 
 EXAMPLE_ROWS = 2
 """Exporters make 0 and 1 rows special cases, so the example has more."""
@@ -45,13 +49,12 @@ DEPRECATION_NOTE = (
     "note: torch has deprecated TorchScript and develops it no further; "
     "serve the ONNX artifacts where you can"
 )
-BF16_FEATURES = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 LIBRARIES = {
     "torchscript": ("torch",),
     "onnx": ("onnx", "onnxruntime", "onnxscript", "torch"),
     "pt2": ("torch", "torchao"),
     "aoti": ("torch", "torchao"),
-    "openvino": ("nncf", "openvino", "torch"),
+    "openvino": ("nncf", "onnx", "onnxscript", "openvino", "torch"),
 }
 """Whose versions an artifact of each kind says it was made with."""
 
@@ -87,6 +90,10 @@ class ExportJob:
     and what shows the ranges of activations."""
     folder: Path
     """Where the file goes."""
+    graph: Path
+    """The ONNX graph in FP32, from which others are made; whichever entry comes first makes it."""
+    qat_weights: Path | None = None
+    """What the network learned with rounding, for entries of `method: qat`."""
 
 
 def export_all(
@@ -101,26 +108,61 @@ def export_all(
         folder: where the files go.
         console: shows what is being made.
     """
-    if any(isinstance(entry, TorchScriptExport) for entry in recipe.export):
+    entries = recipe.listed_exports()
+    if any(isinstance(entry, TorchScriptExport) for entry in entries):
         say(console, DEPRECATION_NOTE)
     found = []
-    for entry in recipe.export:
-        rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
-        inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
-        job = ExportJob(recipe, trained.weights, trained.signature, entry, inputs, folder)
+    for entry in entries:
         with console.status(f"exporting {entry.name}"):
-            found.append(_attempt(job))
+            found.append(export_entry(recipe, trained, splits, entry, folder))
     return found
 
 
-def _attempt(job: ExportJob) -> Exported:
+def export_entry(
+    recipe: Recipe,
+    trained: Trained,
+    splits: Splits,
+    entry: Export,
+    folder: Path,
+    *,
+    graph: Path | None = None,
+    time_limit_s: float | None = None,
+) -> Exported:
+    """Makes one artifact.
+
+    Args:
+        recipe: builds the model, and has the limits.
+        trained: the model.
+        splits: the train split gives examples and calibration rows.
+        entry: what to make.
+        folder: where the file goes.
+        graph: where the ONNX graph in FP32 is, or is to be; in the folder unless given.
+        time_limit_s: seconds it may take; the recipe's limit unless given.
+    """
+    rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
+    inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
+    graph = graph or folder / OnnxExport().file
+    job = ExportJob(
+        recipe,
+        trained.weights,
+        trained.signature,
+        entry,
+        inputs,
+        folder,
+        graph,
+        trained.qat_weights,
+    )
+    return _attempt(job, time_limit_s or recipe.export_limits.time_s)
+
+
+def _attempt(job: ExportJob, time_limit_s: float) -> Exported:
     entry, limits = job.entry, job.recipe.export_limits
     path = job.folder / entry.file
     try:
         made_with = run_isolated(
             export_one,
             job,
-            time_limit_s=limits.time_s,
+            time_limit_s=time_limit_s,
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError as error:
@@ -140,15 +182,16 @@ def export_one(job: ExportJob) -> MadeWith:
     Raises:
         Exception: whatever an exporter raises for a model it cannot take.
     """
-    with reproducible(job.recipe.seed, threads=1):
-        model = build_model(job.recipe)
-    load_model(model, str(job.weights))
+    device = half_device() if job.entry.precision == "fp16" else "cpu"
+    model = trained_model(job.recipe, job.weights, [spec.name for spec in job.signature.inputs])
     with quiet():
         # A compiler reads the network's own code, control flow and all.
         scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
-        _write(model.eval() if scripts else for_export(model.eval()), job)
+        _write(model if scripts else for_export(model), job)
     return MadeWith(
-        libraries=library_versions(LIBRARIES[job.entry.kind]), cpu_features=cpu_features()
+        libraries=library_versions(LIBRARIES[job.entry.kind]),
+        cpu_features=cpu_features(),
+        device=device,
     )
 
 
@@ -165,32 +208,45 @@ def _write(model: nn.Module, job: ExportJob) -> None:
         case "onnx":
             _write_onnx(model, example, entry, job)
         case "pt2":
-            from training.exporters.exported_program import exported_program
             from training.exporters.pt2 import write_pt2
 
-            write_pt2(
-                exported_program(model, example, signature, entry.precision, job.inputs), path
-            )
+            write_pt2(_program(model, example, job), path)
         case "aoti":
             from training.exporters.aot_inductor import write_aoti
-            from training.exporters.exported_program import exported_program
 
-            write_aoti(
-                exported_program(model, example, signature, entry.precision, job.inputs), path
-            )
+            narrow = isinstance(entry, AotiInt8Export) and entry.method == "weights"
+            write_aoti(_program(model, example, job), path, widen_weights=not narrow)
         case "openvino":
             _check_bf16(entry.precision)
-            from training.exporters.exported_program import exported_program
+            _check_resize(job.recipe)
             from training.exporters.openvino_ir import write_openvino
 
             method = entry.method if isinstance(entry, OpenVinoInt8Export) else ""
             write_openvino(
-                exported_program(model, example, signature),
+                _openvino_source(model, example, job),
                 signature,
                 path,
                 calibration=job.inputs if method == "static" else None,
                 weights_only=method == "weights",
             )
+
+
+def _program(
+    model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
+) -> torch.export.ExportedProgram:
+    """What torch's own kinds are made from, in the entry's precision."""
+    from training.exporters.exported_program import exported_program, weights_program
+    from training.exporters.quantization_aware import load_quantization_aware
+
+    entry, signature = job.entry, job.signature
+    if isinstance(entry, QatEntry):
+        assert job.qat_weights is not None, "a recipe with such an entry trains for 8 bits"
+        trained = load_quantization_aware(model, example, signature, job.qat_weights)
+        program: torch.export.ExportedProgram = trained.converted(example, signature)
+        return program
+    if isinstance(entry, Pt2Int8Export | AotiInt8Export) and entry.method == "weights":
+        return weights_program(model, example, signature)
+    return exported_program(model, example, signature, entry.precision, job.inputs)
 
 
 def _check_bf16(precision: Precision) -> None:
@@ -202,25 +258,55 @@ def _check_bf16(precision: Precision) -> None:
         )
 
 
+def _check_resize(recipe: Recipe) -> None:
+    for position, step in enumerate(recipe.preprocess):
+        if step.resize is not None and step.resize.antialias:
+            raise ExportError(
+                f"preprocess.{position}.resize has antialias: true, and OpenVINO has no such "
+                "operation; take antialias: false, or drop kind: openvino"
+            )
+
+
 def _write_onnx(
     model: nn.Module,
     example: tuple[Tensor, ...],
-    entry: OnnxExport | OnnxInt8Export,
+    entry: OnnxExport | OnnxFp16Export | OnnxInt8Export,
     job: ExportJob,
 ) -> None:
-    """The graph, from which the one of 8 bits is made; whichever entry comes first makes it."""
-    from training.exporters.onnx_graph import export_onnx
+    """The graph, the one of 8 bits that is made from it, or one of 16."""
+    if isinstance(entry, OnnxFp16Export):
+        from training.exporters.onnx_graph import export_onnx
+
+        export_onnx(model, example, job.signature, job.folder / entry.file, half=True)
+        return
     from training.exporters.onnx_int8 import (
         export_onnx_dynamic_int8,
         export_onnx_static_int8,
     )
 
-    source, path = job.folder / OnnxExport().file, job.folder / entry.file
-    if not source.exists():
-        export_onnx(model, example, job.signature, source)
+    source, path = _onnx_source(model, example, job), job.folder / entry.file
     if isinstance(entry, OnnxExport):
         return
     if entry.method == "dynamic":
         export_onnx_dynamic_int8(source, entry.op_types, path)
     else:
         export_onnx_static_int8(source, job.inputs, entry.op_types, path)
+
+
+def _onnx_source(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> Path:
+    """The FP32 ONNX graph, from which others are made; whichever entry comes first makes it."""
+    from training.exporters.onnx_graph import export_onnx
+
+    if not job.graph.exists():
+        export_onnx(model, example, job.signature, job.graph)
+    return job.graph
+
+
+def _openvino_source(
+    model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
+) -> torch.export.ExportedProgram | Path:
+    """The exported program, or the ONNX graph of a model with recurrent layers or loops."""
+    from training.exporters.exported_program import exported_program, has_loops
+
+    program = exported_program(model, example, job.signature)
+    return _onnx_source(model, example, job) if has_loops(program) else program

@@ -38,6 +38,10 @@ CALIBRATION_ROWS = Field(
     description="Training rows that show the range of every activation. Raise it when agreement "
     "is low.",
 )
+PT2E_METHOD = Field(
+    description="What becomes 8 bits wide: weights and activations, or `weights` of linear layers "
+    "alone, which makes the file smaller and saves no time."
+)
 Difference = Annotated[
     float,
     Field(
@@ -93,11 +97,32 @@ class Bf16Tolerance(RecipePart):
     max_metric_drop: MetricDrop = 0.005
 
 
+class Fp16Tolerance(RecipePart):
+    """How far an artifact that computes in FP16 may lie from the checkpoint."""
+
+    max_abs_difference: Difference = 0.05
+    min_agreement: Agreement = 0.98
+    max_probability_shift: ProbabilityShift = 0.02
+    max_metric_drop: MetricDrop = 0.003
+
+
 class Int8Tolerance(RecipePart):
     """How far a quantized artifact may lie from the checkpoint: agreement means most here."""
 
     max_abs_difference: Difference = 0.5
     min_agreement: Agreement = 0.98
+    max_probability_shift: ProbabilityShift = 0.5
+    max_metric_drop: MetricDrop = 0.01
+
+
+class QatTolerance(RecipePart):
+    """How far an artifact that was trained for 8 bits may lie from the checkpoint.
+
+    Its weights moved on, so outputs lie farther away than those of `static`; the answers must not.
+    """
+
+    max_abs_difference: Difference = 2.0
+    min_agreement: Agreement = 0.96
     max_probability_shift: ProbabilityShift = 0.5
     max_metric_drop: MetricDrop = 0.01
 
@@ -139,11 +164,38 @@ class Bf16Entry(ExportEntry):
     tolerance: Annotated[Bf16Tolerance, TOLERANCE] = Bf16Tolerance()
 
 
+class Fp16Entry(ExportEntry):
+    """An artifact that computes in FP16."""
+
+    precision: Annotated[Literal["fp16"], PRECISION] = "fp16"
+    tolerance: Annotated[Fp16Tolerance, TOLERANCE] = Fp16Tolerance()
+
+
 class Int8Entry(ExportEntry):
     """An artifact whose weights, and perhaps activations, are 8 bits wide."""
 
     precision: Annotated[Literal["int8"], PRECISION] = "int8"
     tolerance: Annotated[Int8Tolerance, TOLERANCE] = Int8Tolerance()
+
+
+class QatEntry(ExportEntry):
+    """An artifact of 8 bits, from weights that learned to be rounded in the recipe's `qat`."""
+
+    precision: Annotated[Literal["int8"], PRECISION] = "int8"
+    method: Literal["qat"] = "qat"
+    """Where the 8 bits come from. `qat` has an artifact of its own beside that of the other
+    methods, so that both can be compared."""
+    tolerance: Annotated[QatTolerance, TOLERANCE] = QatTolerance()
+
+    @property
+    def name(self) -> str:
+        """Of the artifact: `pt2-int8-qat`."""
+        return f"{super().name}-qat"
+
+    @property
+    def file(self) -> str:
+        """Where the artifact lies in its version: `model.int8-qat.pt2`."""
+        return super().file.replace(".int8.", ".int8-qat.")
 
 
 class TorchScriptExport(Fp32Entry):
@@ -157,6 +209,12 @@ class TorchScriptExport(Fp32Entry):
 
 class OnnxExport(Fp32Entry):
     """A portable graph, by the dynamo exporter."""
+
+    kind: Annotated[Literal["onnx"], KIND] = "onnx"
+
+
+class OnnxFp16Export(Fp16Entry):
+    """The ONNX graph computing in FP16, for GPUs; made and proven where there is one."""
 
     kind: Annotated[Literal["onnx"], KIND] = "onnx"
 
@@ -207,7 +265,14 @@ class Pt2Int8Export(Int8Entry):
     """The archive with weights and activations quantized to 8 bits (pt2e)."""
 
     kind: Annotated[Literal["pt2"], KIND] = "pt2"
+    method: Annotated[Literal["static", "weights"], PT2E_METHOD] = "static"
     calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
+
+
+class Pt2QatExport(QatEntry):
+    """The archive in 8 bits, from weights that learned to be rounded (pt2e)."""
+
+    kind: Annotated[Literal["pt2"], KIND] = "pt2"
 
 
 class AotiExport(Fp32Entry):
@@ -226,7 +291,14 @@ class AotiInt8Export(Int8Entry):
     """The native code with weights and activations quantized to 8 bits (pt2e)."""
 
     kind: Annotated[Literal["aoti"], KIND] = "aoti"
+    method: Annotated[Literal["static", "weights"], PT2E_METHOD] = "static"
     calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
+
+
+class AotiQatExport(QatEntry):
+    """The native code in 8 bits, from weights that learned to be rounded (pt2e)."""
+
+    kind: Annotated[Literal["aoti"], KIND] = "aoti"
 
 
 class OpenVinoExport(Fp32Entry):
@@ -252,23 +324,29 @@ class OpenVinoInt8Export(Int8Entry):
 
 
 def _artifact_name(entry: object) -> str | None:
-    """The tag of the union: `onnx` for FP32, `onnx-int8` for other precisions."""
+    """The tag of the union: `onnx` for FP32, `onnx-int8` for other precisions, `pt2-int8-qat`."""
     if not isinstance(entry, dict):
         return entry.name if isinstance(entry, ExportEntry) else None
     kind, precision = entry.get("kind"), entry.get("precision", "fp32")
-    return None if kind is None else (f"{kind}" if precision == "fp32" else f"{kind}-{precision}")
+    qat = "-qat" if entry.get("method") == "qat" else ""
+    if kind is None:
+        return None
+    return f"{kind}" if precision == "fp32" else f"{kind}-{precision}{qat}"
 
 
 Export = Annotated[
     Annotated[TorchScriptExport, Tag("torchscript")]
     | Annotated[OnnxExport, Tag("onnx")]
+    | Annotated[OnnxFp16Export, Tag("onnx-fp16")]
     | Annotated[OnnxInt8Export, Tag("onnx-int8")]
     | Annotated[Pt2Export, Tag("pt2")]
     | Annotated[Pt2Bf16Export, Tag("pt2-bf16")]
     | Annotated[Pt2Int8Export, Tag("pt2-int8")]
+    | Annotated[Pt2QatExport, Tag("pt2-int8-qat")]
     | Annotated[AotiExport, Tag("aoti")]
     | Annotated[AotiBf16Export, Tag("aoti-bf16")]
     | Annotated[AotiInt8Export, Tag("aoti-int8")]
+    | Annotated[AotiQatExport, Tag("aoti-int8-qat")]
     | Annotated[OpenVinoExport, Tag("openvino")]
     | Annotated[OpenVinoBf16Export, Tag("openvino-bf16")]
     | Annotated[OpenVinoInt8Export, Tag("openvino-int8")],
@@ -276,7 +354,7 @@ Export = Annotated[
         _artifact_name,
         custom_error_type="unknown_export",
         custom_error_message="use {kind: torchscript}, {kind: onnx} or "
-        "{kind: onnx, precision: int8}; or kind pt2, aoti or openvino with precision fp32, bf16 "
-        "or int8",
+        "{kind: onnx, precision: int8 or fp16}; or kind pt2, aoti or openvino with precision "
+        "fp32, bf16 or int8; method: qat is for kind pt2 or aoti with precision int8",
     ),
 ]

@@ -1,15 +1,18 @@
 """The training loop: plain torch, to be read from top to bottom.
 
-In: a recipe and its splits. Out: a model that holds the weights of its best epoch.
+In: a recipe and its splits. Out: a model that holds the weights of its best epoch. Pruning, and
+training for 8 bits, are the same loop again, each from the weights of the phase before.
 
 Rules kept here: a run is a function of the recipe and the data. The order of rows comes from the
 seed and the epoch, the learning rate from the step, and the checkpoint restores the rest, so a run
 that was killed and resumed ends with the same weights, bit for bit on one CPU.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +28,24 @@ from model_store.signature import Signature
 from training.checkpoint import CheckpointFolder
 from training.datasets import IGNORED_LABEL, Split, Splits
 from training.errors import DivergedError, StoppedError
+from training.later_phases import (
+    example_of,
+    fine_tuning,
+    prune,
+    quantization_aware,
+    try_compression,
+)
 from training.model import build_model, first_output, try_model
 from training.progress import TrainingProgress, open_progress, say
+from training.pruning import zeros_held
 from training.recipe import OptimPart, Recipe
 from training.reproducibility import reproducible
-from training.run_folder import RunFolder
+from training.run_folder import PhaseFolder, RunFolder
 from training.schedule import learning_rate_factor, teacher_forcing_share
 from training.task_metric import Tally, tally
 from training.trackers import open_trackers
 from training.train_state import TrainState, after_epoch
-from training.watcher import Nobody, Watcher
+from training.watcher import LaterPhase, Nobody, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,8 @@ class Trained:
     """In evaluation mode, with the weights of the best epoch."""
     weights: Path
     """The same weights as safetensors."""
+    qat_weights: Path | None = None
+    """What the network became with rounding, for artifacts of `method: qat`."""
     signature: Signature
     """What it takes and gives."""
     state: TrainState
@@ -72,42 +85,100 @@ def train(
     Raises:
         TargetError: the model is no `nn.Module`, or cannot be made.
         StoppedError: the watcher asked for it.
+        RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says.
         CheckpointError: the checkpoint is damaged.
         DivergedError: the loss is no longer a number.
     """
     watcher = watcher or Nobody()
+    if not (resume and CheckpointFolder(folder.checkpoints).exists):
+        folder.forget_phases()
     with reproducible(recipe.seed, recipe.train.threads):
-        model = build_model(recipe)
+        model = build_model(recipe, list(splits.train.inputs))
         signature = try_model(model, splits, recipe)
-        optimizer = build_optimizer(model, recipe.optim)
-        checkpoints = CheckpointFolder(folder.checkpoints)
-        state = _start(checkpoints, model, optimizer, resume, console)
-        rows = splits.train.rows
-        with (
-            open_trackers(recipe.track, folder, state.epoch) as trackers,
-            open_progress(console, recipe, rows, state.epoch) as progress,
-        ):
-            while not state.finished:
-                metrics = _train_epoch(model, optimizer, splits.train, recipe, state, progress)
-                metrics |= evaluate(model, splits.validation, recipe, "val")
-                state = after_epoch(state, metrics, recipe, steps_per_epoch(rows, recipe))
-                for tracker in trackers:
-                    tracker.log(state.epoch, metrics)
-                # The state comes last: until then a resumed run repeats this epoch.
-                stopping = watcher.stop_asked
-                due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
-                due = due or stopping
-                if due or state.best_epoch == state.epoch:
-                    checkpoints.save_weights(model, state.epoch)
-                if due:
-                    checkpoints.save_state(state, optimizer)
-                progress.end_epoch(state.epoch, metrics)
-                watcher.end_epoch(state.epoch, metrics)
-                if stopping and not state.finished:
-                    raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
-    weights = checkpoints.weights_path(state.best_epoch)
+        try_compression(model, recipe, splits.train, signature)
+        state = _learn(model, recipe, splits, folder, console, resume, watcher)
+    weights, qat_weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch), None
     load_model(model, str(weights))
-    return Trained(model=model.eval(), weights=weights, signature=signature, state=state)
+    later = partial(_fine_tune, splits=splits, console=console, resume=resume)
+    if recipe.prune is not None:
+        say(console, prune(model, recipe.prune, example_of(splits.train)))
+        tuned = fine_tuning(recipe, "pruned", recipe.prune.fine_tune_epochs, recipe.prune.lr_share)
+        watcher = LaterPhase(watcher, state.epoch)
+        weights, state = later(model, tuned, folder=folder.phase("prune"), watcher=watcher)
+    if recipe.qat is not None:
+        tuned = fine_tuning(recipe, "qat", recipe.qat.epochs, recipe.qat.lr_share)
+        rounding = quantization_aware(model.eval(), recipe, splits.train, signature)
+        watcher = LaterPhase(watcher, state.epoch)
+        qat_weights, _ = later(rounding, tuned, folder=folder.phase("qat"), watcher=watcher)
+    return Trained(
+        model=model.eval(),
+        weights=weights,
+        qat_weights=qat_weights,
+        signature=signature,
+        state=state,
+    )
+
+
+def _fine_tune(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    splits: Splits,
+    folder: PhaseFolder,
+    console: Console,
+    resume: bool,
+    watcher: Watcher,
+) -> tuple[Path, TrainState]:
+    """A phase behind the training, with the zeros of pruning held; the model gets its best weights.
+
+    It is a function of the recipe, the data and the weights it begins with, as training is of the
+    first two.
+    """
+    held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
+    with reproducible(recipe.seed, recipe.train.threads), held:
+        state = _learn(model, recipe, splits, folder, console, resume, watcher)
+    weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch)
+    load_model(model, str(weights))
+    return weights, state
+
+
+def _learn(
+    model: nn.Module,
+    recipe: Recipe,
+    splits: Splits,
+    folder: PhaseFolder,
+    console: Console,
+    resume: bool,
+    watcher: Watcher,
+) -> TrainState:
+    """Epochs until they or the patience run out; the folder keeps the best weights."""
+    optimizer = build_optimizer(model, recipe.optim)
+    checkpoints = CheckpointFolder(folder.checkpoints)
+    state = _start(checkpoints, model, optimizer, resume, console)
+    rows = splits.train.rows
+    with (
+        open_trackers(recipe.track, folder, state.epoch) as trackers,
+        open_progress(console, recipe, rows, state.epoch) as progress,
+    ):
+        while not state.finished:
+            metrics = _train_epoch(model, optimizer, splits.train, recipe, state, progress)
+            metrics |= evaluate(model, splits.validation, recipe, "val")
+            state = after_epoch(state, metrics, recipe, steps_per_epoch(rows, recipe))
+            for tracker in trackers:
+                tracker.log(state.epoch, metrics)
+            # The state comes last: until then a resumed run repeats this epoch.
+            stopping = watcher.stop_asked
+            due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
+            due = due or stopping
+            if due or state.best_epoch == state.epoch:
+                checkpoints.save_weights(model, state.epoch)
+            if due:
+                checkpoints.save_state(state, optimizer)
+            progress.end_epoch(state.epoch, metrics)
+            watcher.end_epoch(state.epoch, metrics)
+            if stopping and not state.finished:
+                raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
+    return state
 
 
 def _train_epoch(

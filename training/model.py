@@ -1,7 +1,7 @@
 """The network of a recipe: made, tried once before anything is trained, and readied for export."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,22 +9,28 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from model_store.padded_rows import own_lengths, padded_rows
 from model_store.signature import Signature, SignatureError, TensorSpec
+from model_store.sized_rows import at_other_sizes
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import IGNORED_LABEL, Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.padded_rows import own_lengths, padded_rows
+from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
-from training.sized_rows import at_other_sizes
 from training.targets import call_target
 
 
-def build_model(recipe: Recipe) -> nn.Module:
-    """The recipe's network, with weights from the present random state.
+def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
+    """The recipe's network, with weights from the present random state, behind its `preprocess`.
+
+    Args:
+        recipe: names the network; its statistics are measured.
+        input_names: of the data, in order. Only a recipe with `preprocess` needs them.
 
     Raises:
         TargetError: the target cannot be found, does not take its arguments or is no module.
+        RecipeError: a step of `preprocess` names an input that is not there.
     """
     model = call_target(recipe.model.target, recipe.model.args, "model")
     if not isinstance(model, nn.Module):
@@ -32,7 +38,7 @@ def build_model(recipe: Recipe) -> nn.Module:
             f"model.target {recipe.model.target} made a {type(model).__name__}; "
             "name a torch.nn.Module"
         )
-    return model
+    return preprocessed(recipe, model, input_names)
 
 
 def for_export(model: nn.Module) -> nn.Module:
@@ -51,14 +57,18 @@ def for_export(model: nn.Module) -> nn.Module:
     Raises:
         TargetError: the twin is no module.
     """
-    make = getattr(model, "export_twin", None)
-    twin = model if make is None else make()
+    return change_network(model, _twin).eval()
+
+
+def _twin(network: nn.Module) -> nn.Module:
+    make = getattr(network, "export_twin", None)
+    twin = network if make is None else make()
     if not isinstance(twin, nn.Module):
         raise TargetError(
-            f"{type(model).__name__}.export_twin returned a {type(twin).__name__}; "
+            f"{type(network).__name__}.export_twin returned a {type(twin).__name__}; "
             "return a torch.nn.Module"
         )
-    return twin.eval()
+    return twin
 
 
 def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
@@ -78,6 +88,7 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
     """
     inputs = {name: array[:2] for name, array in splits.train.inputs.items()}
     target = recipe.model.target
+    try_steps(model.eval(), recipe, list(inputs), _tensors(list(inputs.values())))
     outputs = _try(model.eval(), inputs, target)
     if len(outputs) != len(recipe.model.outputs):
         raise TargetError(
@@ -103,9 +114,13 @@ def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
         inputs: its arguments in order, each [rows, ...].
     """
     with torch.inference_mode():
-        # torch wants memory it may write to.
-        found = model(*(torch.from_numpy(np.require(a, requirements="W")) for a in inputs))
+        found = model(*_tensors(inputs))
     return [tensor.numpy() for tensor in ([found] if isinstance(found, Tensor) else found)]
+
+
+def _tensors(arrays: list[Array]) -> list[Tensor]:
+    # torch wants memory it may write to, compiled packages want it without gaps.
+    return [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays]
 
 
 def first_output(found: Tensor | tuple[Tensor, ...] | list[Tensor]) -> Tensor:
@@ -129,10 +144,13 @@ def _try_shorter_rows(model: nn.Module, splits: Splits, signature: Signature, ta
         shapes = {name: array.shape for name, array in split.inputs.items()}
         try:
             signature.padding.bucket_of(signature.length_of(shapes) or 0)
+            own_lengths(split.inputs, signature.padding)
         except SignatureError as error:
             raise DataError(f"the data does not fit the padding: {error}") from error
-        own_lengths(split.inputs, signature.padding)
-    rows = padded_rows(splits.test.golden_inputs(), signature)
+    try:
+        rows = padded_rows(splits.test.golden_inputs(), signature)
+    except SignatureError as error:
+        raise DataError(str(error)) from error
     for inputs in (rows.alone[0], rows.batches[-1][1]):
         found = zip(signature.outputs, _try(model, inputs, target), strict=True)
         for spec, array in found:
@@ -192,10 +210,11 @@ def _signature(recipe: Recipe, inputs: Mapping[str, Array], outputs: list[Array]
             max_batch_size=recipe.max_batch_size,
             padding=padding,
             dynamic=recipe.dynamic,
+            labels=recipe.labels,
         )
     except ValidationError as error:
         raise RecipeError(
-            f"padding or dynamic does not fit the model: {explain(error, Signature)}"
+            f"padding, dynamic or labels does not fit the model: {explain(error, Signature)}"
         ) from error
 
 
@@ -231,7 +250,7 @@ def _check_labels(splits: Splits, recipe: Recipe, classes: int) -> None:
 def _check_teaching(model: nn.Module, recipe: Recipe) -> None:
     if recipe.train.teacher_forcing is None:
         return
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(network_of(model).forward).parameters
     if not {"targets", "teacher_forcing"} <= set(parameters):
         raise TargetError(
             f"train.teacher_forcing is set, and forward of model.target {recipe.model.target} "

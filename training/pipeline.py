@@ -7,13 +7,18 @@ from rich.console import Console
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
+from training.attempts import prove_auto
+from training.auto_export import AutoPart
 from training.datasets import Splits, load_splits
+from training.departure import with_departure
 from training.export import export_all
 from training.loop import Trained, evaluate, train
+from training.preprocessing import with_statistics
 from training.progress import say
 from training.publish import promote, publish
+from training.python_step import open_recipe_step
 from training.recipe import Recipe
-from training.report import Report, print_table
+from training.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
 from training.verify import Reference, reference, verify_apart
 from training.watcher import Watcher
@@ -48,8 +53,11 @@ def run(
     """
     console = console or Console()
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
-    splits = load_splits(recipe)
-    folder = RunFolder(Path(runs_dir), recipe, splits.sha256())
+    raw = load_splits(recipe)
+    step = open_recipe_step(recipe)
+    splits = raw if step is None else step.prepared(raw)
+    recipe = with_statistics(recipe, splits)
+    folder = RunFolder(Path(runs_dir), recipe, raw.sha256())
     with folder.locked():
         if watcher:
             watcher.begin(folder.path)
@@ -57,7 +65,7 @@ def run(
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
         print_table(report, console)
-        manifest = publish(recipe, splits, trained, golden, report, files, store, sign)
+        manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
         moved = promote(recipe, manifest, store)
     outcome = f" → {PRODUCTION}" if moved else f"; {PRODUCTION} stays where it is"
     signed = ", signed" if sign else ""
@@ -68,13 +76,23 @@ def run(
 def _prove(
     recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
 ) -> tuple[Reference, Report]:
-    """Exports every artifact of the recipe, and replays each against the checkpoint."""
-    exported = export_all(recipe, trained, splits, files, console)
+    """Exports the artifacts of the recipe, and replays each against the checkpoint."""
     golden, checkpoint = reference(trained, splits.test)
-    with console.status("replaying every artifact against the checkpoint"):
-        artifacts = tuple(
-            verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
-        )
+    auto: AutoReport | None = None
+    if isinstance(recipe.export, AutoPart):
+        trial = prove_auto(recipe, recipe.export.auto, trained, splits, golden, files, console)
+        artifacts, auto = trial.artifacts(), trial.auto
+    else:
+        exported = export_all(recipe, trained, splits, files, console)
+        with console.status("replaying every artifact against the checkpoint"):
+            reports = [
+                verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
+            ]
+        with console.status("looking where refused artifacts depart"):
+            artifacts = tuple(
+                with_departure(report, artifact, golden, recipe, trained.weights)
+                for report, artifact in zip(reports, exported, strict=True)
+            )
     metrics = {
         **evaluate(trained.model, splits.validation, recipe, "val"),
         **evaluate(trained.model, splits.test, recipe, "test"),
@@ -87,4 +105,5 @@ def _prove(
         metrics=metrics,
         checkpoint=checkpoint,
         artifacts=artifacts,
+        auto=auto,
     )

@@ -14,7 +14,16 @@ from safetensors.numpy import save_file
 
 from model_store.errors import ConflictError
 from model_store.golden import GoldenRows
-from model_store.manifest import Artifact, Draft, FileEntry, Golden, Lineage, Manifest, Verification
+from model_store.manifest import (
+    Artifact,
+    Draft,
+    FileEntry,
+    Golden,
+    Lineage,
+    Manifest,
+    PythonStep,
+    Verification,
+)
 from model_store.onnx_safety import check_onnx
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
@@ -22,6 +31,7 @@ from training.datasets import Splits
 from training.errors import NothingProvenError
 from training.library_versions import library_versions
 from training.loop import Trained
+from training.python_step import Step, served_signature
 from training.recipe import Recipe
 from training.recipe_file import resolved_yaml
 from training.report import ArtifactReport, Report
@@ -31,6 +41,8 @@ from training.verify import Reference
 
 REPORT, REPORT_PAGE = "report.json", "report.html"
 RECIPE, CHECKPOINT = "recipe.resolved.yaml", "checkpoint.safetensors"
+QAT_CHECKPOINT = "checkpoint.qat.safetensors"
+PYTHON_STEP = "preprocess.py"
 GOLDEN, TRITON_CONFIG = "golden.safetensors", "config.pbtxt"
 LIBRARIES = ("flambeau", "numpy", "onnx", "onnxruntime", "onnxscript", "scikit-learn", "torch")
 """Whose versions are recorded with the model."""
@@ -46,8 +58,20 @@ def publish(
     folder: Path,
     store: ModelStore,
     sign: Sign | None = None,
+    step: Step | None = None,
 ) -> Manifest:
     """Writes the files that are still missing in `folder`, and publishes the proven artifacts.
+
+    Args:
+        recipe: the run.
+        splits: the data as it was loaded, before any Python step.
+        trained: the model.
+        expected: what the checkpoint itself answers.
+        report: the figures.
+        folder: holds the artifacts.
+        store: where the version goes.
+        sign: makes its signature; None leaves it unsigned.
+        step: the Python step that callers' inputs go through first.
 
     Raises:
         NothingProvenError: every artifact was refused; nothing is published.
@@ -56,28 +80,35 @@ def publish(
     """
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    if not report.proven():
+    if not report.published():
         reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
         raise NothingProvenError(
             f"no artifact of '{recipe.publish.model}' kept its tolerance, so nothing is published "
-            f"({reasons}); widen export.<n>.tolerance if that is acceptable, or export another "
+            f"({reasons}); widen its tolerance in export if that is acceptable, or export another "
             f"kind; figures in {folder / REPORT}"
         )
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
     shutil.copyfile(trained.weights, folder / CHECKPOINT)
-    rows = _write_golden(expected, folder / GOLDEN)
-    artifacts = tuple(_artifact(proven, folder) for proven in report.proven())
+    files = [REPORT, REPORT_PAGE, RECIPE, CHECKPOINT, TRITON_CONFIG]
+    if trained.qat_weights is not None:
+        shutil.copyfile(trained.qat_weights, folder / QAT_CHECKPOINT)
+        files.append(QAT_CHECKPOINT)
+    golden = GoldenRows(splits.test.golden_inputs(), expected.golden_outputs)
+    save_file(golden.to_tensors(), folder / GOLDEN)
+    signature = expected.signature
+    if step is not None:
+        (folder / PYTHON_STEP).write_bytes(step.source)
+        signature = served_signature(signature, splits)
+    artifacts = tuple(_artifact(proven, folder) for proven in report.published())
     _write_triton_config(recipe.publish.model, artifacts, expected, folder)
     draft = Draft(
         model=recipe.publish.model,
-        signature=expected.signature,
+        signature=signature,
         artifacts=artifacts,
-        golden=Golden(file=file_entry(folder, GOLDEN), rows=rows),
+        golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
+        python_step=None if step is None else _python_step(step, expected, folder),
         lineage=_lineage(folder / RECIPE, splits, report),
-        files=tuple(
-            file_entry(folder, name)
-            for name in (REPORT, REPORT_PAGE, RECIPE, CHECKPOINT, TRITON_CONFIG)
-        ),
+        files=tuple(file_entry(folder, name) for name in files),
     )
     return store.publish(draft, folder, sign=sign)
 
@@ -114,10 +145,13 @@ def _is_live(store: ModelStore, model: str) -> bool:
     return pointers is not None and PRODUCTION in pointers.aliases
 
 
-def _write_golden(expected: Reference, path: Path) -> int:
-    golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)
-    save_file(golden.to_tensors(), path)
-    return golden.rows
+def _python_step(step: Step, expected: Reference, folder: Path) -> PythonStep:
+    return PythonStep(
+        file=file_entry(folder, PYTHON_STEP),
+        name=step.name,
+        args=step.args,
+        inputs=expected.signature.inputs,
+    )
 
 
 def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
@@ -141,6 +175,7 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
             tolerance=proven.tolerance,
         ),
         latency_ms=proven.latency_ms,
+        peak_memory_bytes=proven.peak_memory_bytes,
     )
 
 

@@ -15,8 +15,11 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
-from model_store.signature import DynamicAxes, Padding, TensorName
-from training.export_entries import Export, OnnxExport, OnnxInt8Export, RecipePart
+from model_store.signature import DynamicAxes, Labels, Padding, TensorName
+from training.auto_export import AutoPart, ExportChoice
+from training.compression import PrunePart, QatPart
+from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
+from training.preprocess import Preprocess, check_order, python_step
 
 
 class ModelPart(RecipePart):
@@ -191,6 +194,10 @@ class Recipe(RecipePart):
     """Which network is trained. Change it for each project."""
     data: DataPart
     """Which rows it learns from. Change it for each project."""
+    preprocess: Preprocess = ()
+    """What is done with the raw inputs first, in order, in training and wherever the model is
+    served: `scale`, `normalize`, `resize`, `lookup`, `module`, `python`. Give it so that callers
+    can send what they have; see `docs/training.md`."""
     loss: LossPart = LossPart()
     """What is minimised. Change it when the labels mean something else."""
     optim: OptimPart = OptimPart()
@@ -201,6 +208,12 @@ class Recipe(RecipePart):
     """How long, and on what. Change it when the result still improves."""
     stop: StopPart = StopPart()
     """Which epoch is best, and when to give up. Change it when epochs are expensive."""
+    prune: PrunePart | None = None
+    """What is taken away from the trained network; null for nothing. Give it for networks larger
+    than the task needs."""
+    qat: QatPart | None = None
+    """Training for 8 bits, behind all other training; null for none. Give it when quantizing costs
+    too much accuracy, with entries of `method: qat`."""
     checkpoint: CheckpointPart = CheckpointPart()
     """How often a run can be picked up. Change it when epochs are very short."""
     track: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard", "jsonl")
@@ -214,8 +227,12 @@ class Recipe(RecipePart):
     """Axes of inputs whose size varies, each with its smallest and largest size, as in `{image: {2:
     [8, 32]}}`. Give it for models that take images of several sizes; requests of one size share a
     batch."""
-    export: tuple[Export, ...] = Field(default=(OnnxExport(), OnnxInt8Export()), min_length=1)
-    """Artifacts to make and prove. Add a kind when a host needs it; drop what nobody serves."""
+    labels: Labels = Field(default={})
+    """Names of the classes of an output, in order, as in `{logits: [cat, dog]}`; callers see them.
+    Give it when the labels are more than numbers."""
+    export: ExportChoice = (OnnxExport(), OnnxInt8Export())
+    """Artifacts to make and prove, or `auto`, which finds those that are worth it. Add a kind when
+    a host needs it; drop what nobody serves."""
     export_limits: ExportLimits = ExportLimits()
     """What making and proving one artifact may cost. Change it for large models."""
     publish: PublishPart
@@ -226,12 +243,47 @@ class Recipe(RecipePart):
     def _run_name(cls, value: str) -> str:
         return _checked_name(value, "name of a run")
 
+    @field_validator("preprocess")
+    @classmethod
+    def _python_first(cls, value: Preprocess) -> Preprocess:
+        return check_order(value)
+
+    @model_validator(mode="after")
+    def _python_gives_one_shape(self) -> "Recipe":
+        if python_step(self.preprocess) and (self.padding is not None or self.dynamic):
+            raise ValueError(
+                "padding and dynamic do not go with a python step, whose results have one shape; "
+                "let it pad them"
+            )
+        return self
+
     @model_validator(mode="after")
     def _every_export_once(self) -> "Recipe":
-        names = [entry.name for entry in self.export]
+        names = [entry.name for entry in self.listed_exports()]
         if len(set(names)) != len(names):
             raise ValueError(f"export lists an artifact twice in {names}; keep one of each")
         return self
+
+    @model_validator(mode="after")
+    def _phases_fit(self) -> "Recipe":
+        taught = self.train.teacher_forcing is not None
+        if any(isinstance(entry, QatEntry) for entry in self.listed_exports()) and self.qat is None:
+            raise ValueError("export has method: qat, and the recipe no qat; add qat: {epochs: 3}")
+        if self.qat is not None and taught:
+            raise ValueError(
+                "qat trains the exported network, which cannot be told answers; "
+                "drop qat or train.teacher_forcing"
+            )
+        if self.prune is not None and self.prune.structured and taught:
+            raise ValueError(
+                "prune.structured cannot follow a network that is told answers; "
+                "take structured: false, or drop train.teacher_forcing"
+            )
+        return self
+
+    def listed_exports(self) -> tuple[Export, ...]:
+        """The entries of `export`; none if it is `auto`."""
+        return () if isinstance(self.export, AutoPart) else self.export
 
     def document(self) -> dict[str, Any]:
         """The recipe as plain YAML values, every default written out."""
@@ -248,6 +300,7 @@ class Recipe(RecipePart):
             "max_batch_size",
             "padding",
             "dynamic",
+            "labels",
             "export",
             "export_limits",
             "publish",

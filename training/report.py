@@ -32,13 +32,19 @@ class ArtifactReport(StrictModel):
     name: str
     kind: ArtifactKind
     precision: Precision
+    method: str | None = None
+    """Which of several ways it was made, as the recipe names them: `static`, `dynamic`."""
     file: str
     weights_file: str | None = None
     """Its second file, for kinds that have two."""
     made_with: MadeWith = MadeWith()
     tolerance: Tolerance
     refusal: str | None
-    """Why it is not published; None if it is proven."""
+    """Why it may not be published; None if it is proven."""
+    dropped: str | None = None
+    """Why `export: auto` does not publish it although it is proven."""
+    departs_at: str | None = None
+    """The layer where it departs from the checkpoint, if it was refused and that could be told."""
     size_bytes: int | None = None
     max_abs_difference: float | None = None
     """From the checkpoint's outputs; None also where a shape differs or a number is missing."""
@@ -52,6 +58,27 @@ class ArtifactReport(StrictModel):
     """Where the true share lies, with 95 % confidence."""
     latency_ms: dict[int, float] = Field(default={})
     """Median milliseconds of one run, by batch size, on one thread."""
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    """What a process with its libraries grows by at most to open it and run all golden rows at
+    once."""
+    took_s: float | None = None
+    """Seconds that making and proving it took, where they counted against a budget."""
+
+
+class NotTried(StrictModel):
+    """A way to export that `export: auto` knows and did not try."""
+
+    name: str
+    method: str | None = None
+    reason: str
+
+
+class AutoReport(StrictModel):
+    """What `export: auto` did beside the artifacts."""
+
+    budget_s: float
+    spent_s: float
+    not_tried: tuple[NotTried, ...]
 
 
 class Report(StrictModel):
@@ -67,14 +94,26 @@ class Report(StrictModel):
     """The checkpoint's, such as `test/accuracy`."""
     checkpoint: CheckpointReport
     artifacts: tuple[ArtifactReport, ...]
+    auto: AutoReport | None = None
+    """None where the recipe lists its exports."""
 
     def proven(self) -> list[ArtifactReport]:
-        """What may be published, in the recipe's order."""
+        """What may be published, in the order it was made."""
         return [artifact for artifact in self.artifacts if artifact.refusal is None]
 
+    def published(self) -> list[ArtifactReport]:
+        """What is published: all that is proven, but for what `export: auto` dropped."""
+        return [artifact for artifact in self.proven() if artifact.dropped is None]
+
     def fastest(self) -> ArtifactReport | None:
-        """The proven artifact with the fewest milliseconds a row at its best batch size."""
-        return min(self.proven(), key=lambda a: speed_key(a.name, a.latency_ms), default=None)
+        """The published artifact with the fewest milliseconds a row at its best batch size."""
+        return min(self.published(), key=lambda a: speed_key(a.name, a.latency_ms), default=None)
+
+    def label(self, artifact: ArtifactReport) -> str:
+        """An artifact's name, with its method where another one has the same name."""
+        names = [other.name for other in self.artifacts]
+        alone = artifact.method is None or names.count(artifact.name) == 1
+        return artifact.name if alone else f"{artifact.name} {artifact.method}"
 
     def to_json(self) -> bytes:
         """The bytes of report.json."""
@@ -100,7 +139,7 @@ def print_table(report: Report, console: Console) -> None:
 def headings() -> list[str]:
     """What stands above the cells of a row."""
     batches = [f"batch {rows}" for rows in LATENCY_COLUMNS]
-    return ["artifact", "parity", "agreement", "accuracy", "size", *batches, "verdict"]
+    return ["artifact", "parity", "agreement", "accuracy", "size", "memory", *batches, "verdict"]
 
 
 def checkpoint_cells(report: Report) -> list[str]:
@@ -110,9 +149,10 @@ def checkpoint_cells(report: Report) -> list[str]:
         "checkpoint",
         "-",
         "-",
-        _percent(checkpoint.accuracy),
+        percent(checkpoint.accuracy),
         _kilobytes(checkpoint.size_bytes),
-        *_latencies(checkpoint.latency_ms),
+        "-",
+        *latency_cells(checkpoint.latency_ms),
         "reference",
     ]
 
@@ -120,12 +160,13 @@ def checkpoint_cells(report: Report) -> list[str]:
 def artifact_cells(report: Report, artifact: ArtifactReport) -> list[str]:
     """An artifact's row of the table."""
     return [
-        artifact.name,
-        _parity(artifact),
-        _percent(artifact.agreement),
-        _percent(artifact.accuracy),
+        report.label(artifact),
+        parity_text(artifact),
+        percent(artifact.agreement),
+        percent(artifact.accuracy),
         _kilobytes(artifact.size_bytes),
-        *_latencies(artifact.latency_ms),
+        megabytes(artifact.peak_memory_bytes),
+        *latency_cells(artifact.latency_ms),
         _verdict(artifact, report.fastest()),
     ]
 
@@ -133,16 +174,20 @@ def artifact_cells(report: Report, artifact: ArtifactReport) -> list[str]:
 def _verdict(artifact: ArtifactReport, fastest: ArtifactReport | None) -> str:
     if artifact.refusal is not None:
         return f"refused: {artifact.refusal}"
+    if artifact.dropped is not None:
+        return f"dropped: {artifact.dropped}"
     return "proven, fastest" if artifact is fastest else "proven"
 
 
-def _parity(artifact: ArtifactReport) -> str:
+def parity_text(artifact: ArtifactReport) -> str:
+    """The largest difference from the checkpoint's outputs; `-` where there is none."""
     if artifact.max_abs_difference is None:
         return "-"
     return f"{artifact.max_abs_difference:.1e}" if artifact.max_abs_difference else "0"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """`98.6 %` for 0.986; `-` for None."""
     if share is None:
         return "-"
     return "100 %" if share == 1 else f"{100 * share:.1f} %"
@@ -152,6 +197,12 @@ def _kilobytes(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else f"{size_bytes / 1000:,.0f} KB"
 
 
-def _latencies(latency_ms: dict[int, float]) -> list[str]:
+def megabytes(memory_bytes: int | None) -> str:
+    """`10.8 MB`, in steps of 1000; `-` for None."""
+    return "-" if memory_bytes is None else f"{memory_bytes / 1e6:,.1f} MB"
+
+
+def latency_cells(latency_ms: dict[int, float]) -> list[str]:
+    """Milliseconds of the batch sizes that tables show."""
     found = [latency_ms.get(rows) for rows in LATENCY_COLUMNS]
     return ["-" if ms is None else f"{ms:.3f} ms" if ms < 1 else f"{ms:,.1f} ms" for ms in found]

@@ -1,6 +1,8 @@
 """The report of a run as one HTML page: a table and two plots, with nothing to fetch.
 
-Pure: a report in, text out. Plots: latency by batch size, and accuracy against latency.
+Pure: a report in, text out. Plots: latency by batch size, and accuracy against latency, where a
+line joins the artifacts to which no other is both faster and as accurate; what is not published is
+hollow.
 """
 
 import math
@@ -8,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from training.report import CheckpointReport, Report, artifact_cells, checkpoint_cells, headings
+from training.report import Report, artifact_cells, checkpoint_cells, headings
 
 WIDTH, HEIGHT = 620, 340
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 45
@@ -24,12 +26,16 @@ STYLE = (
 )
 
 
+Point = tuple[float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Points of one artifact, or of the checkpoint."""
 
     name: str
-    points: tuple[tuple[float, float], ...]
+    points: tuple[Point, ...]
+    published: bool = True
 
 
 def report_page(report: Report) -> str:
@@ -46,7 +52,7 @@ def report_page(report: Report) -> str:
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>"
         f"<style>{STYLE}</style><h1>{escape(title)}</h1>"
         f"<p>Best of {report.epochs} epochs: {report.best_epoch}. {escape(metrics)}</p>"
-        f"<table><tr>{_cells('th', headings())}</tr>{table}</table>"
+        f"<table><tr>{_cells('th', headings())}</tr>{table}</table>{_not_tried(report)}"
         f"{_latency_plot(report)}{_accuracy_plot(report)}</html>\n"
     )
 
@@ -55,34 +61,75 @@ def _cells(tag: str, texts: Sequence[str]) -> str:
     return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
+def _not_tried(report: Report) -> str:
+    """What `export: auto` spent, and what it left out."""
+    if report.auto is None:
+        return ""
+    spent = f"{len(report.artifacts)} candidates took {report.auto.spent_s:.0f} s"
+    rows = "".join(
+        f"<tr>{_cells('td', [f'{one.name} {one.method or str()}'.strip(), one.reason])}</tr>"
+        for one in report.auto.not_tried
+    )
+    return (
+        f"<p>export: auto: {spent}, of a budget of {report.auto.budget_s:g} s.</p>"
+        f"<table><tr>{_cells('th', ['not tried', 'reason'])}</tr>{rows}</table>"
+    )
+
+
 def _latency_plot(report: Report) -> str:
     """Milliseconds of a run by its rows; both axes in powers."""
     marks = [
-        Mark(name, tuple((float(rows), ms) for rows, ms in sorted(latency.items())))
-        for name, latency in _latencies(report).items()
-        if latency
+        Mark(one.name, tuple((float(rows), ms) for rows, ms in sorted(one.latency_ms.items())))
+        for one in _measured(report)
     ]
     return _plot("Milliseconds of a run, by rows", marks, log_x=True, log_y=True, lines=True)
 
 
 def _accuracy_plot(report: Report) -> str:
     """Accuracy by the milliseconds a row takes at the best batch size, which is in powers."""
-    accuracies = {"checkpoint": report.checkpoint.accuracy} | {
-        one.name: one.accuracy for one in report.artifacts if one.accuracy is not None
-    }
-    marks = [
-        Mark(name, ((min(ms / rows for rows, ms in latency.items()), accuracies[name] * 100),))
-        for name, latency in _latencies(report).items()
-        if latency and name in accuracies
+    measured = [one for one in _measured(report) if one.accuracy is not None]
+    marks = [Mark(one.name, (one.point(),), one.published) for one in measured]
+    front = pareto_front([one.point() for one in measured[1:] if one.published])
+    return _plot("Accuracy in percent, by milliseconds a row", marks, log_x=True, joined=front)
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """Those to which no other lies further left and as high, from left to right.
+
+    Args:
+        points: (cost, worth) each.
+    """
+    front: list[Point] = []
+    for cost, worth in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or worth > front[-1][1]:
+            front.append((cost, worth))
+    return front
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The checkpoint, or an artifact that was run."""
+
+    name: str
+    latency_ms: Mapping[int, float]
+    accuracy: float | None
+    published: bool
+
+    def point(self) -> Point:
+        """Milliseconds a row, and percent."""
+        row_ms = min(ms / rows for rows, ms in self.latency_ms.items())
+        return row_ms, 100 * (self.accuracy or 0.0)
+
+
+def _measured(report: Report) -> list[_Measured]:
+    """The checkpoint first."""
+    checkpoint, published = report.checkpoint, report.published()
+    artifacts = [
+        _Measured(report.label(one), one.latency_ms, one.accuracy, one in published)
+        for one in report.artifacts
+        if one.latency_ms
     ]
-    return _plot("Accuracy in percent, by milliseconds a row", marks, log_x=True)
-
-
-def _latencies(report: Report) -> Mapping[str, Mapping[int, float]]:
-    checkpoint: CheckpointReport = report.checkpoint
-    return {"checkpoint": checkpoint.latency_ms} | {
-        one.name: one.latency_ms for one in report.artifacts
-    }
+    return [_Measured("checkpoint", checkpoint.latency_ms, checkpoint.accuracy, True), *artifacts]
 
 
 def _plot(
@@ -92,6 +139,7 @@ def _plot(
     log_x: bool = False,
     log_y: bool = False,
     lines: bool = False,
+    joined: Sequence[Point] = (),
 ) -> str:
     """One plot as SVG, with a legend below the title's line."""
     every = [point for mark in marks for point in mark.points]
@@ -106,6 +154,12 @@ def _plot(
         y = up.at(value)
         parts.append(f"<path d='M{LEFT} {y:.1f}H{WIDTH - RIGHT}' stroke='#e4e7eb'/>")
         parts.append(_text(LEFT - 8, y + 4, f"{value:.3g}", "text-anchor='end'"))
+    if len(joined) > 1:
+        path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in joined)
+        parts.append(
+            f"<polyline class='front' points='{path}' fill='none' stroke='#9aa5b1' "
+            "stroke-dasharray='5 4'/>"
+        )
     for number, mark in enumerate(marks):
         colour = COLOURS[number % len(COLOURS)]
         places = [(across.at(x), up.at(y)) for x, y in mark.points]
@@ -113,14 +167,10 @@ def _plot(
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
             parts.append(f"<polyline points='{path}' fill='none' stroke='{colour}'/>")
         tip = f"<title>{escape(mark.name)}</title>"
-        parts += [
-            f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{colour}'>{tip}</circle>"
-            for x, y in places
-        ]
+        dot = f"r='4' stroke='{colour}' fill='{colour if mark.published else 'white'}'"
+        parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' {dot}>{tip}</circle>" for x, y in places]
         parts.append(_text(WIDTH + 14, TOP + 18 * number, mark.name, ""))
-        parts.append(
-            f"<circle cx='{WIDTH + 4}' cy='{TOP + 18 * number - 4}' r='4' fill='{colour}'/>"
-        )
+        parts.append(f"<circle cx='{WIDTH + 4}' cy='{TOP + 18 * number - 4}' {dot}/>")
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH + 140}' height='{HEIGHT}' "
         f"font-size='12' fill='#1f2933' font-family='system-ui,sans-serif'>{''.join(parts)}</svg>"

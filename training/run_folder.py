@@ -4,6 +4,7 @@
                           /checkpoints/    see `checkpoint`
                           /metrics.jsonl   one line an epoch
                           /tensorboard/
+                          /prune/, /qat/   the same three of each later phase, where there is one
                           /version/        what is published, as it will lie in the store
 
 The digest covers the data and the parts of the recipe that decide the weights, so a run finds its
@@ -17,13 +18,28 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from training.errors import RunBusyError
 from training.recipe import Recipe
 
 
-class RunFolder:
-    """Paths of one run.
+class PhaseFolder:
+    """Paths of one phase of a run.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+
+
+class RunFolder(PhaseFolder):
+    """Paths of one run, which are those of its first phase too.
 
     Args:
         runs_dir: the folder of all runs; made if absent.
@@ -33,10 +49,7 @@ class RunFolder:
 
     def __init__(self, runs_dir: Path, recipe: Recipe, data_sha256: str) -> None:
         digest = hashlib.sha256(f"{recipe.training_digest()} {data_sha256}".encode()).hexdigest()
-        self.path = runs_dir / f"{recipe.name}-{digest[:12]}"
-        self.checkpoints = self.path / "checkpoints"
-        self.metrics = self.path / "metrics.jsonl"
-        self.tensorboard = self.path / "tensorboard"
+        super().__init__(runs_dir / f"{recipe.name}-{digest[:12]}")
         self.version = self.path / "version"
 
     @contextlib.contextmanager
@@ -56,6 +69,17 @@ class RunFolder:
                     "another --runs-dir"
                 ) from None
             yield
+
+    def forget_phases(self) -> None:
+        """Removes what later phases left behind, for a run that starts anew."""
+        for name in ("prune", "qat"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def phase(self, name: Literal["prune", "qat"]) -> PhaseFolder:
+        """Where a phase behind the training keeps its checkpoints and metrics; made if absent."""
+        path = self.path / name
+        path.mkdir(parents=True, exist_ok=True)
+        return PhaseFolder(path)
 
     def empty_version(self) -> Path:
         """The folder for exported files, without those of an earlier export."""

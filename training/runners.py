@@ -1,12 +1,13 @@
 """Runs a model in each of its forms: the checkpoint in torch, and every exported file.
 
 A runner takes NumPy arrays by input name, each [rows, ...], and gives arrays by output name. It
-runs the exact file that is published, on one thread.
+runs the exact file that is published, on one thread; FP16 on a GPU, if there is one.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,11 +16,17 @@ from torch import nn
 from model_store.manifest import ArtifactKind, Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
+from training.errors import ExportError
+from training.half_precision import CUDA_PROVIDER, half_device
 from training.model import run_model
 from training.quiet import quiet
 
 Runner = Callable[[Mapping[str, Array]], dict[str, Array]]
 
+LIBRARIES: dict[ArtifactKind, str] = {"onnx": "onnxruntime", "openvino": "openvino"}
+"""What runs each kind that torch does not."""
+PT2E = "torchao.quantization.pt2e"
+"""Registers the operators of quantized programs."""
 _ERRORS_ONLY = 3
 
 
@@ -36,6 +43,18 @@ def _callable_runner(model: Callable[..., Any], signature: Signature) -> Runner:
     return run
 
 
+def load_libraries(kind: ArtifactKind, precision: Precision) -> None:
+    """Imports what an artifact is run by, beside torch.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    if kind in LIBRARIES:
+        importlib.import_module(LIBRARIES[kind])
+    if kind == "pt2" and precision == "int8":
+        importlib.import_module(PT2E)
+
+
 def file_runner(
     kind: ArtifactKind, precision: Precision, path: Path, signature: Signature
 ) -> Runner:
@@ -48,7 +67,7 @@ def file_runner(
         case "torchscript":
             return _torchscript(path, signature)
         case "onnx":
-            return _onnx(path, signature)
+            return _onnx(path, signature, half_device() if precision == "fp16" else "cpu")
         case "pt2":
             return _pt2(path, precision, signature)
         case "aoti":
@@ -64,14 +83,21 @@ def _torchscript(path: Path, signature: Signature) -> Runner:
     return module_runner(module, signature)
 
 
-def _onnx(path: Path, signature: Signature) -> Runner:
+def _onnx(path: Path, signature: Signature, device: Literal["cpu", "cuda"]) -> Runner:
     import onnxruntime
 
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device == "cuda":
+        # CUDA's libraries may lie in wheels beside ONNX Runtime, where the loader does not look.
+        onnxruntime.preload_dlls()
+        providers = [CUDA_PROVIDER, *providers]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = _ERRORS_ONLY
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    if device == "cuda" and CUDA_PROVIDER not in session.get_providers():
+        raise ExportError("ONNX Runtime did not start CUDA; install the CUDA and cuDNN it names")
     names = [spec.name for spec in signature.outputs]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -81,8 +107,7 @@ def _onnx(path: Path, signature: Signature) -> Runner:
 
 
 def _pt2(path: Path, precision: Precision, signature: Signature) -> Runner:
-    if precision == "int8":
-        import torchao.quantization.pt2e  # noqa: F401 - it registers the operators
+    load_libraries("pt2", precision)
     return _callable_runner(torch.export.load(path).module(), signature)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from training.run_folder import RunFolder, write_atomically
+from training.run_folder import PhaseFolder, write_atomically
 
 
 class Tracker(Protocol):
@@ -75,7 +75,7 @@ class TensorBoardTracker:
 
 @contextlib.contextmanager
 def open_trackers(
-    names: Sequence[str], folder: RunFolder, epochs_done: int
+    names: Sequence[str], folder: PhaseFolder, epochs_done: int
 ) -> Iterator[list[Tracker]]:
     """The trackers a recipe asks for, closed whatever happens."""
     trackers: list[Tracker] = []

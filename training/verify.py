@@ -7,20 +7,30 @@ Rules kept here: the exact file that is published is run; the golden inputs are 
 batch sizes and the whole test split once more, and the worst counts; a model whose rows are padded
 gives each golden row the answer it has alone; one that takes several sizes is run at its smallest,
 its largest and between; the same rows give the same bits twice; the task metric does not fall;
-figures are single-threaded.
+figures are single-threaded; memory is the most that opening it and one large batch take.
 """
 
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from model_store.parity import Parity, Tolerance, compare, worst
+from model_store.padded_rows import PaddedRows, cut_back, padded_rows
+from model_store.parity import (
+    Comparison,
+    Parity,
+    Tolerance,
+    compare,
+    compare_rows,
+    first_failure,
+    worst,
+)
 from model_store.signature import Signature
+from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from training.confidence import wilson_interval
 from training.datasets import IGNORED_LABEL, Split
@@ -29,12 +39,11 @@ from training.export import Exported
 from training.export_entries import Export
 from training.isolated_run import GIB, run_isolated
 from training.loop import Trained
-from training.padded_rows import PaddedRows, cut_back, padded_rows
+from training.peak_memory import PeakMemory
 from training.recipe import ExportLimits
 from training.report import ArtifactReport, CheckpointReport
 from training.root_cause import root_cause
-from training.runners import Runner, file_runner, module_runner
-from training.sized_rows import at_other_sizes
+from training.runners import Runner, file_runner, load_libraries, module_runner
 from training.task_metric import tally
 
 REPLAY_BATCH_SIZES = (1, 2, 7, 32)
@@ -50,6 +59,9 @@ MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10
 MIN_TIMED_RUNS, MAX_TIMED_RUNS = 3, 300
 MAX_SECONDS = 0.2
 """For warming up, and again for timing; beyond it a slow model runs only as often as it must."""
+
+Clock = Callable[[], float]
+"""Seconds, from whenever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +89,7 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
         test: rows it has neither learned from nor been chosen by; the first become golden.
 
     Raises:
-        DataError: the golden rows do not show what padding does.
+        SignatureError: the golden rows do not show what padding does.
     """
     run = module_runner(trained.model, trained.signature)
     golden = test.golden_inputs()
@@ -104,8 +116,20 @@ def reference(trained: Trained, test: Split) -> tuple[Reference, CheckpointRepor
     return found, report
 
 
-def verify_apart(exported: Exported, expected: Reference, limits: ExportLimits) -> ArtifactReport:
-    """The same as `verify`, in a process of its own: a runtime may crash on what it is given."""
+def verify_apart(
+    exported: Exported,
+    expected: Reference,
+    limits: ExportLimits,
+    time_limit_s: float | None = None,
+) -> ArtifactReport:
+    """The same as `verify`, in a process of its own: a runtime may crash on what it is given.
+
+    Args:
+        exported: the file, or why there is none.
+        expected: the checkpoint's answers.
+        limits: what it may cost.
+        time_limit_s: seconds it may take, in place of the limits' own.
+    """
     if exported.failure is not None:
         return _unmeasured(exported, exported.failure)
     try:
@@ -113,7 +137,7 @@ def verify_apart(exported: Exported, expected: Reference, limits: ExportLimits) 
             verify,
             exported,
             expected,
-            time_limit_s=limits.time_s,
+            time_limit_s=time_limit_s or limits.time_s,
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError as error:
@@ -133,11 +157,14 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     tolerance = unmeasured.tolerance
     with _one_thread():
         try:
-            run = file_runner(entry.kind, entry.precision, exported.path, expected.signature)
+            run, peak_memory_bytes = _open(exported, expected)
             compared, outputs = replay(run, expected)
             compared += replay_padded(run, expected)
             repeats = _repeats(run, expected)
-            latency_ms = _latency_ms(run, expected)
+            # A GPU's work is no time of this thread.
+            on_gpu = exported.made_with.device == "cuda"
+            clock = time.perf_counter if on_gpu else time.thread_time
+            latency_ms = _latency_ms(run, expected, clock)
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             return unmeasured.model_copy(update={"refusal": f"does not run: {root_cause(error)}"})
     parity = worst([comparison.parity for comparison in compared])
@@ -152,11 +179,50 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "accuracy": accuracy,
             "accuracy_interval": _interval(accuracy, expected.test),
             "latency_ms": latency_ms,
-            "refusal": _departure(compared, tolerance)
+            "peak_memory_bytes": peak_memory_bytes,
+            "refusal": first_failure(compared, tolerance)
             or (None if repeats else "two runs of the same rows gave different numbers")
-            or _drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
+            or too_large_a_drop(_accuracy(expected, expected.test_outputs), accuracy, entry),
         }
     )
+
+
+def latency_apart(
+    exported: Exported, expected: Reference, limits: ExportLimits
+) -> dict[int, float]:
+    """Median milliseconds of one run, by batch size, measured anew in a process of its own.
+
+    Raises:
+        IsolationError: it no longer runs.
+    """
+    return run_isolated(
+        _open_and_time,
+        exported,
+        expected,
+        time_limit_s=limits.time_s,
+        memory_limit_bytes=int(limits.memory_gib * GIB),
+    )
+
+
+def _open_and_time(exported: Exported, expected: Reference) -> dict[int, float]:
+    with _one_thread():
+        run, _ = _open(exported, expected)
+        return _latency_ms(run, expected)
+
+
+def _open(exported: Exported, expected: Reference) -> tuple[Runner, int | None]:
+    """The artifact, and what the process grew by at most to open it and run one large batch.
+
+    The batch is all golden rows, or as many as one may have. The libraries are loaded before: a
+    server loads them once for all its models.
+    """
+    entry = exported.entry
+    load_libraries(entry.kind, entry.precision)
+    memory = PeakMemory()
+    run = file_runner(entry.kind, entry.precision, exported.path, expected.signature)
+    rows = expected.signature.max_batch_size
+    run({name: array[:rows] for name, array in expected.golden_inputs.items()})
+    return run, memory.grown_bytes()
 
 
 def _unmeasured(exported: Exported, refusal: str | None) -> ArtifactReport:
@@ -165,21 +231,13 @@ def _unmeasured(exported: Exported, refusal: str | None) -> ArtifactReport:
         name=entry.name,
         kind=entry.kind,
         precision=entry.precision,
+        method=getattr(entry, "method", None),
         file=entry.file,
         weights_file=entry.weights_file,
         made_with=exported.made_with,
         tolerance=Tolerance(**entry.tolerance.model_dump(exclude={"max_metric_drop"})),
         refusal=refusal,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A runner beside the checkpoint, once."""
-
-    where: str
-    """On which rows, and how many at once."""
-    parity: Parity
 
 
 def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str, Array]]:
@@ -194,15 +252,15 @@ def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str
     for size in sorted({*REPLAY_BATCH_SIZES, min(largest, golden_rows)}):
         if size <= largest:
             outputs = run_in_batches(run, expected.golden_inputs, size)
-            parity = compare(expected.golden_outputs, outputs)
-            found.append(Comparison(f"golden rows in batches of {size}", parity))
+            where = f"golden rows in batches of {size}"
+            found.append(compare_rows(where, expected.golden_outputs, outputs))
     for inputs, right in expected.sized:
         # Rows that were cut or repeated may show nothing: that their class is the same says little.
         parity = replace(compare(right, run(inputs)), agreement=1.0)
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
         found.append(Comparison(f"golden rows at another size, {shapes}", parity))
     outputs = run_in_batches(run, expected.test.inputs, largest)
-    found.append(Comparison("the test split", compare(expected.test_outputs, outputs)))
+    found.append(compare_rows("the test split", expected.test_outputs, outputs))
     return found, outputs
 
 
@@ -260,24 +318,26 @@ def _sized(golden: Mapping[str, Array], signature: Signature) -> list[dict[str, 
     return at_other_sizes({name: array[:rows] for name, array in golden.items()}, signature)
 
 
-def _latency_ms(run: Runner, expected: Reference) -> dict[int, float]:
+def _latency_ms(
+    run: Runner, expected: Reference, clock: Clock = time.thread_time
+) -> dict[int, float]:
     """Median milliseconds of one run, by batch size."""
     rows = len(next(iter(expected.golden_inputs.values())))
     fitting = [n for n in LATENCY_BATCH_SIZES if n <= min(rows, expected.signature.max_batch_size)]
     return {
-        size: _median_ms(run, {n: a[:size] for n, a in expected.golden_inputs.items()})
+        size: _median_ms(run, {n: a[:size] for n, a in expected.golden_inputs.items()}, clock)
         for size in fitting
     }
 
 
-def _median_ms(run: Runner, inputs: Mapping[str, Array]) -> float:
-    _run_times_s(run, inputs, MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS)
-    times_s = _run_times_s(run, inputs, MIN_TIMED_RUNS, MAX_TIMED_RUNS)
+def _median_ms(run: Runner, inputs: Mapping[str, Array], clock: Clock) -> float:
+    _run_times_s(run, inputs, MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS, clock)
+    times_s = _run_times_s(run, inputs, MIN_TIMED_RUNS, MAX_TIMED_RUNS, clock)
     return round(statistics.median(times_s) * 1000, 4)
 
 
 def _run_times_s(
-    run: Runner, inputs: Mapping[str, Array], at_least: int, at_most: int
+    run: Runner, inputs: Mapping[str, Array], at_least: int, at_most: int, clock: Clock
 ) -> list[float]:
     """Seconds of each run, of as many as fit into `MAX_SECONDS` between the two limits.
 
@@ -286,21 +346,14 @@ def _run_times_s(
     """
     times_s: list[float] = []
     while len(times_s) < at_least or (len(times_s) < at_most and sum(times_s) < MAX_SECONDS):
-        started = time.thread_time()
+        started = clock()
         run(inputs)
-        times_s.append(time.thread_time() - started)
+        times_s.append(clock() - started)
     return times_s
 
 
-def _departure(compared: Sequence[Comparison], tolerance: Tolerance) -> str | None:
-    """The first comparison outside the tolerance, and what it found."""
-    for comparison in compared:
-        if failure := comparison.parity.failure(tolerance):
-            return f"{comparison.where}: {failure}"
-    return None
-
-
-def _drop(before: float, after: float, entry: Export) -> str | None:
+def too_large_a_drop(before: float, after: float, entry: Export) -> str | None:
+    """Says that the accuracy fell by more than an entry allows, or None if it did not."""
     limit = entry.tolerance.max_metric_drop
     if before - after <= limit + ROUNDING:
         return None

@@ -29,3 +29,29 @@ class Nobody:
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher.end_epoch`."""
+
+
+class LaterPhase:
+    """The same watcher in a phase behind the training: the epochs are counted on.
+
+    Args:
+        watcher: of the run.
+        epochs: that came before.
+    """
+
+    def __init__(self, watcher: Watcher, epochs: int) -> None:
+        self._watcher = watcher
+        self._epochs = epochs
+
+    @property
+    def stop_asked(self) -> bool:
+        """See `Watcher.stop_asked`."""
+        return self._watcher.stop_asked
+
+    def begin(self, folder: Path) -> None:
+        """See `Watcher.begin`."""
+        self._watcher.begin(folder)
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """See `Watcher.end_epoch`."""
+        self._watcher.end_epoch(self._epochs + epoch, metrics)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bench import networks
 from bench.peers.services import peer_network
-from model_store.golden import golden_rows
+from model_store.golden import parse_golden
 from model_store.store import ModelStore
 
 CHECKED_ROWS = 4
@@ -78,7 +78,6 @@ def served_model(url: str, name: str, clients: tuple[int, ...] | None = None) ->
         StoreError: the store does not hold the model.
     """
     import torch
-    from safetensors.numpy import load
     from safetensors.torch import save
 
     from bench.models import load_network
@@ -86,7 +85,7 @@ def served_model(url: str, name: str, clients: tuple[int, ...] | None = None) ->
     store = ModelStore(url)
     manifest = store.manifest(name, store.versions(name)[-1])
     signature = manifest.signature
-    golden = golden_rows(load(store.read_file(manifest, manifest.golden.file)))
+    golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
     rows = _as_written_in_json(golden.inputs[signature.inputs[0].name][:CHECKED_ROWS])
     network = load_network(url, name)
     with torch.inference_mode():

@@ -47,7 +47,8 @@ def infer(
             served = client.model(model, version)
             arrays = served.infer(fit_inputs(served, values), outputs=outputs or ())
     bf16 = {spec.name for spec in served.signature.outputs if spec.datatype == "BF16"}
-    typer.echo(as_json(arrays, bf16) if json else describe(arrays, bf16))
+    labels = served.signature.labels
+    typer.echo(as_json(arrays, bf16) if json else describe(arrays, bf16, labels))
 
 
 def read_inputs(arguments: list[str]) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from flambeau.commands.tables import UNKNOWN, columns, latency_text, share_text,
 if TYPE_CHECKING:
     from model_store.manifest import Artifact, Manifest
     from model_store.pointers import Pointers
-    from model_store.signature import Signature
+    from model_store.signature import Signature, TensorSpec
 
 PRODUCTION = "production"
 METRIC = "accuracy"
+SHOWN_LABELS = 10
+"""Names of classes that `show` prints at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +96,41 @@ def _signature_lines(signature: "Signature") -> list[str]:
     tensors += [("output", spec) for spec in signature.outputs]
     return columns(
         [
-            [what, spec.name, spec.datatype, f"[{','.join(map(str, spec.shape))}]"]
+            [
+                what,
+                spec.name,
+                spec.datatype,
+                _shape_text(spec, signature),
+                _labels_text(spec, signature),
+            ]
             for what, spec in tensors
         ],
         indent="  ",
     )
 
 
+def _shape_text(spec: "TensorSpec", signature: "Signature") -> str:
+    """`[-1,1,8..32,8..32]`: axes that vary within limits are told with those."""
+    ranges = signature.dynamic.get(spec.name, {})
+    sizes = ("..".join(map(str, ranges.get(axis, (size,)))) for axis, size in enumerate(spec.shape))
+    return f"[{','.join(sizes)}]"
+
+
+def _labels_text(spec: "TensorSpec", signature: "Signature") -> str:
+    labels = signature.labels.get(spec.name, ())
+    more = f", and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    return ", ".join(labels[:SHOWN_LABELS]) + more
+
+
 def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
     batches = sorted({rows for artifact in artifacts for rows in artifact.latency_ms})
     metrics = sorted({name for artifact in artifacts for name in artifact.verification.metrics})
     names = ["NAME", "KIND", "PRECISION", "SIZE", "DIFFERENCE", "ALLOWED", "AGREEMENT", "AT LEAST"]
-    rows = [[*names, *(m.upper() for m in metrics), *(f"BATCH {size}" for size in batches)]]
+    rows = [
+        [*names, *(m.upper() for m in metrics), *(f"BATCH {size}" for size in batches), "MEMORY"]
+    ]
     for artifact in artifacts:
-        proof = artifact.verification
+        proof, memory = artifact.verification, artifact.peak_memory_bytes
         rows.append(
             [
                 *(artifact.name, artifact.kind, artifact.precision),
@@ -118,6 +141,7 @@ def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
                 share_text(proof.tolerance.min_agreement),
                 *(_metric_text(name, proof.metrics.get(name)) for name in metrics),
                 *(latency_text(artifact.latency_ms.get(size)) for size in batches),
+                UNKNOWN if memory is None else size_text(memory),
             ]
         )
     return columns(rows, indent="  ")

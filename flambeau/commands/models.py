@@ -82,7 +82,7 @@ def show(
     if as_json:
         _print_json({**manifest.model_dump(mode="json"), "aliases": aliases})
     else:
-        _print_lines(show_lines(manifest, aliases))
+        _print_lines([*show_lines(manifest, aliases), *_certificate_lines(opened, manifest)])
 
 
 @models_app.command()
@@ -196,6 +196,18 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
         latency_ms=latency_ms,
         accuracy=best.verification.metrics.get(METRIC),
     )
+
+
+def _certificate_lines(store: "ModelStore", manifest: "Manifest") -> list[str]:
+    """Where the version was verified; one that cannot be read must not hide the version."""
+    from flambeau.commands.certificate_text import list_lines
+    from model_store.certificates import certificates
+
+    try:
+        found = certificates(store, manifest)
+    except StoreError as error:
+        return ["", f"certificates: {error}"]
+    return ["", "certificates", *(f"  {line}" for line in list_lines(found))] if found else []
 
 
 def _failure(store: "ModelStore", manifest: "Manifest", entry: "FileEntry") -> str | None:

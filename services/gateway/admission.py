@@ -4,10 +4,12 @@ In: an `InferCall`, the same whichever edge decoded it. Out: an `InferReply`, or
 
 One request, in order:
 1. the gateway must not be draining, nor have `max_in_flight_requests` unanswered ones;
-2. the model name and version are resolved to a lane that is ready;
+2. the model name and version, and the artifact if one is asked for, are resolved to a lane that
+   is ready;
 3. names, datatypes, shapes and the batch size are checked against the signature;
 4. the deadline is stamped: the caller's, but never later than `request_timeout_s`;
-5. the request is enqueued; its outcome comes back as a call.
+5. the request is enqueued, with the lane of a faster artifact for when its own is overloaded, if
+   the server degrades; its outcome comes back as a call.
 
 Rules kept here: nothing waits between 1 and 5, so the lane cannot go away in between; the edge is
 called once, or never after it cancelled.
@@ -26,9 +28,17 @@ from services.errors import (
     ShuttingDownError,
     TooManyInFlightError,
 )
+from services.gateway.artifact_wish import ArtifactWish, faster_artifact, find_artifact
 from services.queueing.directory import Directory
-from services.queueing.memory_queue import Done, Entry, MemoryQueue
-from services.queueing.records import DEFAULT_PRIORITY, JOB_PRIORITY, InferRequest, Lane
+from services.queueing.memory_queue import Done, Entry, MemoryQueue, Outcome
+from services.queueing.records import (
+    DEFAULT_PRIORITY,
+    JOB_PRIORITY,
+    InferReply,
+    InferRequest,
+    Lane,
+    ServedVersion,
+)
 from services.telemetry.metrics import Metrics
 
 
@@ -54,6 +64,8 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The caller's own limit, from now."""
     priority: int = 0
     """1 (first) to 10 (last); 0 for the default."""
+    wish: ArtifactWish | None = None
+    """Which artifact is to answer; None for the default one."""
 
 
 class _Known:
@@ -117,12 +129,15 @@ class Admission:
         *,
         max_in_flight_requests: int,
         request_timeout_s: float,
+        degrades: bool = False,
     ) -> None:
         self.directory = directory
         self.draining = False
         self._queue = queue
         self._max_in_flight = max_in_flight_requests
         self._timeout_s = request_timeout_s
+        self._degrades = degrades
+        self._degraded = metrics.degraded
         metrics.in_flight.set_function(lambda: queue.unanswered)
         self._known: dict[int, _Known] = {}
         """By the identity of their signatures, which they keep alive."""
@@ -157,9 +172,12 @@ class Admission:
         timeout_s = self._timeout_s
         if call.timeout_s is not None and call.timeout_s < timeout_s:
             timeout_s = call.timeout_s
+        lane, degrade_to = served.lane, None
+        if call.wish is not None or self._degrades:
+            lane, degrade_to, answered = self._by_wish(call.wish, served, answered)
         request = InferRequest(
             request_id=call.request_id,
-            lane=served.lane,
+            lane=lane,
             inputs={tensor.name: tensor.array for tensor in call.inputs},
             rows=rows,
             deadline=time.monotonic() + timeout_s,
@@ -167,7 +185,7 @@ class Admission:
             length=length,
             outputs=call.outputs,
         )
-        return self._queue.submit(request, answered)
+        return self._queue.submit(request, answered, degrade_to)
 
     def checked(self, call: InferCall) -> InferRequest:
         """A request that keeps every rule of its model, for a queue of its own: a job.
@@ -181,7 +199,7 @@ class Admission:
         rows, length = _check(call, served.lane, signature)
         return InferRequest(
             request_id=call.request_id,
-            lane=served.lane,
+            lane=find_artifact(served, call.wish).lane if call.wish else served.lane,
             inputs={tensor.name: tensor.array for tensor in call.inputs},
             rows=rows,
             deadline=math.inf,
@@ -189,6 +207,36 @@ class Admission:
             length=length,
             outputs=call.outputs,
         )
+
+    def _by_wish(
+        self, wish: ArtifactWish | None, served: ServedVersion, answered: Done
+    ) -> tuple[Lane, Lane | None, Done]:
+        """Where a request goes, where it goes under overload, and who is called with its answer.
+
+        Raises:
+            UnknownArtifactError: what it asks for is not loaded.
+        """
+        lane = find_artifact(served, wish).lane if wish else served.lane
+        faster = None
+        if self._degrades and not (wish and wish.is_strict):
+            faster = faster_artifact(served, lane)
+        if wish is None and faster is None:
+            return lane, None, answered
+        names = {known.lane: known.name for known in served.artifacts}
+
+        def told(outcome: Outcome) -> None:
+            """Adds to an answer which artifact it is of."""
+            if isinstance(outcome, InferReply):
+                degraded = outcome.lane != lane
+                if degraded:
+                    self._degraded.labels(lane.model, str(lane.version)).inc()
+                if degraded or wish is not None:
+                    outcome = msgspec.structs.replace(
+                        outcome, artifact=names.get(outcome.lane, ""), degraded=degraded
+                    )
+            answered(outcome)
+
+        return lane, faster.lane if faster else None, told
 
     def _learn(self, signature: Signature) -> _Known:
         """Works out a signature that is new, and forgets those that are not served any more."""

@@ -1,5 +1,7 @@
 """The configuration of a gateway. Read once, at start-up; nothing else configures it."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from services.settings import ProcessSettings
@@ -31,6 +33,10 @@ class GatewaySettings(ProcessSettings):
     raise it for large inputs over slow lines."""
     max_queue_depth: int = Field(1024, ge=1)
     """Requests waiting for one version; lower it to refuse early rather than answer late."""
+    when_overloaded: Literal["refuse", "degrade"] = "refuse"
+    """What becomes of a request that its queue has no room for, or that would be late: refused, or
+    answered by a faster artifact of the same version that is loaded (`keep_artifacts`), which the
+    reply says; set it where a rougher answer is better than none."""
     access_log: bool = False
     """One log line for every answered request; turn it on to trace requests one by one, at the
     cost of as much time as a small request takes. Failures are always logged."""

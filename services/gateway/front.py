@@ -21,6 +21,7 @@ from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
 from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
+from services.gateway.verification_desk import VerificationDesk
 from services.ports import listen, metrics_server, port_error
 from services.process import freeze_garbage
 from services.queueing.directory import Directory
@@ -58,6 +59,7 @@ class Front:
         queue: where accepted requests go.
         on_ready: called once, when it is known what is served.
         open_desk: makes the desk where jobs are taken in, where there are jobs.
+        verifications: where versions are verified, where models run in this process.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Front:
         queue: MemoryQueue,
         on_ready: Callable[[Listening], None],
         open_desk: Callable[[Admission], JobDesk] | None = None,
+        verifications: VerificationDesk | None = None,
     ) -> None:
         self._config = config
         self._metrics = metrics
@@ -82,13 +85,18 @@ class Front:
             metrics,
             max_in_flight_requests=config.max_in_flight_requests,
             request_timeout_s=config.request_timeout_s,
+            degrades=config.when_overloaded == "degrade",
         )
         self._facts = ServerFacts(version, directory, self._admission, config.models)
         edges = (self._admission, self._facts, Ledger(metrics, directory, config.access_log))
         max_bytes = config.max_request_bytes
         desk = open_desk(self._admission) if open_desk is not None else None
         self._grpc = GrpcEdge(
-            *edges, max_request_bytes=max_bytes, max_calls=config.max_grpc_calls, desk=desk
+            *edges,
+            max_request_bytes=max_bytes,
+            max_calls=config.max_grpc_calls,
+            desk=desk,
+            verifications=verifications,
         )
         limits = HttpLimits(
             max_request_bytes=max_bytes,

@@ -21,6 +21,7 @@ from model_store.tensors import (
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
+from services.gateway.artifact_wish import ArtifactWish, checked_wish
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling import checked_scheduling
 from services.queueing.records import InferReply
@@ -83,7 +84,23 @@ def scheduling(request: pb.ModelInferRequest) -> tuple[int, int]:
     parameters = request.parameters
     if not parameters:
         return 0, 0
-    return checked_scheduling(_parameter(parameters, "timeout"), _parameter(parameters, "priority"))
+    return checked_scheduling(
+        _parameter(parameters, "timeout", 0), _parameter(parameters, "priority", 0)
+    )
+
+
+def artifact_wish(request: pb.ModelInferRequest) -> ArtifactWish | None:
+    """Reads the parameters `artifact` and `accuracy`, as `string_param`; None without either.
+
+    Raises:
+        InvalidRequestError: one is no text or not a known word, or both are given.
+    """
+    parameters = request.parameters
+    if not parameters:
+        return None
+    return checked_wish(
+        _parameter(parameters, "artifact", ""), _parameter(parameters, "accuracy", "")
+    )
 
 
 def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
@@ -94,6 +111,10 @@ def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferRes
     response = pb.ModelInferResponse(
         model_name=reply.lane.model, model_version=str(reply.lane.version), id=request.id
     )
+    if reply.artifact:
+        response.parameters["artifact"].string_param = reply.artifact
+        if reply.degraded:
+            response.parameters["degraded"].bool_param = True
     typed = not request.raw_input_contents and all(
         reply.datatypes[name] in CONTENTS_FIELDS for name in reply.outputs
     )
@@ -107,10 +128,10 @@ def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferRes
     return response
 
 
-def _parameter(parameters: Mapping[str, pb.InferParameter], name: str) -> object:
-    """A parameter's value, 0 if it is absent, and None if it is there without a value."""
+def _parameter(parameters: Mapping[str, pb.InferParameter], name: str, absent: object) -> object:
+    """A parameter's value, `absent` if it is not there, and None if it is without a value."""
     if name not in parameters:
-        return 0
+        return absent
     choice = parameters[name].WhichOneof("parameter_choice")
     return None if choice is None else getattr(parameters[name], choice)
 

@@ -29,13 +29,17 @@ from services.gateway.grpc_jobs import GrpcJobs
 from services.gateway.grpc_mailbox import Mailbox
 from services.gateway.grpc_replies import failure, parser, refuse, refuse_gone
 from services.gateway.grpc_threads import become_patient, starting_patient_threads
+from services.gateway.grpc_verification import SERVICE as VERIFICATION_SERVICE
+from services.gateway.grpc_verification import GrpcVerification
 from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+from services.gateway.verification_desk import VerificationDesk
 
 logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
+SERVICES = (SERVICE, JOB_SERVICE, VERIFICATION_SERVICE)
 SPARE_CALLS = 32
 """Calls beyond `max_calls`, a thread each: a server full of inference still answers for its health,
 and refuses more of it in words. Beyond these grpcio refuses by itself."""
@@ -55,6 +59,7 @@ class GrpcEdge:
         max_request_bytes: largest message.
         max_calls: inferences that may wait for their answers at once, a thread each.
         desk: where jobs are taken in, if there are any.
+        verifications: where versions are verified, if models run here.
     """
 
     def __init__(
@@ -66,11 +71,13 @@ class GrpcEdge:
         max_request_bytes: int,
         max_calls: int,
         desk: JobDesk | None = None,
+        verifications: VerificationDesk | None = None,
     ) -> None:
         self._facts = facts
         self._mailbox = Mailbox(asyncio.get_running_loop())
         self._infer = InferHandler(admission, ledger, self._mailbox, max_calls)
         self._jobs = GrpcJobs(admission, ledger, desk)
+        self._verification = GrpcVerification(verifications)
         threads = max_calls + SPARE_CALLS
         self._threads = ThreadPoolExecutor(threads, "grpc", initializer=become_patient)
         with starting_patient_threads():
@@ -94,10 +101,13 @@ class GrpcEdge:
             (
                 grpc.method_handlers_generic_handler(SERVICE, self._handlers()),
                 grpc.method_handlers_generic_handler(JOB_SERVICE, self._job_handlers()),
+                grpc.method_handlers_generic_handler(
+                    VERIFICATION_SERVICE, self._verification_handlers()
+                ),
             )
         )
         reflection.enable_server_reflection(
-            (SERVICE, JOB_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     def bind(self, host: str, port: int) -> int:
@@ -123,7 +133,7 @@ class GrpcEdge:
         )
         if status != self._announced:
             self._announced = status
-            for service in ("", SERVICE, JOB_SERVICE):
+            for service in ("", *SERVICES):
                 self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
@@ -151,6 +161,26 @@ class GrpcEdge:
                 for name, (answer, message) in self._jobs.calls().items()
             }
         )
+
+    def _verification_handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        return _method_handlers(
+            {
+                name: (self._for_the_allowed(self._in_a_task(answer)), message)
+                for name, (answer, message) in self._verification.calls().items()
+            }
+        )
+
+    def _for_the_allowed(self, handler: Handler) -> Handler:
+        """The same handler, for those who may verify."""
+
+        def call(request: Any, context: grpc.ServicerContext) -> Message:
+            try:
+                self._verification.check(context.peer())
+            except ServingError as error:
+                refuse(context, error)
+            return handler(request, context)
+
+        return call
 
     def _on_loop(self, answer: Callable[[Any], Message]) -> Handler:
         """A handler of gRPC's threads that has the event loop answer, and waits for it."""

@@ -214,6 +214,7 @@ def _read(
                 min(remaining_s, timeout_us / 1e6) if timeout_us else remaining_s, WAY_BACK_S
             ),
             priority=priority,
+            wish=grpc_codec.artifact_wish(request),
         )
     except ServingError as error:
         return error

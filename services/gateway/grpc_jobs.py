@@ -63,6 +63,7 @@ class GrpcJobs:
             version=request.model_version,
             inputs=grpc_codec.decode_inputs(request),
             outputs=[output.name for output in request.outputs],
+            wish=grpc_codec.artifact_wish(request),
         )
         wish = JobWish(
             timeout_s=timeout_us / 1e6 or None,

@@ -84,7 +84,7 @@ class JobDesk:
         job_id, is_new = await self.jobs.submit(
             request,
             timeout_s,
-            asked_version=call.version,
+            asked_for=" ".join((call.version, *(call.wish or ()))),
             idempotency_key=wish.idempotency_key,
             webhook=wish.webhook,
         )

@@ -90,6 +90,7 @@ class JobRoutes:
             version=version,
             inputs=wanted.inputs,
             outputs=wanted.outputs,
+            wish=wanted.wish,
         )
         wish = JobWish(
             timeout_s=wanted.timeout_us / 1e6 or None,

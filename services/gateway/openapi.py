@@ -7,6 +7,7 @@ missing version-less paths, `data` required beside binary data) are not repeated
 from typing import Any
 
 from model_store.tensors import DATATYPES
+from services.queueing.artifact_rules import ACCURACIES
 from services.queueing.records import LOWEST_PRIORITY
 
 _JSON = "application/json"
@@ -271,6 +272,31 @@ def _array(schema: str) -> dict[str, Any]:
     return {"type": "array", "items": _reference(schema)}
 
 
+_WISHES: dict[str, Any] = {
+    "timeout": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "Microseconds the caller waits; 0 for no limit of its own.",
+    },
+    "priority": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": LOWEST_PRIORITY,
+        "description": "1 is served first; 0 for the default.",
+    },
+    "artifact": {
+        "type": "string",
+        "description": "Name of the loaded artifact that is to answer.",
+    },
+    "accuracy": {
+        "type": "string",
+        "enum": list(ACCURACIES),
+        "description": "The fastest loaded artifact that gives this is to answer.",
+    },
+}
+"""The parameters of a request that say when it is to be answered, and by what."""
+
+
 def _schemas() -> dict[str, Any]:
     text, flag = {"type": "string"}, {"type": "boolean"}
     texts = {"type": "array", "items": text}
@@ -279,19 +305,6 @@ def _schemas() -> dict[str, Any]:
     parameters = {
         "type": "object",
         "additionalProperties": {"type": ["string", "number", "boolean"]},
-    }
-    scheduling = {
-        "timeout": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "Microseconds the caller waits; 0 for no limit of its own.",
-        },
-        "priority": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": LOWEST_PRIORITY,
-            "description": "1 is served first; 0 for the default.",
-        },
     }
     data = {"type": "array", "items": {}, "description": "Nested as the shape, or flat row-major."}
     tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
@@ -318,7 +331,7 @@ def _schemas() -> dict[str, Any]:
         "InferRequest": _object(
             ["inputs"],
             id=text,
-            parameters={**parameters, "properties": scheduling},
+            parameters={**parameters, "properties": _WISHES},
             inputs=_array("Tensor"),
             outputs=_array("RequestedOutput"),
         ),

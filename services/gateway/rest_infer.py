@@ -105,6 +105,7 @@ class InferExchange(Exchange):
                 outputs=request.outputs,
                 timeout_s=timeout_s,
                 priority=request.priority,
+                wish=request.wish,
             )
             entry = route.admission.infer(call, self._answered)
             if self.response is None:
@@ -162,7 +163,12 @@ class InferExchange(Exchange):
         request = self._request
         assert request is not None
         try:
-            if request.usual and len(outcome.outputs) == 1 and not self._route.encoding:
+            if (
+                request.usual
+                and len(outcome.outputs) == 1
+                and not self._route.encoding
+                and not outcome.artifact
+            ):
                 self._succeed(outcome, JSON, [rest_codec.encode_one(outcome)])
             else:
                 self._send(outcome, rest_codec.encode(outcome, request))

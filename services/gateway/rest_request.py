@@ -13,6 +13,7 @@ import orjson
 from model_store.tensors import decode_raw
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
+from services.gateway.artifact_wish import ArtifactWish, checked_wish
 from services.gateway.json_tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling import checked_scheduling
@@ -33,6 +34,8 @@ class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How long the caller waits, from now; 0 for no limit of its own."""
     priority: int = 0
     """1 (first) to 10 (last); 0 for the default."""
+    wish: ArtifactWish | None = None
+    """Which artifact is to answer; None for the default one."""
     usual: bool = False
     """Whether it asks for nothing but its answer: no id, no choice of outputs or of their form."""
 
@@ -53,6 +56,7 @@ def read_exactly(head: Buffer, binary: memoryview) -> RestRequest:
     timeout_us, priority = checked_scheduling(
         parameters.get("timeout", 0), parameters.get("priority", 0)
     )
+    wish = checked_wish(parameters.get("artifact", ""), parameters.get("accuracy", ""))
     inputs = _decode_inputs(document, binary)
     names, choices = _requested_outputs(document)
     return RestRequest(
@@ -63,6 +67,7 @@ def read_exactly(head: Buffer, binary: memoryview) -> RestRequest:
         binary=choices,
         timeout_us=timeout_us,
         priority=priority,
+        wish=wish,
     )
 
 

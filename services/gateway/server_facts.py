@@ -1,7 +1,9 @@
 """What the server says of itself and of its models, the same over REST and gRPC."""
 
+import json
 from dataclasses import dataclass
 
+from model_store.signature import BEYOND_TENSORS, Signature
 from services.errors import ModelNotReadyError, NotFoundError
 from services.gateway.admission import Admission
 from services.queueing.directory import Directory
@@ -79,8 +81,16 @@ class ServerFacts:
             outputs=outputs,
             properties={
                 "artifact": served.artifact,
+                "artifacts": ", ".join(known.name for known in served.artifacts),
                 "live_version": str(self._directory.live_version(model) or ""),
                 "max_batch_size": str(signature.max_batch_size),
                 "version": str(served.lane.version),
+                **_signature_properties(signature),
             },
         )
+
+
+def _signature_properties(signature: Signature) -> dict[str, str]:
+    """What the protocol's tensors do not say of a signature, as JSON, where there is any of it."""
+    document = signature.model_dump(mode="json", include=set(BEYOND_TENSORS))
+    return {name: json.dumps(part) for name, part in document.items() if part}

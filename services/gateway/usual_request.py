@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from model_store.tensors import MAX_RANK, Array, decode_raw
 from services.gateway.admission import InputTensor
+from services.gateway.artifact_wish import checked_wish
 from services.gateway.json_tensors import packed
 from services.gateway.rest_request import Buffer, RestRequest
 from services.gateway.scheduling import checked_scheduling
@@ -52,6 +53,8 @@ class _RequestParameters(_Parameters, frozen=True):
     binary_data_output: bool = False
     timeout: int = 0
     priority: int = 0
+    artifact: str = ""
+    accuracy: str = ""
 
 
 _NOTHING = _RequestParameters()
@@ -87,7 +90,8 @@ def read_usual(head: Buffer, binary: memoryview) -> RestRequest:
 
     Raises:
         UNUSUAL: it is not.
-        InvalidRequestError: its timeout or priority is out of range.
+        InvalidRequestError: its timeout or priority is out of range, or no artifact can be as it
+            wishes.
     """
     return request_of(_DECODE(head), binary, packed)
 
@@ -132,4 +136,5 @@ def _with_wishes(document: UsualDocument, inputs: list[InputTensor]) -> RestRequ
         binary={o.name: c for o in outputs if (c := o.parameters.binary_data) is not UNSET},
         timeout_us=timeout_us,
         priority=priority,
+        wish=checked_wish(asked.artifact, asked.accuracy),
     )

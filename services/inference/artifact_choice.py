@@ -6,28 +6,28 @@ try them, the chosen one first.
 Rules kept here: an artifact is measured only if it passes its replay; the publisher's favourite
 keeps its place unless another is faster by more than the noise; once the budget is spent no
 further one is measured, but at least one is that passes; what was chosen is remembered for the
-very same files, processor, device, threads and libraries.
+very same files, processor, device, its driver, threads and libraries. Where an accuracy is asked
+for, the fastest of those that give it is chosen, and no other is tried.
 """
 
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import NamedTuple
 
 from model_store.cpu_features import cpu_features
 from model_store.manifest import Artifact, Manifest
 from services.inference.backends.device import Device
 from services.inference.choice_memory import Choice, ChoiceMemory
+from services.queueing.artifact_rules import NOISE, fastest
 
 logger = logging.getLogger("flambeau.loader")
 
-NOISE = 0.05
-"""By how much of its time another has to beat the best so far."""
-
-LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch")
+LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "torch")
 
 Measure = Callable[[Artifact], float]
 """Milliseconds a row at the best batch size; raises if the artifact does not open or pass."""
@@ -43,31 +43,51 @@ class ChoiceRules:
     """Where choices are remembered; empty for nowhere."""
 
 
+class Ranked(NamedTuple):
+    """What to try, and what is known of its speed."""
+
+    artifacts: list[Artifact]
+    """The best first."""
+    row_ms: Mapping[str, float]
+    """Milliseconds a row of all that were measured, those that were not to be tried among them."""
+
+
 def by_choice(
     manifest: Manifest,
     candidates: Sequence[Artifact],
     measure: Measure,
     rules: ChoiceRules,
     key: str,
-) -> list[Artifact]:
-    """The candidates, the remembered or measured best one first, the others in their order.
+    wanted: Callable[[Artifact], bool] = lambda _: True,
+) -> Ranked:
+    """Those that are wanted, the remembered or measured best one first, the others in their order.
 
     Args:
         manifest: of the version, for the log.
-        candidates: in the publisher's order.
+        candidates: in the publisher's order; all are measured.
         measure: measures one.
         rules: how to choose.
         key: of what the choice depends on, see `choice_key`.
+        wanted: whether one may be tried.
     """
+    allowed = [artifact for artifact in candidates if wanted(artifact)]
     if rules.budget_s <= 0 or len(candidates) < 2:
-        return list(candidates)
+        return Ranked(allowed, {})
     memory = ChoiceMemory(rules.file)
     begun = time.monotonic()
     remembered = memory.recall(key)
     choice = remembered or choose(manifest, candidates, measure, rules.budget_s)
-    best = next((a for a in candidates if choice and a.name == choice.artifact), None)
-    if choice is None or best is None:
-        return list(candidates)
+    if choice is None:
+        return Ranked(allowed, {})
+    if remembered is None:
+        memory.remember(key, choice)
+    name = choice.artifact
+    if all(artifact.name != name for artifact in allowed):
+        measured = [a.name for a in allowed if a.name in choice.row_ms]
+        name = fastest((one, choice.row_ms[one]) for one in measured)
+    best = next((artifact for artifact in allowed if artifact.name == name), None)
+    if best is None:
+        return Ranked(allowed, choice.row_ms)
     logger.info(
         "artifact chosen",
         extra={"model": manifest.model, "version": manifest.version, "artifact": best.name,
@@ -76,9 +96,7 @@ def by_choice(
                "remembered": remembered is not None,
                "choice_s": round(time.monotonic() - begun, 3)},
     )  # fmt: skip
-    if remembered is None:
-        memory.remember(key, choice)
-    return [best, *(a for a in candidates if a is not best)]
+    return Ranked([best, *(a for a in allowed if a is not best)], choice.row_ms)
 
 
 def choose(
@@ -122,14 +140,27 @@ def choose(
 
 
 def choice_key(
-    manifest: Manifest, candidates: Sequence[Artifact], device: Device, threads: int
+    manifest: Manifest,
+    candidates: Sequence[Artifact],
+    device: Device,
+    threads: int,
+    onnx_providers: Sequence[str] = (),
 ) -> str:
-    """A digest of everything that a choice depends on."""
+    """A digest of everything that a choice depends on.
+
+    Args:
+        manifest: of the version.
+        candidates: those that fit this machine.
+        device: where they run; of a GPU its model and driver count too.
+        threads: CPU threads of a run.
+        onnx_providers: what runs ONNX on a GPU.
+    """
     facts = {
         "artifacts": [[a.name, *(f.sha256 for f in a.all_files())] for a in candidates],
         "golden": manifest.golden.file.sha256,
         "max_batch_size": manifest.signature.max_batch_size,
         "device": str(device),
+        "gpu": _gpu(device, onnx_providers) if device.kind == "cuda" else None,
         "cpu_features": cpu_features(),
         "threads": threads,
         "libraries": {name: _version(name) for name in LIBRARIES},
@@ -142,3 +173,9 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _gpu(device: Device, onnx_providers: Sequence[str]) -> list[str]:
+    from services.inference.backends.cuda_device import gpu_name_and_driver
+
+    return [*gpu_name_and_driver(device), *onnx_providers]

@@ -6,8 +6,24 @@ from pydantic import Field, field_validator
 
 from model_store.strict import StrictModel
 from services.inference.backends.device import parse_device
+from services.inference.backends.onnx_providers import ProviderName
 from services.inference.trust import SignatureScope
+from services.queueing.artifact_rules import Accuracy
 from services.settings import ProcessSettings
+
+KeptArtifacts = tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...]
+"""Names of artifacts, and the words that stand for some."""
+
+
+def checked_providers(value: tuple[ProviderName, ...]) -> tuple[ProviderName, ...]:
+    """The providers, if CUDA is the last of them.
+
+    Raises:
+        ValueError: it is not, or one comes twice.
+    """
+    if value not in (("cuda",), ("tensorrt", "cuda")):
+        raise ValueError("give cuda, or tensorrt and then cuda, which runs what TensorRT does not")
+    return value
 
 
 class ModelSettings(StrictModel):
@@ -15,6 +31,10 @@ class ModelSettings(StrictModel):
 
     artifact: str | None = None
     """Serve this artifact of the model's versions."""
+    accuracy: Accuracy | None = None
+    """Serve the fastest artifact that gives this."""
+    keep_artifacts: KeptArtifacts | None = None
+    """Load these artifacts beside it."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of one run."""
     instances: int | None = Field(default=None, ge=1, le=64)
@@ -23,10 +43,19 @@ class ModelSettings(StrictModel):
     """Run each backend in a process of its own."""
     preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] | None = None
     """Sizes batches are padded up to."""
+    onnx_providers: tuple[ProviderName, ...] | None = None
+    """What runs ONNX artifacts on a GPU."""
     batch_wait_ms: float | None = Field(default=None, ge=0, le=10_000)
     """How long the first request of a batch waits for company."""
     execution_timeout_s: float | None = Field(default=None, gt=0, le=86_400)
     """How long one run of a backend may take."""
+
+    @field_validator("onnx_providers")
+    @classmethod
+    def _cuda_comes_last(
+        cls, value: tuple[ProviderName, ...] | None
+    ) -> tuple[ProviderName, ...] | None:
+        return None if value is None else checked_providers(value)
 
 
 class InferenceSettings(ProcessSettings):
@@ -36,6 +65,14 @@ class InferenceSettings(ProcessSettings):
     """URL of the model store: a folder, or `s3://bucket/prefix` when several machines serve it."""
     artifact: str = ""
     """Serve this artifact of every version instead of the fastest one; to compare or to debug."""
+    accuracy: Accuracy = "fast"
+    """What the artifact that serves must give: `exact` (fp32), `balanced` (no metric more than half
+    a percentage point below the checkpoint's) or `fast` (whatever passed its gate); raise it where
+    answers count for more than speed."""
+    keep_artifacts: KeptArtifacts = ()
+    """What to load beside the artifact that serves, so that requests can ask for it and overload
+    can be met by it: names of artifacts, `exact`, `balanced` or `fast` for the fastest that gives
+    this, or `all`; each takes memory and time to load."""
     choose_artifact_budget_s: float = Field(5.0, ge=0, le=3600)
     """How long the artifacts of a version may be measured against each other when it is first
     loaded here; raise it for versions of many, set it to 0 to go by the publisher's figures."""
@@ -57,6 +94,14 @@ class InferenceSettings(ProcessSettings):
     costs memory for each, and a tenth of a millisecond a batch."""
     preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
     """Sizes batches are padded up to; set it for engines built for fixed sizes."""
+    onnx_providers: tuple[ProviderName, ...] = ("cuda",)
+    """What runs ONNX artifacts on a GPU: `cuda`, or `tensorrt` and then `cuda` for engines that
+    take minutes to build when a version first loads, and are faster then."""
+    engine_cache: str = "~/.cache/flambeau/tensorrt"
+    """Folder of TensorRT's engines, for this user alone; change it where the home folder is
+    read-only or forgotten."""
+    engine_cache_mib: int = Field(4096, ge=1)
+    """What may lie in `engine_cache` before a version loads: the oldest engines leave first."""
     batch_wait_ms: float = Field(0.0, ge=0, le=10_000)
     """How long the first request of a batch waits for company; throughput needs no wait, because
     requests gather while a batch runs, so raise it only to save a device's energy."""
@@ -83,6 +128,11 @@ class InferenceSettings(ProcessSettings):
     """Pause between looks at the store; raise it for a bucket that bills by the request."""
     retry_failed_s: float = Field(30.0, ge=0, le=86_400)
     """How long a version that failed to load is left alone before it is tried again."""
+
+    @field_validator("onnx_providers")
+    @classmethod
+    def _cuda_comes_last(cls, value: tuple[ProviderName, ...]) -> tuple[ProviderName, ...]:
+        return checked_providers(value)
 
     @field_validator("device")
     @classmethod

@@ -2,6 +2,7 @@
 
 from services.inference.artifact_choice import ChoiceRules
 from services.inference.backends.device import parse_device
+from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.config import InferenceSettings, ModelSettings
 from services.inference.loader import LoadOptions
 from services.inference.policy import LanePolicy, ServingPolicy
@@ -38,7 +39,14 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
             instances=chosen["instances"],
             isolate=chosen["isolate"],
             preferred_batch_sizes=chosen["preferred_batch_sizes"],
+            onnx_on_gpu=OnnxOnGpu(
+                providers=chosen["onnx_providers"],
+                engine_cache=config.engine_cache,
+                engine_cache_bytes=config.engine_cache_mib * MEBIBYTE,
+            ),
             artifact=chosen["artifact"],
+            accuracy=chosen["accuracy"],
+            keep=chosen["keep_artifacts"],
             choice=ChoiceRules(budget_s=config.choose_artifact_budget_s, file=config.choice_file),
             trust=Trust(
                 keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for

@@ -29,6 +29,11 @@ def run_gently(work: Callable[[], T]) -> T:
     Threads that it starts inherit the priority, and keep it: what opens thread pools that are
     to serve later must not be run here.
     """
+    return start_gently(work).result()
+
+
+def start_gently(work: Callable[[], T]) -> "Future[T]":
+    """The same, and waits for nothing; the thread ends with the process at the latest."""
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -42,7 +47,7 @@ def run_gently(work: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="gentle", daemon=True)
     thread.start()
-    return outcome.result()
+    return outcome
 
 
 def _niceness() -> int:

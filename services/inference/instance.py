@@ -18,7 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from model_store.tensors import Array
-from services.errors import BackendError, DeviceError, WorkerProcessDiedError
+from services.errors import (
+    BackendError,
+    DeviceError,
+    InputRefusedError,
+    WorkerProcessDiedError,
+)
 from services.inference.backends.backend import Backend
 from services.inference.batch_arrays import BatchArrays
 from services.inference.batcher import Batch, BatchRules
@@ -201,6 +206,8 @@ class Instance:
         return True
 
     def _failure(self, entry: Entry, error: BaseException) -> BackendError:
+        if isinstance(error, InputRefusedError):
+            return error  # the caller's fault, and nothing to look into here
         logger.error(
             "backend failed",
             extra={"model": self._lane.model, "version": self._lane.version,

@@ -15,28 +15,31 @@ gave the golden outputs here, within the tolerance in the manifest.
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from safetensors.numpy import load as load_safetensors
 
 from model_store.errors import StoreError
-from model_store.golden import GoldenRows, golden_rows
+from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.errors import BackendError
-from services.inference.artifact_choice import ChoiceRules, by_choice, choice_key
+from services.inference.artifact_choice import ChoiceRules, Ranked, by_choice, choice_key
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.python_step import StepCode
 from services.inference.choice_memory import ChoiceMemory
 from services.inference.gentle_thread import run_gently
+from services.inference.kept_artifacts import is_accurate
 from services.inference.trust import Trust
 from services.inference.warm_up import row_ms, warm_up, with_certificate
+from services.queueing.artifact_rules import Accuracy
 
 logger = logging.getLogger("flambeau.loader")
 
@@ -47,7 +50,7 @@ MEASURE_BUDGET_S = 1.0
 """How long the runs of one of them may take; starting its process and opening it come first."""
 
 UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
-"""Datatypes that the present backends cannot take as NumPy arrays."""
+"""Datatypes that artifacts cannot take as NumPy arrays; a Python step before them can."""
 
 
 class LoadError(Exception):
@@ -67,8 +70,14 @@ class LoadOptions:
     """Whether each backend runs in a process of its own."""
     preferred_batch_sizes: tuple[int, ...] = ()
     """Sizes batches are padded up to, for engines built for fixed ones."""
+    onnx_on_gpu: OnnxOnGpu = field(default_factory=OnnxOnGpu)
+    """What runs ONNX artifacts on a GPU."""
     artifact: str = ""
     """The only artifact to consider; empty for all, fastest first."""
+    accuracy: Accuracy = "fast"
+    """What an artifact must give to be considered, unless one is named."""
+    keep: tuple[str, ...] = ()
+    """What to load beside it: names, accuracies or `all`; not done by `load_version`."""
     choice: ChoiceRules = field(default_factory=ChoiceRules)
     """How to find out which is the fastest."""
     room_bytes: int = 0
@@ -93,6 +102,8 @@ class LoadedVersion:
     row_elements: int
     """Input elements of the rows that was measured with."""
     load_s: float
+    row_ms: Mapping[str, float]
+    """Milliseconds a row of the artifacts that were measured against each other, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +123,13 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
 
     Raises:
         LoadError: no artifact passes; nothing is kept open.
-        StoreError: the golden file is broken or out of reach.
+        StoreError: the golden file is broken, does not fit the signature, or is out of reach.
     """
     started = time.monotonic()
-    golden = golden_rows(load_safetensors(store.read_file(manifest, manifest.golden.file)))
+    golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
     reasons: list[str] = []
-    key, ordered = _ordered(store, manifest, golden, options)
-    for artifact in ordered:
+    key, ranked = _ranked(store, manifest, golden, options)
+    for artifact in ranked.artifacts:
         open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
         proven: list[_Proven] = []
         try:
@@ -144,10 +155,16 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
             reopen=lambda open_one=open_one: open_one().backend,  # type: ignore[misc]
             parity=proven[0].parity,
             latency_s=proven[0].latency_s,
-            row_elements=sum(array[0].size for array in golden.inputs.values()),
+            row_elements=sum(array[:1].size for array in golden.inputs.values()),
             load_s=time.monotonic() - started,
+            row_ms=ranked.row_ms,
         )
     raise LoadError("; ".join(reasons))
+
+
+def fitting(manifest: Manifest, options: LoadOptions) -> list[Artifact]:
+    """The artifacts that this machine can run, the publisher's fastest first."""
+    return [a for a in manifest.artifacts_by_speed() if _misfit(a, options) is None]
 
 
 def replay(backend: Backend, golden: GoldenRows, max_batch_size: int) -> Parity:
@@ -179,51 +196,83 @@ def _candidates(manifest: Manifest, artifact_name: str) -> list[Artifact]:
     return chosen
 
 
-def _ordered(
+def _ranked(
     store: ModelStore, manifest: Manifest, golden: GoldenRows, options: LoadOptions
-) -> tuple[str, list[Artifact]]:
+) -> tuple[str, Ranked]:
     """What the choice is remembered under, and the candidates as they are to be tried."""
     candidates = _candidates(manifest, options.artifact)
+
+    def wanted(artifact: Artifact) -> bool:
+        return bool(options.artifact) or is_accurate(manifest, artifact, options.accuracy)
+
+    if not any(map(wanted, candidates)):
+        names = ", ".join(f"{a.name} ({a.precision})" for a in candidates)
+        raise LoadError(
+            f"none of its artifacts is {options.accuracy} (accuracy={options.accuracy}); it has: "
+            f"{names}; publish one, or set another accuracy"
+        )
+    if not options.keep:  # then the others need not be measured
+        candidates = [artifact for artifact in candidates if wanted(artifact)]
     fitting = [artifact for artifact in candidates if _fits(artifact, manifest, options)]
-    key = choice_key(manifest, fitting, options.device, options.threads)
+    providers = options.onnx_on_gpu.providers
+    key = choice_key(manifest, fitting, options.device, options.threads, providers)
     measure = functools.partial(_measure, store, manifest, golden, options)
-    chosen = by_choice(manifest, fitting, measure, options.choice, key)
-    return key, [*chosen, *(artifact for artifact in candidates if artifact not in fitting)]
+    ranked = by_choice(manifest, fitting, measure, options.choice, key, wanted)
+    unfit = [a for a in candidates if a not in fitting and wanted(a)]
+    return key, Ranked([*ranked.artifacts, *unfit], ranked.row_ms)
 
 
 def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
     """Whether this machine can run it and has room for it: the others are tried last."""
     size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
-    try:
-        check_fit(artifact, options.device)
-    except UnfitArtifactError as error:
+    misfit = _misfit(artifact, options)
+    if misfit is not None:
         logger.warning(
             "artifact cannot run here",
             extra={"model": manifest.model, "version": manifest.version,
-                   "artifact": artifact.name, "reason": str(error)},
+                   "artifact": artifact.name, "reason": str(misfit)},
         )  # fmt: skip
         return False
     return not options.room_bytes or size_bytes <= options.room_bytes
 
 
+def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | None:
+    """Why this machine cannot run an artifact; None if it can."""
+    try:
+        check_fit(artifact, options.device)
+    except UnfitArtifactError as error:
+        return error
+    return None
+
+
 def _read(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
-) -> tuple[bytes, bytes]:
-    """The bytes of an artifact that may be loaded here, and of its weights if they lie apart."""
+) -> tuple[bytes, bytes, StepCode | None]:
+    """An artifact that may be loaded here, its weights if they lie apart, and the Python step."""
     options.trust.check(store, manifest, artifact)
-    specs = (*manifest.signature.inputs, *manifest.signature.outputs)
-    for spec in specs:
+    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
     check_fit(artifact, options.device)
     data = store.read_file(manifest, artifact.file)
-    return data, store.read_file(manifest, artifact.weights) if artifact.weights else b""
+    weights = store.read_file(manifest, artifact.weights) if artifact.weights else b""
+    return data, weights, read_step(store, manifest)
+
+
+def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
+    """The Python step of a version that may be loaded here, its digest checked; None without one.
+
+    Raises:
+        StoreError: its file is broken or out of reach.
+    """
+    step = manifest.python_step
+    return None if step is None else StepCode(step, store.read_file(manifest, step.file))
 
 
 def _open(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> Backend:
-    data, weights = _read(store, manifest, artifact, options)
+    data, weights, code = _read(store, manifest, artifact, options)
     opens = open_backend
     if options.isolate:
         from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -237,6 +286,8 @@ def _open(
         options.device,
         options.preferred_batch_sizes,
         weights,
+        code,
+        options.onnx_on_gpu,
     )
 
 
@@ -285,7 +336,7 @@ def _measure(
     """
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
-    data, weights = _read(store, manifest, artifact, options)
+    data, weights, code = _read(store, manifest, artifact, options)
     backend = open_isolated_backend(
         artifact,
         data,
@@ -294,6 +345,8 @@ def _measure(
         options.device,
         options.preferred_batch_sizes,
         weights,
+        code,
+        options.onnx_on_gpu,
         gently=True,
     )
     try:

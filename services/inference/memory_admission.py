@@ -72,12 +72,13 @@ class MemoryAdmission:
                 leaving.append(other)
                 missing -= self._measured[other]
         if missing > 0:
+            versions = len({other.default for other in self._loaded} - {lane})
             raise OutOfMemoryError(
                 f"model {lane} needs {_mebibytes(need_bytes)} and does not fit: "
                 f"{_mebibytes(self._limit_bytes)} are the limit (max_memory_mib), "
                 f"{_mebibytes(self._base_bytes)} the server's own, {_mebibytes(others)} taken by "
-                f"{len(self._loaded - {lane})} other versions; raise the limit, serve fewer models "
-                "or set when_memory_full=unload_idle"
+                f"{versions} other versions; raise the limit, serve fewer models or set "
+                "when_memory_full=unload_idle"
             )
         return leaving
 

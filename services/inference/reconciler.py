@@ -7,7 +7,8 @@ One pass, in order:
 2. for each model apart, read its pointers if they moved;
 3. load what should be served and is not: read, check, replay, warm up;
 4. make the wanted version live, once it is ready;
-5. withdraw what should no longer be served, let its worker finish, and unload it.
+5. withdraw what should no longer be served, let its worker finish, and unload it;
+6. load the further artifacts that are to be kept of what is served.
 
 Rules kept here: a version becomes live only when it is ready, and the old one goes only after
 that, so moving a pointer fails no request; a version that failed is named with its reason and
@@ -137,6 +138,8 @@ class Reconciler:
             live = self._directory.live_version(name)
             if lane.model == name and lane.version not in (*wanted, live):
                 self._lanes.unload(lane)
+        for version in wanted:
+            await self._lanes.load_kept(Lane(name, version), workers)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
         """Reads the newest generation, unless it has been read; a broken one changes nothing."""

@@ -7,6 +7,8 @@ finishes and answers the rest, closes its backends, exits 0. A second signal end
 
 import asyncio
 import logging
+from collections import defaultdict
+from collections.abc import Mapping
 from importlib.metadata import version as installed_version
 
 import prometheus_client
@@ -21,8 +23,10 @@ from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
+from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.receiver import RedisReceiver
+from services.queueing.redis_streams.receiving_lane import LaneLoad
 from services.queueing.redis_streams.registry import Announcer, FleetWatch, make_live
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
@@ -93,17 +97,20 @@ class _Process:
     def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._announcer.started
         self._announcer.row_s = self._reconciler.row_s()
-        for lane, load in self._receiver.loads(jobs=False).items():
+        for lane, loads in _by_version(self._receiver.loads(jobs=False)).items():
             self._metrics.set_stream(
                 lane.model,
                 lane.version,
-                waiting=load.waiting,
-                taken=load.taken,
-                oldest_s=load.oldest_s,
+                waiting=sum(load.waiting for load in loads),
+                taken=sum(load.taken for load in loads),
+                oldest_s=max(load.oldest_s for load in loads),
             )
-        for lane, load in self._receiver.loads(jobs=True).items():
+        for lane, loads in _by_version(self._receiver.loads(jobs=True)).items():
             self._metrics.set_jobs(
-                lane.model, lane.version, waiting=load.waiting, running=load.taken
+                lane.model,
+                lane.version,
+                waiting=sum(load.waiting for load in loads),
+                running=sum(load.taken for load in loads),
             )
         self._announcer.started = self._reconciler.converged_once
         if first:
@@ -127,3 +134,11 @@ class _Process:
                     "(drain_timeout_s); send the request again"
                 )
             )
+
+
+def _by_version(loads: Mapping[Lane, LaneLoad]) -> dict[Lane, list[LaneLoad]]:
+    """How the lanes of each version stand: the default one, and those of further artifacts."""
+    found: dict[Lane, list[LaneLoad]] = defaultdict(list)
+    for lane, load in loads.items():
+        found[lane.default].append(load)
+    return found

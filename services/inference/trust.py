@@ -25,9 +25,17 @@ class Trust:
     signature_needed_for: SignatureScope = "remote_code"
     """Code from stores that are no folder of this machine, all code, or every artifact."""
 
-    def needs_signature(self, artifact: Artifact, store_is_local: bool) -> bool:
-        """Whether an artifact loads only when its version is signed by a trusted key."""
-        is_code = artifact.kind in CODE_KINDS
+    def needs_signature(
+        self, artifact: Artifact, store_is_local: bool, has_python: bool = False
+    ) -> bool:
+        """Whether an artifact loads only when its version is signed by a trusted key.
+
+        Args:
+            artifact: what is to be loaded.
+            store_is_local: whether it comes from a folder of this machine.
+            has_python: whether the version has a Python step, which is code, before it.
+        """
+        is_code = has_python or artifact.kind in CODE_KINDS
         match self.signature_needed_for:
             case "remote_code":
                 return is_code and not store_is_local
@@ -46,12 +54,14 @@ class Trust:
             SigningUnavailableError: the libraries that verify are not installed.
             StorageError: the store is out of reach.
         """
-        if not self.needs_signature(artifact, store.is_local):
+        has_python = manifest.python_step is not None
+        if not self.needs_signature(artifact, store.is_local, has_python):
             return
         try:
             store.signer(manifest, self._keys())
         except SignatureError as error:
-            what = "is code" if artifact.kind in CODE_KINDS else "is data"
+            what = "comes with Python code" if has_python else "is data"
+            what = "is code" if artifact.kind in CODE_KINDS else what
             raise type(error)(
                 f"{artifact.kind} {what} and loads here only when its version is signed by a "
                 f"trusted key (signature_needed_for={self.signature_needed_for}): {error}"

@@ -271,7 +271,7 @@ class Worker:
         if slack > 0 and self.idle and now - self._doubted_at > DOUBT_EVERY_S:
             self._doubted_at = now
             self._batcher.doubt(entry.request)
-        entry.finish(
+        entry.refuse(
             WouldMissDeadlineError(
                 f"model {self._lane} would need {need * 1000:.1f} ms for this request, by what "
                 f"was measured, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it "

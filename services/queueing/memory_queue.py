@@ -9,6 +9,7 @@ Rules kept here:
 - a caller that cancels, or whose time is up, leaves a dead entry: the intake is told, so that it
   never reaches a batch;
 - a lane's intake holds at most `max_depth` entries; the next one is refused, never dropped later;
+- what a limit refuses goes to another lane instead, once, if its gateway has named one;
 - a closed lane takes nothing new.
 
 Everything runs on one event loop; no call here blocks or awaits.
@@ -21,9 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from services.errors import (
     DeadlineExceededError,
     ModelNotReadyError,
+    OverloadedError,
     QueueFullError,
     ServingError,
 )
@@ -68,13 +72,18 @@ class Entry:
         order: where the intake has sorted it; smaller runs earlier.
         tick: where `Deadlines` has put it.
         dead: whether nobody waits any more: answered, cancelled or given up.
+        degrade_to: the lane it goes to rather than be refused by a limit, if any.
         queue: where it is counted; set by the queue that lets it in, with
         intake: who has taken it.
     """
 
-    __slots__ = ("_done", "dead", "enqueued_at", "intake", "order", "queue", "request", "tick")
+    __slots__ = (
+        "_done", "dead", "degrade_to", "enqueued_at", "intake", "order", "queue", "request", "tick",
+    )  # fmt: skip
 
-    def __init__(self, request: InferRequest, enqueued_at: float, done: Done) -> None:
+    def __init__(
+        self, request: InferRequest, enqueued_at: float, done: Done, degrade_to: Lane | None = None
+    ) -> None:
         self.request = request
         self.enqueued_at = enqueued_at
         self.order = 0.0
@@ -82,6 +91,7 @@ class Entry:
         self.queue: MemoryQueue | None = None
         self.intake: Intake | None = None
         self.dead = False
+        self.degrade_to = degrade_to
         self._done = done
 
     @property
@@ -108,6 +118,21 @@ class Entry:
                     "an answer could not be handed over",
                     extra={"request_id": self.request.request_id},
                 )
+
+    def refuse(self, error: ServingError) -> None:
+        """Answers with why it is not taken; if a limit is, it tries its other lane first."""
+        lane, self.degrade_to = self.degrade_to, None
+        queue = self.queue
+        if lane is None or queue is None or self.dead or not isinstance(error, OverloadedError):
+            self.finish(error)
+            return
+        intake = queue.with_room(lane)
+        if intake is None:
+            self.finish(error)
+            return
+        self.request = msgspec.structs.replace(self.request, lane=lane)
+        self.intake = intake
+        intake.accept(self)
 
     def cancel(self) -> None:
         """The caller waits no more, and is not called."""
@@ -158,7 +183,12 @@ class MemoryQueue:
         if closed is not None:
             closed()
 
-    def submit(self, request: InferRequest, done: Done) -> Entry:
+    def with_room(self, lane: Lane) -> Intake | None:
+        """The intake of a lane that takes one more entry; None if it is closed or full."""
+        intake = self._intakes.get(lane)
+        return intake if intake is not None and intake.waiting < self._max_depth else None
+
+    def submit(self, request: InferRequest, done: Done, degrade_to: Lane | None = None) -> Entry:
         """Enqueues a request.
 
         Args:
@@ -166,26 +196,30 @@ class MemoryQueue:
             done: called once with the outcome, perhaps before this returns. An outcome is the
                 worker's answer, or QueueFullError (the lane is at its limit), ModelNotReadyError
                 (it is not open), DeadlineExceededError (the time was up first).
+            degrade_to: the lane it goes to if its own is at a limit; None refuses it.
 
         Returns:
             The entry, for `cancel`.
         """
-        entry = Entry(request, time.monotonic(), done)
+        entry = Entry(request, time.monotonic(), done, degrade_to)
         intake = self._intakes.get(request.lane)
         if intake is None:
             entry.finish(ModelNotReadyError(f"model {request.lane} is not being served; try again"))
-        elif intake.waiting >= self._max_depth:
-            entry.finish(
+            return entry
+        is_full = intake.waiting >= self._max_depth
+        if not is_full or degrade_to is not None:
+            entry.queue, entry.intake = self, intake
+            self.unanswered += 1
+            self.deadlines.add(entry, request.deadline - entry.enqueued_at)
+        if not is_full:
+            intake.accept(entry)
+        else:
+            entry.refuse(
                 QueueFullError(
                     f"the queue of model {request.lane} holds {self._max_depth} requests, its "
                     "limit; retry later or add servers"
                 )
             )
-        else:
-            entry.queue, entry.intake = self, intake
-            self.unanswered += 1
-            self.deadlines.add(entry, request.deadline - entry.enqueued_at)
-            intake.accept(entry)
         return entry
 
     async def wait_empty(self, timeout_s: float) -> int:

@@ -26,9 +26,17 @@ class Lane(NamedTuple):
 
     model: str
     version: int
+    artifact: str = ""
+    """The one that runs; empty for the one that a worker has chosen for the version."""
+
+    @property
+    def default(self) -> "Lane":
+        """The lane of the same version that requests get which ask for no artifact."""
+        return Lane(self.model, self.version)
 
     def __str__(self) -> str:
-        return f"'{self.model}' version {self.version}"
+        of_version = f"'{self.model}' version {self.version}"
+        return f"{of_version} artifact '{self.artifact}'" if self.artifact else of_version
 
 
 class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -64,6 +72,25 @@ class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Rows of the whole batch this request ran in, without padding."""
     queue_s: float
     execution_s: float
+    artifact: str = ""
+    """Which artifact answered, said where the caller asked for one or got another; set by the
+    gateway."""
+    degraded: bool = False
+    """Whether it is a faster one than was asked for, because that had no room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedArtifact:
+    """One artifact of a version that is loaded, and all that a gateway knows about it."""
+
+    name: str
+    precision: str
+    accuracy_loss: float
+    """By how much its task metric lies below the checkpoint's; see `artifact_rules`."""
+    row_ms: float
+    """Milliseconds a row at its best batch size, as measured where it is loaded."""
+    lane: Lane
+    """Where its requests go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +107,5 @@ class ServedVersion:
     """The protocol's platform string, such as `onnx_onnxv1`."""
     artifact: str = ""
     """Name of the artifact that runs."""
+    artifacts: tuple[ServedArtifact, ...] = ()
+    """All that are loaded, the one that runs by default first."""

@@ -15,12 +15,14 @@ import uvloop
 
 from model_store.store import ModelStore
 from services.gateway.front import Front, Listening
+from services.gateway.verification_desk import VerificationDesk
 from services.inference.configured_policy import serving_policy
 from services.inference.reconciler import Reconciler
 from services.process import stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.standalone.config import ServerConfig
+from services.standalone.verification import Verifier
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
 
@@ -50,8 +52,11 @@ async def _serve(
     version = installed_version("flambeau")
     metrics, directory = Metrics(version), Directory()
     queue = MemoryQueue(config.max_queue_depth)
-    front = Front(config, version, metrics, directory, queue, on_ready)
-    reconciler = Reconciler(store, queue, directory, metrics, serving_policy(config))
+    policy = serving_policy(config)
+    verifier = Verifier(store, policy, config.verify_time_limit_s)
+    verifications = VerificationDesk(verifier.verify, config.verify_for)
+    front = Front(config, version, metrics, directory, queue, on_ready, verifications=verifications)
+    reconciler = Reconciler(store, queue, directory, metrics, policy)
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)

@@ -54,6 +54,12 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self.degraded = LoopCounter(
+            "flambeau_degraded_requests",
+            "Requests answered by a faster artifact than they would have had, because of overload.",
+            LANE,
+            registry=registry,
+        )
         self.request_seconds = LoopHistogram(
             "flambeau_request_duration_seconds",
             "From the last byte of a request to the first of its reply.",

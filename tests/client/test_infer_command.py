@@ -184,3 +184,23 @@ def test_bf16_is_shown_as_numbers(server: ScriptedServer, tmp_path: Path) -> Non
     result = run(server, "--input", f"x={path}")
     assert result.stdout == "x  BF16 [3]\n  [ 1. -2. nan]\n"
     assert outputs(run(server, "--input", f"x={path}", "--json")) == {"x": [1.0, -2.0, None]}
+
+
+def test_classes_are_shown_by_their_names(server: ScriptedServer) -> None:
+    tensors = [("x", "FP32", [-1, 3])]
+    server.digits = metadata(tensors, tensors, labels='{"x": ["cat", "dog", "owl"]}')
+    result = run(server, "--input", "x=[[1, 5, 2], [7, 5, 2]]")
+    assert result.stdout.splitlines()[1:] == ["  row 0: class dog (5)", "  row 1: class cat (7)"]
+    server.digits = metadata(tensors, tensors, labels="{")
+    assert "the metadata of model 'digits' gives no signature" in error(
+        run(server, "--input", "x=[[1, 5, 2]]")
+    )
+
+
+def test_sizes_that_the_server_tells_are_checked_before_it_is_asked(
+    server: ScriptedServer,
+) -> None:
+    tensors = [("x", "FP32", [-1, -1])]
+    server.digits = metadata(tensors, tensors, dynamic='{"x": {"1": [2, 3]}}')
+    assert "size 4 along axis 1; give 2 to 3" in error(run(server, "--input", "x=[[1, 2, 3, 4]]"))
+    assert server.attempts() == 0

@@ -18,7 +18,7 @@ from services.queueing.redis_streams.dead_letters import DeadLetters
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.sending_lane import INLINE_BYTES
-from tests.fixtures.queue_ends import LANE, Shelf, redis_worker, reply, request
+from tests.fixtures.queue_ends import FURTHER, LANE, Shelf, redis_worker, reply, request
 from tests.fixtures.redis_servers import RedisProcess
 
 LIMITS = JobLimits(max_waiting=4, result_ttl_s=60)
@@ -95,11 +95,25 @@ async def test_a_key_lives_as_long_as_its_job(redis: RedisProcess) -> None:
     await asyncio.wait([running])
 
 
+async def test_a_job_may_be_for_one_artifact(redis: RedisProcess, jobs: Jobs) -> None:
+    asked, further = request(priority=JOB_PRIORITY, lane=FURTHER), Shelf()
+    job_id, _ = await jobs.submit(asked, 60)
+    async with redis_worker(redis.url, "w", Shelf()) as worker:
+        worker.open(FURTHER, further)
+        await further.holds(1)
+        further.take().finish(reply(7, lane=FURTHER))
+        job = await jobs.wait(job_id, 10)
+    assert (job.state, job.lane) == ("done", FURTHER)
+    assert isinstance(job.outcome, InferReply)
+    assert job.outcome.artifact == FURTHER.artifact
+    assert [listed.lane for listed in await jobs.of_model("m")] == [FURTHER]
+
+
 async def test_the_same_key_with_another_version_is_something_else(jobs: Jobs) -> None:
     asked = request(priority=JOB_PRIORITY)
-    await jobs.submit(asked, 60, asked_version="1", idempotency_key="k")
+    await jobs.submit(asked, 60, asked_for="1", idempotency_key="k")
     with pytest.raises(ConflictError):
-        await jobs.submit(asked, 60, asked_version="2", idempotency_key="k")
+        await jobs.submit(asked, 60, asked_for="2", idempotency_key="k")
 
 
 async def test_a_large_payload_goes_with_its_job(redis: RedisProcess, jobs: Jobs) -> None:

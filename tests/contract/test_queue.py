@@ -11,10 +11,20 @@ from services.errors import (
     DeadlineExceededError,
     ModelNotReadyError,
     QueueFullError,
+    WouldMissDeadlineError,
 )
 from services.queueing.records import InferReply, Lane
 from services.queueing.redis_streams import receiver
-from tests.fixtures.queue_ends import LANE, MAX_DEPTH, Ends, memory_ends, redis_ends, reply
+from tests.fixtures.queue_ends import (
+    FURTHER,
+    LANE,
+    MAX_DEPTH,
+    Ends,
+    Shelf,
+    memory_ends,
+    redis_ends,
+    reply,
+)
 from tests.fixtures.redis_servers import FLAVOURS, running_redis, until
 
 
@@ -157,3 +167,85 @@ async def test_a_closed_lane_says_so_when_nothing_more_comes(
     ends.worker.close(LANE, lambda: closed.append(True))
     await until(lambda: closed)
     assert closed == [True]
+
+
+async def further_lane(ends: Ends) -> Shelf:
+    """Opens the lane of another artifact of the version."""
+    shelf = Shelf()
+    ends.worker.open(FURTHER, shelf)
+    if isinstance(ends.worker, receiver.RedisReceiver):
+        worker = ends.worker
+        await until(lambda: worker.serves(FURTHER))
+    return shelf
+
+
+async def test_the_artifacts_of_a_version_have_lanes_of_their_own(ends: Ends) -> None:
+    shelf = await further_lane(ends)
+    default, further = ends.send("default"), ends.send("further", lane=FURTHER)
+    await ends.shelf.holds(1)
+    await shelf.holds(1)
+    assert (ends.shelf.ids, shelf.ids) == (["default"], ["further"])
+    shelf.take().finish(reply(2, lane=FURTHER))
+    ends.shelf.take().finish(reply(1))
+    assert (await default.value(), await further.value()) == (1, 2)
+    outcome = await further.outcome()
+    assert isinstance(outcome, InferReply)
+    assert outcome.lane == FURTHER
+
+
+async def test_what_a_full_lane_refuses_goes_to_the_lane_named_for_that(ends: Ends) -> None:
+    shelf = await further_lane(ends)
+    callers = [ends.send(n, degrade_to=FURTHER) for n in range(MAX_DEPTH)]
+    await ends.shelf.holds(MAX_DEPTH)
+    degraded, refused = ends.send("degraded", degrade_to=FURTHER), ends.send("refused")
+    (entry,) = await shelf.holds(1)
+    assert shelf.ids == ["degraded"]
+    assert isinstance(await refused.outcome(), QueueFullError)
+    assert not [caller for caller in (*callers, degraded) if caller.heard]
+    entry.finish(reply(7, lane=FURTHER))
+    assert await degraded.value() == 7
+
+
+async def test_what_both_lanes_refuse_is_refused_once(ends: Ends) -> None:
+    shelf = await further_lane(ends)
+    for n in range(MAX_DEPTH):
+        ends.send(n)
+        ends.send(n, lane=FURTHER)
+    await ends.shelf.holds(MAX_DEPTH)
+    await shelf.holds(MAX_DEPTH)
+    refused = ends.send(degrade_to=FURTHER)
+    assert isinstance(await refused.outcome(), QueueFullError)
+    assert len(refused.heard) == 1
+    assert refused.entry.dead
+
+
+async def test_a_worker_that_would_be_late_leaves_it_to_the_other_lane(ends: Ends) -> None:
+    shelf = await further_lane(ends)
+    caller = ends.send(degrade_to=FURTHER)
+    await ends.shelf.holds(1)
+    ends.shelf.take().refuse(WouldMissDeadlineError("no time"))
+    (entry,) = await shelf.holds(1)
+    entry.finish(reply(3, lane=FURTHER))
+    assert await caller.value() == 3
+
+
+async def test_a_caller_that_was_degraded_can_still_cancel(ends: Ends) -> None:
+    shelf = await further_lane(ends)
+    for n in range(MAX_DEPTH):
+        ends.send(n)
+    await ends.shelf.holds(MAX_DEPTH)
+    caller = ends.send("degraded", degrade_to=FURTHER)
+    await shelf.holds(1)
+    caller.entry.cancel()
+    await until(lambda: not shelf.entries)
+    assert [reason for _, reason in shelf.discarded] == ["cancelled"]
+    assert not caller.heard
+
+
+async def test_an_error_of_the_model_is_no_reason_to_try_another_lane(ends: Ends) -> None:
+    shelf = await further_lane(ends)
+    caller = ends.send(degrade_to=FURTHER)
+    await ends.shelf.holds(1)
+    ends.shelf.take().finish(BackendError("broken"))
+    assert isinstance(await caller.outcome(), BackendError)
+    assert not shelf.entries

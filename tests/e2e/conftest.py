@@ -25,6 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pair    two inputs, two outputs
     lookup  as slow as a request asks, and failing for an index beyond 9
     echo    all datatypes at once; echo-fp32 and so on have one each
+    family  an int8 artifact `onnx`, y = 2.00001 * x, and beside it `onnx-1` in fp32, y = 2 * x
     refused a version whose golden inputs do not give its golden outputs
     """
     store = tmp_path_factory.mktemp("store")
@@ -37,6 +38,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx_models.publish(str(store), "echo", onnx_models.echo())
     for datatype in RUNTIME_DATATYPES:
         onnx_models.publish(str(store), echo_model(datatype), onnx_models.echo(datatype))
+    family = (onnx_models.linear(2.00001), onnx_models.linear(2), onnx_models.linear(2, layers=1))
+    onnx_models.publish(str(store), "family", *family, precisions=("int8",))
     wrong = {"y": np.full((8, 4), 1000, np.float32)}
     onnx_models.publish(str(store), "refused", onnx_models.linear(), golden_outputs=wrong)
     return store
@@ -46,7 +49,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
     """A server of that store, in both shapes, for every test that leaves it as it was."""
     running = running_server if request.param == "all-in-one" else running_split
-    with running(store, max_request_bytes=MAX_REQUEST_BYTES) as server:
+    own = {"family": {"keep_artifacts": ["exact"]}}
+    with running(store, max_request_bytes=MAX_REQUEST_BYTES, model_settings=own) as server:
         yield server
 
 

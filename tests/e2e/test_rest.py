@@ -67,6 +67,7 @@ def test_model_metadata(server: ServerProcess, path: str, version: str) -> None:
         "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
         "properties": {
             "artifact": "onnx",
+            "artifacts": "onnx",
             "live_version": "2",
             "max_batch_size": "8",
             "version": version,

@@ -22,6 +22,7 @@ LANE = {"model", "version"}
 
 FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_requests": ("counter", LANE | {"protocol", "code"}),
+    "flambeau_degraded_requests": ("counter", LANE),
     "flambeau_refusals": ("counter", {"reason"}),
     "flambeau_request_duration_seconds": ("histogram", LANE | {"protocol"}),
     "flambeau_queue_duration_seconds": ("histogram", LANE),

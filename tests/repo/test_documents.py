@@ -22,9 +22,11 @@ DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *DECISIONS]
 
 DEFAULTS_IN_WORDS = {
     "models": "all",
+    "keep_artifacts": "none",
     "artifact": "fastest",
     "max_concurrent_runs": "by the cores",
     "preferred_batch_sizes": "none",
+    "onnx_providers": "cuda",
     "max_memory_mib": "9/10 of the device",
     "model_settings": "none",
     "trusted_keys": "those of flambeau keys trust",

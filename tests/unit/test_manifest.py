@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
-from model_store.manifest import Draft, Manifest, check_name, parse_manifest
+from model_store.manifest import Draft, Golden, Manifest, check_name, parse_manifest
 from model_store.strict import explain
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 
@@ -18,7 +18,8 @@ WHERE = "digits/3/manifest.json"
 
 
 def sealed(folder: Path) -> Manifest:
-    return draft_in(folder).seal(3, datetime(2026, 11, 21, 5, tzinfo=UTC))
+    golden = Golden(file=entry_in(folder, "golden.safetensors", b"golden rows"), rows=8)
+    return draft_in(folder, golden=golden).seal(3, datetime(2026, 11, 21, 5, tzinfo=UTC))
 
 
 def refusal(data: bytes) -> str:
@@ -50,7 +51,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 def test_what_was_written_before_artifacts_said_what_made_them_is_read(tmp_path: Path) -> None:
     document = json.loads(GOLDEN)
     for artifact in document["artifacts"]:
-        del artifact["made_with"], artifact["weights"]
+        del artifact["made_with"], artifact["weights"], artifact["peak_memory_bytes"]
     assert parse_manifest(json.dumps(document).encode(), WHERE) == sealed(tmp_path)
 
 

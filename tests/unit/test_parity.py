@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, Tolerance, compare, worst
+from model_store.parity import Parity, Tolerance, compare, compare_rows, first_failure, worst
 from model_store.tensors import Array, object_array
 
 EXPECTED = np.array([[0.0, 1.0], [3.0, 2.0]], np.float32)
@@ -100,3 +100,19 @@ def test_no_rows_are_equal() -> None:
 def test_a_tolerance_is_kept_up_to_its_limits(parity: Parity, failure: str | None) -> None:
     limits = {"max_abs_difference": 0.1, "min_agreement": 0.99, "max_probability_shift": 0.2}
     assert parity.failure(Tolerance.model_validate(limits)) == failure
+
+
+def test_a_failure_names_the_row_that_lies_farthest_off() -> None:
+    found = EXPECTED + np.array([[0.25, 0.0], [0.0, -0.5]], np.float32)
+    compared = compare_rows("golden rows", {"logits": EXPECTED}, {"logits": found})
+    tolerance = Tolerance(max_abs_difference=0.1, min_agreement=0.0)
+    assert first_failure([compared], tolerance) == (
+        "golden rows: largest difference 0.5 is above 0.1, most in row 1 of 'logits'"
+    )
+
+
+def test_a_row_without_numbers_lies_farthest_off() -> None:
+    found = EXPECTED + np.float32(1)
+    found[1, 0] = np.nan
+    compared = compare_rows("rows", {"logits": EXPECTED}, {"logits": found})
+    assert compared.place == "row 1 of 'logits'"

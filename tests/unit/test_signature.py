@@ -110,3 +110,25 @@ def test_an_unknown_datatype_is_named_with_those_known() -> None:
 def test_a_signature_that_breaks_its_rules(changes: dict[str, Any], message: str) -> None:
     fields = {**dict(SIGNATURE), **changes}
     assert message in explained(Signature, fields)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"logit": ("a", "b")}, "labels names output 'logit', which the model does not have"),
+        ({"logits": ("a", "b")}, "labels has 2 names for output 'logits', whose last axis has 3"),
+    ],
+)
+def test_every_class_has_a_name_or_none_has(
+    labels: dict[str, tuple[str, ...]], message: str
+) -> None:
+    document = {
+        "inputs": ({"name": "x", "datatype": "FP32", "shape": (-1, 4)},),
+        "outputs": ({"name": "logits", "datatype": "FP32", "shape": (-1, 3)},),
+        "max_batch_size": 4,
+    }
+    found = Signature.model_validate({**document, "labels": {"logits": ("a", "b", "c")}})
+    assert Signature.model_validate_json(found.model_dump_json()) == found
+    assert "labels" not in Signature.model_validate(document).model_dump()
+    with pytest.raises(ValidationError, match=message):
+        Signature.model_validate({**document, "labels": labels})

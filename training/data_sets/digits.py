@@ -1,4 +1,4 @@
-"""scikit-learn's digits in four more forms: at many sizes, as columns, as ink, as numbers.
+"""scikit-learn's digits in five more forms: at many sizes, raw, as columns, as ink, as numbers.
 
 Each function is a data set (see `training.datasets`) made from `training.datasets.digits`: an image
 is in the same split whatever its form. 8 x 8 pixels from 0 to 1; the first axis is the rows.
@@ -38,6 +38,24 @@ def at_sizes(seed: int, canvas: int = 24, copies: int = 2) -> Found:
         return {"image": np.stack([_on_canvas(image[0], canvas, random) for image in images])}
 
     return _converted(seed, place, copies)
+
+
+def as_raw(seed: int, side: int = 16) -> Found:
+    """Each digit as a scanner gives it: enlarged, in whole numbers from 0 to 16.
+
+    Args:
+        seed: decides the splits.
+        side: pixels of the edge of every image.
+
+    Returns:
+        `image`, UINT8 [rows, 1, side, side], and the digits.
+    """
+
+    def scan(images: Array, random: np.random.Generator) -> dict[str, Array]:
+        large = np.stack([enlarge(image[0], side) for image in images])
+        return {"image": np.rint(16 * large).astype(np.uint8)[:, None]}
+
+    return _converted(seed, scan)
 
 
 def as_columns(seed: int) -> Found:

@@ -7,12 +7,15 @@ from model_store.tensors import Array
 BATCH_ROWS = 64
 
 
-def calibration_batches(rows: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+def calibration_batches(
+    rows: Mapping[str, Array], largest: int = BATCH_ROWS
+) -> Iterator[dict[str, Array]]:
     """Batches of at most `BATCH_ROWS` rows.
 
     Args:
         rows: of training data by input name, each [rows, ...].
+        largest: the most rows the model takes at once.
     """
-    count = len(next(iter(rows.values())))
-    for start in range(0, count, BATCH_ROWS):
-        yield {name: array[start : start + BATCH_ROWS] for name, array in rows.items()}
+    count, size = len(next(iter(rows.values()))), min(largest, BATCH_ROWS)
+    for start in range(0, count, size):
+        yield {name: array[start : start + size] for name, array in rows.items()}

@@ -1,10 +1,27 @@
 """Which axes of a model's inputs vary, as exporters want to be told."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from model_store.signature import Signature
+
+
+def axes_of_arguments(
+    function: Callable[..., Any], signature: Signature
+) -> tuple[dict[int, Any] | tuple[dict[int, Any], ...], ...]:
+    """What `dynamic_axes` gives, in the form of a function's arguments.
+
+    Args:
+        function: that is exported, a module's `forward`; it may take all inputs as `*inputs`, which
+            are one argument.
+        signature: of the model.
+    """
+    axes = dynamic_axes(signature)
+    parameters = inspect.signature(function).parameters.values()
+    return (axes,) if any(p.kind is p.VAR_POSITIONAL for p in parameters) else axes
 
 
 def dynamic_axes(signature: Signature) -> tuple[dict[int, Any], ...]:

@@ -1,10 +1,16 @@
-"""Checkpoint to an exported program, which is what `.pt2`, AOTInductor and OpenVINO start from.
+"""Checkpoint to an exported program, which is what `.pt2` and AOTInductor start from.
 
-Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization.
+LSTM and GRU layers stay whole in it, so that their length can vary: by itself torch.export unrolls
+them over the length of the example.
+
+Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization;
+`torch.export._patches` for recurrent layers.
 """
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +21,10 @@ from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
-from training.exporters.dynamic_axes import dynamic_axes
+from training.exporters.dynamic_axes import axes_of_arguments
+from training.exporters.narrow_floats import NarrowFloats
+from training.exporters.step_operations import is_of_step
+from training.preprocessing import change_network, network_of
 from training.quiet import quiet
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
@@ -43,10 +52,10 @@ def exported_program(
         ExportError: an axis cannot vary.
         Exception: whatever torch raises for a model it cannot take.
     """
-    axes: tuple[object, ...] = dynamic_axes(signature)
     if precision == "bf16":
-        model, axes = _Bfloat16(model).eval(), (axes,)  # all its inputs are one argument
-    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
+        model = change_network(model, lambda network: NarrowFloats(network, torch.bfloat16)).eval()
+    axes = axes_of_arguments(model.forward, signature)
+    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad(), whole_recurrent_layers():
         try:
             program = torch.export.export(model, example, dynamic_shapes=axes)
         except UserError as error:
@@ -54,43 +63,114 @@ def exported_program(
                 raise
             raise ExportError(
                 "torch.export fixes the size of an axis that has to vary, as it does with the "
-                "length of recurrent layers; use kind: onnx, which keeps them whole"
+                "length of nn.RNN; use nn.LSTM or nn.GRU, which it keeps whole, or {kind: "
+                "torchscript, method: script}"
             ) from None
         if precision != "int8":
             return program
         assert calibration is not None, "int8 is calibrated"
         quantized = _quantized(program.module(), signature, calibration)
-        return torch.export.export(quantized, example, dynamic_shapes=axes)
+        return reexported(quantized, example, signature)
 
 
-class _Bfloat16(nn.Module):
-    """A model that computes in bfloat16, and takes and gives what the FP32 one does."""
+def weights_program(
+    model: nn.Module, example: tuple[Tensor, ...], signature: Signature
+) -> torch.export.ExportedProgram:
+    """Exports the model with the weights of its linear layers in 8 bits (torchao).
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._model = copy.deepcopy(model).to(torch.bfloat16)
+    They are widened again where they are multiplied: that saves memory and no time.
 
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        narrow = [x.to(torch.bfloat16) if x.dtype == torch.float32 else x for x in inputs]
-        found = self._model(*narrow)
-        if isinstance(found, Tensor):
-            return _wide(found)
-        return tuple(_wide(tensor) for tensor in found)
+    Raises:
+        ExportError: an axis cannot vary, or there are no linear layers.
+        Exception: whatever torch raises for a model it cannot take.
+    """
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    from torchao.utils import unwrap_tensor_subclass
+
+    if not any(isinstance(layer, nn.Linear) for layer in network_of(model).modules()):
+        raise ExportError(
+            "method: weights quantizes linear layers, and the model has none; use method: static"
+        )
+    narrow = copy.deepcopy(model)
+    with quiet(loggers=CHATTY_LOGGERS):
+        quantize_(network_of(narrow), Int8WeightOnlyConfig())
+        # As plain tensors a program holds them without torchao's classes.
+        unwrap_tensor_subclass(narrow)
+    return exported_program(narrow, example, signature)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+def reexported(
+    quantized: nn.Module, example: tuple[Tensor, ...], signature: Signature
+) -> torch.export.ExportedProgram:
+    """Exports a graph that pt2e quantized, without the weights that it no longer reads.
+
+    pt2e keeps the FP32 weights beside those of 8 bits, and torch.export would write them all.
+    """
+    assert isinstance(quantized, torch.fx.GraphModule), "pt2e gives graphs"
+    read = {
+        str(node.target) for node in quantized.graph.nodes if node.op == "get_attr" and node.users
+    }
+    for name, _ in list(quantized.named_parameters(remove_duplicate=False)):
+        if name not in read:
+            _forget_weight(quantized, name)
+    axes = axes_of_arguments(quantized.forward, signature)
+    return torch.export.export(quantized, example, dynamic_shapes=axes)
+
+
+def x86_quantizer(qat: bool = False) -> Any:
+    """What pt2e rounds on x86: weights per channel, and activations."""
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    class NetworkQuantizer(x86.X86InductorQuantizer):  # type: ignore[misc]
+        """Leaves the steps in front of the network as they are."""
+
+        def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+            annotated: torch.fx.GraphModule = super().annotate(model)
+            for node in filter(is_of_step, annotated.graph.nodes):
+                node.meta.pop("quantization_annotation", None)
+            return annotated
+
+    quantizer = NetworkQuantizer()
+    settings = x86.get_default_x86_inductor_quantization_config(is_qat=qat, reduce_range=SEVEN_BITS)
+    return quantizer.set_global(settings)
+
+
+@contextlib.contextmanager
+def whole_recurrent_layers() -> Iterator[None]:
+    """LSTM and GRU are exported as one operator, and compiled as a loop over their elements."""
+    from torch.export._patches import (
+        register_gru_while_loop_decomposition,
+        register_lstm_while_loop_decomposition,
+    )
+
+    with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
+        for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
+            operator._dispatch_cache.clear()  # or what ran there before would run again
+        yield
+
+
+def has_loops(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program has whole recurrent layers, or a loop of its own."""
+    aten = torch.ops.aten
+    loops = (aten.lstm.input, aten.gru.input, torch.ops.higher_order.while_loop)
+    return any(node.target in loops for node in program.graph.nodes)
 
 
 def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array]) -> nn.Module:
     """Weights and activations in 8 bits, with ranges seen on calibration rows (pt2e, static)."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-    quantizer = x86.X86InductorQuantizer()
-    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=SEVEN_BITS))
-    prepared = prepare_pt2e(module, quantizer)
-    for batch in calibration_batches(rows):
+    prepared = prepare_pt2e(module, x86_quantizer())
+    for batch in calibration_batches(rows, signature.max_batch_size):
         prepared(*(torch.from_numpy(batch[spec.name]) for spec in signature.inputs))
     converted: nn.Module = convert_pt2e(prepared)
     return converted
+
+
+def _forget_weight(graph: torch.fx.GraphModule, name: str) -> None:
+    owner, _, key = name.rpartition(".")
+    for node in list(graph.graph.nodes):
+        if node.op == "get_attr" and node.target == name:
+            graph.graph.erase_node(node)
+    delattr(graph.get_submodule(owner), key)
+    graph.recompile()

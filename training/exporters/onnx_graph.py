@@ -4,6 +4,7 @@ Axes that the signature's padding names vary from 1 to its last bucket, those of
 between their smallest and largest size.
 """
 
+import ast
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from model_store.signature import Signature
-from training.exporters.dynamic_axes import dynamic_axes
+from training.exporters.dynamic_axes import axes_of_arguments
+from training.exporters.narrow_floats import NarrowFloats
+from training.exporters.step_operations import ONNX_PREFIX
+from training.preprocessing import change_network, is_step
 from training.quiet import quiet
 
 if TYPE_CHECKING:
@@ -22,7 +26,13 @@ CHATTY_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 def export_onnx(
-    model: nn.Module, example: tuple[Tensor, ...], signature: Signature, path: Path
+    model: nn.Module,
+    example: tuple[Tensor, ...],
+    signature: Signature,
+    path: Path,
+    *,
+    half: bool = False,
+    with_scopes: bool = False,
 ) -> None:
     """Exports the model to one file, weights included, which says nothing about this machine.
 
@@ -31,12 +41,18 @@ def export_onnx(
         example: inputs in order, each [rows, ...] with at least two rows (0 and 1 are special).
         signature: names the graph's inputs and outputs.
         path: the file to write.
+        half: whether its network computes in FP16; inputs and outputs stay as the signature has
+            them.
+        with_scopes: whether nodes still say which module they are from, beside where on this
+            machine its code lies: for a look inside, never to be published.
 
     Raises:
         Exception: whatever the exporter raises for a model it cannot take.
     """
     import onnx
 
+    if half:
+        model = change_network(model, lambda network: NarrowFloats(network, torch.float16)).eval()
     # The exporter's own internals warn about deprecated parts of torch.
     with quiet(loggers=CHATTY_LOGGERS):
         torch.onnx.export(
@@ -46,13 +62,26 @@ def export_onnx(
             dynamo=True,
             verbose=False,
             external_data=False,
-            dynamic_shapes=dynamic_axes(signature),
+            dynamic_shapes=axes_of_arguments(model.forward, signature),
             input_names=[spec.name for spec in signature.inputs],
             output_names=[spec.name for spec in signature.outputs],
         )
+    if with_scopes:
+        return
     document = onnx.load(path)
+    _mark_steps(document)
     strip_metadata(document)
     onnx.save(document, path)
+
+
+def _mark_steps(document: "ModelProto") -> None:
+    """Names the nodes of steps so that a quantizer can leave them out."""
+    for node in document.graph.node:
+        found = {prop.key: prop.value for prop in node.metadata_props}
+        # A list in Python's own form, outermost module first.
+        modules = ast.literal_eval(found.get("pkg.torch.onnx.name_scopes", "[]"))
+        if any(is_step(path) for path in modules):
+            node.name = ONNX_PREFIX + node.name
 
 
 def strip_metadata(document: "ModelProto") -> None:

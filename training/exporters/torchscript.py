@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
+from training.preprocessing import change_network
 from training.quiet import quiet
 
 
@@ -32,5 +33,8 @@ def export_torchscript(
     # The deprecation is known: the user is told in one line.
     with quiet(DeprecationWarning), torch.inference_mode():
         warnings.simplefilter("error", TracerWarning)
-        found = torch.jit.script(model) if method == "script" else torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
-        torch.jit.save(found, str(path))
+        if method == "script":
+            model = change_network(model, torch.jit.script)
+        if not isinstance(model, torch.jit.ScriptModule):  # the steps have no control flow
+            model = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+        torch.jit.save(model, str(path))

@@ -52,11 +52,14 @@ class MaskedRecurrent(nn.Module):
         """One direction of one layer: [N, T, *] to [N, T, D]."""
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.packed.bias else 2]
         weights = [getattr(self.packed, kind + name) for kind in kinds]
-        start = features.new_zeros(1, features.shape[0], self.packed.hidden_size)
+        shape = (1, features.shape[0], self.packed.hidden_size)
+        start = features.new_zeros(shape)
         # What the layer's own `forward` runs, without its look at sizes, which stops a trace.
         settings = (self.packed.bias, 1, 0.0, False, False, True)
         if isinstance(self.packed, nn.LSTM):
-            return torch.lstm(features, (start, start), weights, *settings)[0]
+            # Two of them: a compiler's loop refuses states that are one tensor.
+            starts = (start, features.new_zeros(shape))
+            return torch.lstm(features, starts, weights, *settings)[0]
         return torch.gru(features, start, weights, *settings)[0]
 
 

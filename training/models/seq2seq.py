@@ -60,7 +60,7 @@ class Seq2Seq(nn.Module):
         state = self.begin(torch.cat([final[0], final[1]], dim=1))
         real = real_elements(memory, lengths)
         if targets is None:
-            return self._write(memory, real, state)
+            return self.write(memory, real, state)
         return self._rehearse(memory, real, state, targets.clamp(min=0), teacher_forcing)
 
     def begin(self, final: Tensor) -> Tensor:
@@ -83,7 +83,14 @@ class Seq2Seq(nn.Module):
             symbol = torch.where(told, right, logits.argmax(dim=1))
         return torch.stack(found, dim=1)
 
-    def _write(self, memory: Tensor, real: Tensor, state: Tensor) -> Tensor:
+    def write(self, memory: Tensor, real: Tensor, state: Tensor) -> Tensor:
+        """Logits [N, U, V], one symbol after the other.
+
+        Args:
+            memory: the encoder's outputs [N, T, 2D].
+            real: BOOL [N, T], True for real elements.
+            state: the decoder's first [N, D].
+        """
         symbol = torch.full_like(real[:, 0], self.step.start, dtype=torch.int64)  # [N]
         ended = torch.zeros_like(real[:, 0])
         found = []
@@ -152,6 +159,9 @@ class _LoopedSeq2Seq(nn.Module):
         model, end, longest = self.model, self.model.end, self.model.longest
         memory, final = self.encoder(elements, lengths)
         real = real_elements(memory, lengths)
+        # A trace holds no loop: it writes all U symbols.
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return model.write(memory, real, model.begin(final))
         places = torch.arange(longest, device=elements.device)[None, :, None]  # [1, U, 1]
 
         def goes_on(number: Tensor, symbol: Tensor, state: Tensor, found: Tensor) -> Tensor:

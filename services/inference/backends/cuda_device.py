@@ -1,6 +1,7 @@
-"""What both CUDA backends ask of torch: whether a GPU is there, and page-locked memory for it."""
+"""What is asked of a GPU: whether it is there, which it is, and page-locked memory for it."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +24,23 @@ def check_gpu(device: Device) -> None:
         )
     if device.index >= (count := torch.cuda.device_count()):
         raise DeviceError(f"there is no {device}; this machine's GPUs are cuda:0 to {count - 1}")
+
+
+def gpu_name_and_driver(
+    device: Device, version: Path = Path("/proc/driver/nvidia/version")
+) -> tuple[str, str]:
+    """Which GPU it is, and by which driver; empty for what is not known.
+
+    Args:
+        device: the GPU.
+        version: the file in which NVIDIA's driver says so on Linux.
+    """
+    there = torch.cuda.is_available() and device.index < torch.cuda.device_count()
+    name = torch.cuda.get_device_name(device.index) if there else ""
+    try:
+        return name, version.read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return name, ""
 
 
 def pinned_array(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

@@ -1,33 +1,55 @@
-"""ONNX models through ONNX Runtime, on a GPU.
+"""ONNX models through ONNX Runtime, on a GPU: by CUDA's kernels, or TensorRT's engines.
 
 Rules kept here: inputs are copied to the GPU once, from page-locked memory where the caller
 filled a `buffer`; outputs stay on the GPU until the run has ended and are copied once; no model
-falls back to the CPU unnoticed; single precision is computed in full, as the artifact was
-verified, not in TF32.
+falls back to the CPU unnoticed; single precision is computed in full by CUDA, as the artifact was
+verified, not in TF32; where TensorRT cannot be had, CUDA runs the model, and the log says why.
 
 Source: https://onnxruntime.ai/docs/api/python/api_summary.html#data-on-device and
 https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 """
 
-from collections.abc import Mapping
+import contextlib
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnxruntime
 
+from model_store.manifest import Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device
 from services.inference.backends.device_faults import device_error, is_device_fault
+from services.inference.backends.onnx_providers import (
+    CUDA,
+    TENSORRT,
+    OnnxOnGpu,
+    session_providers,
+    tensorrt_options,
+)
 from services.inference.backends.onnx_runtime import session_options
 
-_PROVIDER = "CUDAExecutionProvider"
+logger = logging.getLogger("flambeau.cuda")
+
 _MEMORY = "cuda"
 
 
 class CudaOnnxBackend(Backend):
     """One session on one GPU, which gives it a stream of its own. The file is data.
+
+    Args:
+        data: the file.
+        signature: names of inputs and outputs, and the sizes TensorRT builds engines for.
+        device: the GPU.
+        threads: CPU threads of what is left to the CPU.
+        how: by CUDA alone, or by TensorRT before it.
+        precision: of the artifact.
+        preferred_batch_sizes: what TensorRT tunes its engines for.
+        digest: of the file, which its engines are cached under.
 
     Raises:
         DeviceError: this ONNX Runtime has no CUDA, or CUDA did not start.
@@ -35,7 +57,18 @@ class CudaOnnxBackend(Backend):
 
     platform = "onnx_onnxv1"
 
-    def __init__(self, data: bytes, signature: Signature, device: Device, threads: int) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        signature: Signature,
+        device: Device,
+        threads: int,
+        how: OnnxOnGpu | None = None,
+        precision: Precision = "fp32",
+        preferred_batch_sizes: Sequence[int] = (),
+        digest: str = "",
+    ) -> None:
+        how = how or OnnxOnGpu()
         _check_provider(device, onnxruntime.get_available_providers())
         # Only here, because it imports torch.
         from services.inference.backends.cuda_device import check_gpu, pinned_array
@@ -44,11 +77,20 @@ class CudaOnnxBackend(Backend):
         self._pinned_array = pinned_array
         # CUDA's libraries may lie in wheels beside ONNX Runtime, where the loader does not look.
         onnxruntime.preload_dlls()
-        options = {"device_id": str(device.index), "use_tf32": "0"}
-        self._session = onnxruntime.InferenceSession(
-            data, session_options(threads), providers=[(_PROVIDER, options)], enable_fallback=0
-        )
-        _check_provider(device, self._session.get_providers())
+        session = None
+        if "tensorrt" in how.providers:
+            try:
+                options = tensorrt_options(
+                    how, device.index, signature, precision, preferred_batch_sizes, digest
+                )
+                session = _tensorrt_session(data, threads, device, options)
+            except Exception as error:  # whatever TensorRT raises on a graph it does not take
+                reason = str(error) or repr(error)
+                logger.warning("no TensorRT; CUDA runs the model", extra={"reason": reason})
+        if session is None:
+            session = _session(data, threads, device, None)
+        _check_provider(device, session.get_providers())
+        self._session = session
         self._run_options = onnxruntime.RunOptions()
         # "No CUDA graph" is the default, but Python asks for the entry at every run, and that it
         # is missing costs it an exception and 50 µs.
@@ -87,8 +129,38 @@ class CudaOnnxBackend(Backend):
         self._run_options.terminate = True
 
 
+def _tensorrt_session(
+    data: bytes, threads: int, device: Device, options: dict[str, str]
+) -> onnxruntime.InferenceSession:
+    if TENSORRT not in onnxruntime.get_available_providers():
+        raise DeviceError(
+            "this ONNX Runtime has no TensorRT; install onnxruntime-gpu in onnxruntime's place, "
+            "and tensorrt"
+        )
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tensorrt")  # finds its libraries where the loader does not look
+    session = _session(data, threads, device, options)
+    if TENSORRT not in session.get_providers():
+        raise DeviceError(
+            "ONNX Runtime did not start TensorRT, whose libraries it did not find; install the "
+            "package tensorrt in the version that onnxruntime-gpu names"
+        )
+    return session
+
+
+def _session(
+    data: bytes, threads: int, device: Device, tensorrt: dict[str, str] | None
+) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(
+        data,
+        session_options(threads),
+        providers=session_providers(device.index, tensorrt),
+        enable_fallback=0,
+    )
+
+
 def _check_provider(device: Device, providers: list[str]) -> None:
-    if _PROVIDER not in providers:
+    if CUDA not in providers:
         raise DeviceError(
             f"device {device} was asked for, and ONNX Runtime {onnxruntime.__version__} here "
             f"offers only {', '.join(providers)}; uninstall onnxruntime, install onnxruntime-gpu "

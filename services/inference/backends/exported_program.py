@@ -87,6 +87,10 @@ def compiled(program: torch.export.ExportedProgram) -> Module:
     """
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
+    from torch.export._patches import (
+        register_gru_while_loop_decomposition,
+        register_lstm_while_loop_decomposition,
+    )
 
     try:
         get_cpp_compiler()
@@ -99,7 +103,12 @@ def compiled(program: torch.export.ExportedProgram) -> Module:
         # torch warns of its own use of TorchScript, and of how it copies tensors.
         warnings.simplefilter("ignore")
         path = str(Path(folder) / "program.pt2")
-        with torch.no_grad():
+        # By itself torch unrolls recurrent layers over one length.
+        recurrent = (
+            register_lstm_while_loop_decomposition(),
+            register_gru_while_loop_decomposition(),
+        )
+        with torch.no_grad(), recurrent[0], recurrent[1]:
             torch._inductor.aoti_compile_and_package(
                 program, package_path=path, inductor_configs=_FROZEN
             )

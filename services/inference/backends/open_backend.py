@@ -8,6 +8,8 @@ from model_store.signature import Signature
 from services.inference.backends.artifact_fit import check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.onnx_providers import OnnxOnGpu
+from services.inference.backends.python_step import PythonStepBackend, StepCode
 
 
 def open_backend(
@@ -18,6 +20,8 @@ def open_backend(
     device: Device = CPU,
     preferred_batch_sizes: Sequence[int] = (),
     weights: bytes = b"",
+    code: StepCode | None = None,
+    onnx_on_gpu: OnnxOnGpu | None = None,
 ) -> Backend:
     """Opens an artifact whose bytes have been checked.
 
@@ -29,6 +33,8 @@ def open_backend(
         device: where it runs.
         preferred_batch_sizes: those worth preparing for, where a runtime can.
         weights: the bytes of the second file, checked as well, for kinds that have one.
+        code: the version's Python step, which runs before the artifact.
+        onnx_on_gpu: how a GPU runs ONNX artifacts; by CUDA alone unless told.
 
     Raises:
         UnsafeOnnxError: an ONNX file asks for more than its own bytes.
@@ -36,11 +42,17 @@ def open_backend(
         UnfitArtifactError: this machine cannot run it.
         Exception: whatever the runtime raises on a file it cannot open.
     """
+    if code is not None:
+        behind = code.signature_behind(signature)
+        sizes = preferred_batch_sizes
+        opened = open_backend(artifact, data, behind, threads, device, sizes, weights)
+        return PythonStepBackend(code, opened)
     check_fit(artifact, device)
     if artifact.kind == "onnx":
         check_onnx(data, artifact.file.file)
     if device.kind == "cuda":
-        return _open_on_gpu(artifact, data, signature, threads, device, preferred_batch_sizes)
+        sizes = preferred_batch_sizes
+        return _open_on_gpu(artifact, data, signature, threads, device, sizes, onnx_on_gpu)
     match artifact.kind:
         case "torchscript":
             from services.inference.backends.torchscript import TorchScriptBackend
@@ -71,6 +83,7 @@ def _open_on_gpu(
     threads: int,
     device: Device,
     preferred_batch_sizes: Sequence[int],
+    onnx_on_gpu: OnnxOnGpu | None,
 ) -> Backend:
     if artifact.kind == "torchscript":
         from services.inference.backends.cuda_torch import CudaTorchBackend
@@ -78,4 +91,13 @@ def _open_on_gpu(
         return CudaTorchBackend(data, signature, device, preferred_batch_sizes)
     from services.inference.backends.cuda_onnx import CudaOnnxBackend
 
-    return CudaOnnxBackend(data, signature, device, threads)
+    return CudaOnnxBackend(
+        data,
+        signature,
+        device,
+        threads,
+        onnx_on_gpu,
+        artifact.precision,
+        preferred_batch_sizes,
+        artifact.file.sha256,
+    )

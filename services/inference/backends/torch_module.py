@@ -34,8 +34,12 @@ class TorchModuleBackend(Backend):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch; see `Backend.run`."""
         arrays = (inputs[name] for name in self._inputs)
-        # Request bytes are read-only and torch wants memory it may write to.
-        tensors = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in arrays]
+        # Request bytes are read-only and torch wants memory it may write to; compiled packages read
+        # past gaps as if there were none.
+        tensors = [
+            torch.from_numpy(a if a.flags.writeable and a.flags.c_contiguous else a.copy())
+            for a in arrays
+        ]
         with torch.inference_mode():
             values = as_tensors(self._module(*tensors))
         return {n: v.numpy() for n, v in zip(self._outputs, values, strict=True)}

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,17 @@ import numpy as np
 from model_store.manifest import Artifact
 from model_store.signature import Signature
 from model_store.tensors import Array
-from services.errors import BackendError, DeviceError, WorkerProcessDiedError
+from services.errors import (
+    BackendError,
+    DeviceError,
+    InputRefusedError,
+    WorkerProcessDiedError,
+)
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.device_memory import resident_bytes
+from services.inference.backends.onnx_providers import OnnxOnGpu
+from services.inference.backends.python_step import StepCode
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
 
@@ -59,11 +67,11 @@ class IsolatedBackend(Backend):
         """The worker's process id."""
         return self._process.pid
 
-    def open(self, data: bytes, weights: bytes, how: Mapping[str, Any]) -> None:
+    def open(self, data: bytes, weights: bytes, source: bytes, how: Mapping[str, Any]) -> None:
         """Hands the artifact over, and how to open it; see `open_isolated_backend`."""
         try:
             self._channel.wait_at_most(OPEN_TIMEOUT_S)
-            _send_artifact(self._channel, data, weights, how)
+            _send_artifact(self._channel, (data, weights, source), how)
             self.platform = self._receive("opened")
             self._channel.wait_at_most(None)
         except TimeoutError:
@@ -86,6 +94,7 @@ class IsolatedBackend(Backend):
 
         Raises:
             BackendError: the model raised; the message is what it said, and the process goes on.
+            InputRefusedError: the Python step does not take these inputs.
             DeviceError: the device failed, as the worker process saw it.
             WorkerProcessDiedError: the process ended, before or during this run.
         """
@@ -128,7 +137,7 @@ class IsolatedBackend(Backend):
                 if kind == "memory" and descriptor is not None:
                     self._outputs.attach(content, descriptor)
                 elif kind == "error":
-                    raise (DeviceError if content["device"] else BackendError)(content["text"])
+                    raise _error_of(content)
                 else:
                     assert kind == wanted, f"a worker process sent {kind}, not {wanted}"
                     return content
@@ -163,6 +172,8 @@ def open_isolated_backend(
     device: Device = CPU,
     preferred_batch_sizes: Sequence[int] = (),
     weights: bytes = b"",
+    code: StepCode | None = None,
+    onnx_on_gpu: OnnxOnGpu | None = None,
     *,
     gently: bool = False,
 ) -> IsolatedBackend:
@@ -181,14 +192,18 @@ def open_isolated_backend(
         backend.open(
             data,
             weights,
+            b"" if code is None else code.source,
             {
                 "data_bytes": len(data),
+                "weights_bytes": len(weights),
+                "python_step": None if code is None else code.step.model_dump(mode="json"),
                 "gently": gently,
                 "artifact": artifact.model_dump(mode="json"),
                 "signature": signature.model_dump(mode="json"),
                 "device": str(device),
                 "threads": threads,
                 "preferred_batch_sizes": list(preferred_batch_sizes),
+                "onnx_on_gpu": asdict(onnx_on_gpu or OnnxOnGpu()),
             },
         )
     except BaseException:
@@ -209,10 +224,16 @@ def _start() -> tuple[subprocess.Popen[bytes], Channel]:
     return process, Channel(ours)
 
 
-def _send_artifact(channel: Channel, data: bytes, weights: bytes, how: Mapping[str, Any]) -> None:
+def _error_of(content: Mapping[str, Any]) -> BackendError:
+    """What the worker process raised, as far as it matters here."""
+    if content["refused"]:
+        return InputRefusedError(content["text"])
+    return (DeviceError if content["device"] else BackendError)(content["text"])
+
+
+def _send_artifact(channel: Channel, files: Sequence[bytes], how: Mapping[str, Any]) -> None:
     with open(os.memfd_create("flambeau-artifact"), "w+b") as file:
-        file.write(data)
-        file.write(weights)
+        file.writelines(files)
         file.seek(0)  # both processes read and write at one position
         channel.send("open", how, file.fileno())
 

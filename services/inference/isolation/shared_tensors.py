@@ -5,6 +5,8 @@ own, an anonymous file in memory (memfd_create(2)) which both map. A place that 
 replaced by one of twice the size or more, announced by a `memory` message; then only a tensor's
 name, type and shape travel with each batch.
 
+Strings do not lie in an array: theirs is encoded as the protocol has it, each behind its length.
+
 Rule kept here: a place is rewritten by the next batch, so a reader copies what it keeps.
 """
 
@@ -14,11 +16,13 @@ import os
 
 import numpy as np
 
-from model_store.tensors import Array
+from model_store.tensors import Array, decode_bytes_elements, encode_bytes_elements
 from services.inference.isolation.channel import Channel
 
 TensorEntry = tuple[str, str, tuple[int, ...]]
-"""Name, type as `numpy.dtype.str` has it, and shape."""
+"""Name, type as `numpy.dtype.str` has it, and shape; for strings behind the number of bytes."""
+
+_STRINGS = np.dtype(np.object_).str
 
 
 class TensorWriter:
@@ -30,7 +34,9 @@ class TensorWriter:
         self._handed_out: dict[str, Array] = {}
 
     def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """The shared memory of a tensor, to be filled; undefined contents."""
+        """Shared memory for a tensor, undefined contents; strings get memory of their own."""
+        if dtype.hasobject:
+            return np.empty(shape, dtype)
         count = math.prod(shape)
         place = self._places.get(name)
         if place is None or len(place) < count * dtype.itemsize:
@@ -41,6 +47,10 @@ class TensorWriter:
 
     def write(self, name: str, array: Array) -> TensorEntry:
         """Makes sure a tensor lies in its place; the one that `place` gave is not copied."""
+        if array.dtype.hasobject:
+            octets = np.frombuffer(encode_bytes_elements(array), np.uint8)
+            np.copyto(self.place(name, octets.shape, octets.dtype), octets)
+            return name, _STRINGS, (octets.size, *array.shape)
         if array is not self._handed_out.get(name):
             np.copyto(self.place(name, array.shape, array.dtype), array)
         return name, array.dtype.str, array.shape
@@ -74,4 +84,8 @@ class TensorReader:
     def view(self, entry: TensorEntry) -> Array:
         """A tensor where it lies; the next batch overwrites it."""
         name, dtype, shape = entry
+        if dtype == _STRINGS:
+            size_bytes, *rest = shape
+            octets = np.frombuffer(self._places[name], np.uint8, size_bytes)
+            return decode_bytes_elements(octets.tobytes(), math.prod(rest)).reshape(rest)
         return np.frombuffer(self._places[name], dtype, math.prod(shape)).reshape(shape)

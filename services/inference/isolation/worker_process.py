@@ -22,12 +22,14 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-from model_store.manifest import Artifact
+from model_store.manifest import Artifact, PythonStep
 from model_store.signature import Signature
-from services.errors import DeviceError
+from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import parse_device
+from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.python_step import StepCode
 from services.inference.gentle_thread import NICENESS
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
@@ -83,17 +85,23 @@ def _open(channel: Channel) -> Backend | None:
             backend = open_backend(
                 artifact=Artifact.model_validate(content["artifact"]),
                 data=file.read(content["data_bytes"]),
-                weights=file.read(),
+                weights=file.read(content["weights_bytes"]),
+                code=_step_code(content["python_step"], file.read()),
                 signature=Signature.model_validate(content["signature"]),
                 device=parse_device(content["device"]),
                 threads=content["threads"],
                 preferred_batch_sizes=content["preferred_batch_sizes"],
+                onnx_on_gpu=OnnxOnGpu(**content["onnx_on_gpu"]),
             )
     except Exception as error:
         _send_error(channel, error)
         return None
     channel.send("opened", backend.platform)
     return backend
+
+
+def _step_code(step: dict[str, Any] | None, source: bytes) -> StepCode | None:
+    return None if step is None else StepCode(PythonStep.model_validate(step), source)
 
 
 def _serve(channel: Channel, backend: Backend) -> None:
@@ -122,7 +130,12 @@ def _run(
 
 def _send_error(channel: Channel, error: Exception) -> None:
     text = (str(error) or repr(error))[:_MAX_ERROR_CHARACTERS]
-    channel.send("error", {"text": text, "device": isinstance(error, DeviceError)})
+    content = {
+        "text": text,
+        "device": isinstance(error, DeviceError),
+        "refused": isinstance(error, InputRefusedError),
+    }
+    channel.send("error", content)
 
 
 if __name__ == "__main__":

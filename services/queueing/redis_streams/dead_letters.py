@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from services.queueing.records import InferRequest, Lane
 from services.queueing.redis_streams.clients import RedisClients
-from services.queueing.redis_streams.keys import JOB, NOBODY, JobKeys, LaneKeys
+from services.queueing.redis_streams.keys import JOB, NOBODY, JobKeys, LaneKeys, lane_of
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.wire import WireError, decode_request
 
 SHOWN_AT_ONCE = 100
-_KEY = re.compile(r"flambeau:\{(?P<model>[^{}]+)\}:(?P<version>\d+):dead")
+_KEY = re.compile(r"flambeau:\{(?P<model>[^{}]+)\}:(?P<version>\d+(@[a-z0-9-]+)?):dead")
 
 
 class NoSuchLetterError(LookupError):
@@ -121,7 +121,7 @@ class DeadLetters:
         """Those that have any."""
         async for key in self._scan("flambeau:*:dead"):
             if (found := _KEY.fullmatch(key)) is not None:  # a caller may have named a key so
-                yield Lane(found["model"], int(found["version"]))
+                yield lane_of(found["model"], found["version"])
 
     async def _read(self, lane: Lane, first: str, last: str) -> list[DeadLetter]:
         found = await self._redis.send(

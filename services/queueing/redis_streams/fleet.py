@@ -5,12 +5,15 @@ of each model is live.
 
 Rules kept here:
 - a version is ready as soon as one worker has it ready;
+- an artifact can be asked for as soon as one worker has it loaded beside its default one;
+- where workers have chosen different default ones, all of them together count as one, as accurate
+  and as fast as the worst of them; none of them has the name that it is known by;
 - a model goes over to another version when every worker that serves the model has gone over, or
   cannot: until then all of them keep the old one, and none stands idle.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -18,11 +21,25 @@ from typing import Literal
 import msgspec
 
 from model_store.signature import Signature
-from services.queueing.records import Lane, ServedVersion
+from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 State = Literal["loading", "ready", "failed", "unloaded"]
 _BY_RANK: tuple[State, ...] = ("ready", "loading", "unloaded", "failed")
 """The state of a version is the first of these that any worker gives it."""
+
+
+class AnnouncedArtifact(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says of one artifact of a version that it has loaded."""
+
+    name: str
+    precision: str
+    accuracy_loss: float
+    row_ms: float
+    """Milliseconds a row at its best batch size, measured at load."""
+    is_default: bool
+    """Whether it answers what asks for no artifact."""
+    row_s: float = 0.0
+    """Of one that is not the default, as in `AnnouncedVersion`."""
 
 
 class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -38,6 +55,8 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     artifact: str
     row_s: float
     """Seconds by which each request that waits delays the next here; 0 while nobody knows."""
+    artifacts: tuple[AnnouncedArtifact, ...] = ()
+    """Those that are loaded."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
@@ -63,8 +82,13 @@ class FleetView:
     """Whether any worker is."""
 
 
-def announced(served: ServedVersion, row_s: float) -> AnnouncedVersion:
-    """A version as it is announced."""
+def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
+    """A version as it is announced.
+
+    Args:
+        served: the version, with the artifacts that may be asked for.
+        row_s: as in `FleetView`, of this worker.
+    """
     return AnnouncedVersion(
         served.lane.model,
         served.lane.version,
@@ -73,7 +97,18 @@ def announced(served: ServedVersion, row_s: float) -> AnnouncedVersion:
         served.signature.model_dump_json() if served.signature is not None else "",
         served.platform,
         served.artifact,
-        row_s,
+        row_s.get(served.lane, 0.0),
+        tuple(
+            AnnouncedArtifact(
+                known.name,
+                known.precision,
+                known.accuracy_loss,
+                known.row_ms,
+                known.lane == served.lane,
+                row_s.get(known.lane, 0.0),
+            )
+            for known in served.artifacts
+        ),
     )
 
 
@@ -87,7 +122,7 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
     return FleetView(
         versions={lane: _together(lane, said) for lane, said in by_lane.items()},
         live={model: _live(model, announcements) for model in models},
-        row_s={lane: _row_s(said) for lane, said in by_lane.items()},
+        row_s=_row_s_by_lane(by_lane),
         started=any(announcement.started for announcement in announcements),
     )
 
@@ -109,6 +144,27 @@ def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
         signature=_signature(best.signature) if best.signature else None,
         platform=best.platform,
         artifact=best.artifact,
+        artifacts=_artifacts(lane, [version for version in said if version.state == "ready"]),
+    )
+
+
+def _artifacts(lane: Lane, ready: Sequence[AnnouncedVersion]) -> tuple[ServedArtifact, ...]:
+    """What can be asked for: the default one first."""
+    by_lane: dict[Lane, list[AnnouncedArtifact]] = {lane: []}
+    for version in ready:
+        for known in version.artifacts:
+            own = lane if known.is_default else Lane(lane.model, lane.version, known.name)
+            by_lane.setdefault(own, []).append(known)
+    return tuple(
+        ServedArtifact(
+            name=" or ".join(sorted({known.name for known in alike})),
+            precision=max((known.precision for known in alike), key=lambda p: p != "fp32"),
+            accuracy_loss=max(known.accuracy_loss for known in alike),
+            row_ms=max(known.row_ms for known in alike),
+            lane=own,
+        )
+        for own, alike in by_lane.items()
+        if alike
     )
 
 
@@ -132,6 +188,21 @@ def _failed(announcement: Announcement, model: str, version: int) -> bool:
     )
 
 
-def _row_s(said: Sequence[AnnouncedVersion]) -> float:
-    rates = [1 / version.row_s for version in said if version.state == "ready" and version.row_s]
+def _row_s_by_lane(by_lane: Mapping[Lane, Sequence[AnnouncedVersion]]) -> dict[Lane, float]:
+    """Seconds by which each request delays the next, with all workers of a lane at it."""
+    found: dict[Lane, list[float]] = defaultdict(list)
+    for lane, said in by_lane.items():
+        found[lane] = []
+        for version in said:
+            if version.state != "ready":
+                continue
+            found[lane].append(version.row_s)
+            for known in version.artifacts:
+                if not known.is_default:
+                    found[Lane(lane.model, lane.version, known.name)].append(known.row_s)
+    return {lane: _together_s(row_s) for lane, row_s in found.items()}
+
+
+def _together_s(row_s: Sequence[float]) -> float:
+    rates = [1 / seconds for seconds in row_s if seconds]
     return 1 / sum(rates) if rates else 0.0

@@ -27,9 +27,17 @@ from services.errors import (
     UnknownJobError,
 )
 from services.queueing.job_records import OVER, Job, State
-from services.queueing.records import InferRequest, Lane
+from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.clients import RedisClients
-from services.queueing.redis_streams.keys import FINISHED_CHANNELS, GROUP, JOB, JobKeys, LaneKeys
+from services.queueing.redis_streams.keys import (
+    FINISHED_CHANNELS,
+    GROUP,
+    JOB,
+    JobKeys,
+    LaneKeys,
+    lane_of,
+    version_text,
+)
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import INLINE_BYTES, unreachable
 from services.queueing.redis_streams.wire import (
@@ -79,7 +87,7 @@ class Jobs:
         request: InferRequest,
         timeout_s: float,
         *,
-        asked_version: str = "",
+        asked_for: str = "",
         idempotency_key: str = "",
         webhook: str = "",
     ) -> tuple[str, bool]:
@@ -88,7 +96,7 @@ class Jobs:
         Args:
             request: checked; its own deadline does not count.
             timeout_s: how long the job may take.
-            asked_version: the version its caller named; empty for none.
+            asked_for: the version its caller named, and the artifact; empty for none.
             idempotency_key: the caller's; a job with the same one is the same job.
             webhook: where to tell that it is over; empty for nowhere.
 
@@ -104,7 +112,7 @@ class Jobs:
         job, keys = JobKeys(lane.model), LaneKeys(lane, jobs=True)
         payload = encode_request(request)
         nameless = encode_request(msgspec.structs.replace(request, request_id=""))
-        digest = sha256(nameless + f"{asked_version} {webhook}".encode()).hexdigest()
+        digest = sha256(nameless + f"{asked_for} {webhook}".encode()).hexdigest()
         key = _payload_key(keys, number)
         is_large = len(payload) > INLINE_BYTES
         try:
@@ -116,7 +124,7 @@ class Jobs:
             became, found = await self._submit(
                 self._redis, (job.job(number), same, keys.streams[0], job.by_time),
                 f"{number:016x}", digest, int(timeout_s * 1e6), f"{JOB} {number}", payload, webhook,
-                lane.version, self._limits.result_ttl_s, self._limits.max_waiting, REMEMBERED,
+                version_text(lane), self._limits.result_ttl_s, self._limits.max_waiting, REMEMBERED,
             )  # fmt: skip
         except OutOfMemoryError as error:
             if is_large:
@@ -259,10 +267,12 @@ class Jobs:
 
     async def _job(self, job_id: str, fields: dict[bytes, bytes], time_us: int) -> Job:
         """A job by its fields in Redis."""
-        lane = Lane(_parts(job_id)[0], int(fields[b"version"]))
+        lane = lane_of(_parts(job_id)[0], fields[b"version"].decode())
         data, finished = fields.get(b"outcome"), fields.get(b"finished")
         outcome = decode_outcome(data, lane) if data is not None else None
         assert not isinstance(outcome, str)
+        if isinstance(outcome, InferReply) and lane.artifact:
+            outcome = msgspec.structs.replace(outcome, artifact=lane.artifact)
         return Job(
             id=job_id,
             lane=lane,

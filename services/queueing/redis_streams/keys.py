@@ -27,6 +27,17 @@ CANCELLED_CHANNELS = f"{ROOT}:*:cancelled"
 """The pattern of the channels on which gateways name requests nobody waits for."""
 
 
+def version_text(lane: Lane) -> str:
+    """How a lane is named among those of its model: `3`, or `3@onnx-int8` for one artifact."""
+    return f"{lane.version}@{lane.artifact}" if lane.artifact else str(lane.version)
+
+
+def lane_of(model: str, text: str) -> Lane:
+    """The lane that `version_text` names so."""
+    version, _, artifact = text.partition("@")
+    return Lane(model, int(version), artifact)
+
+
 class LaneKeys:
     """The keys of one lane: of its requests, or of its jobs.
 
@@ -43,7 +54,7 @@ class LaneKeys:
     __slots__ = ("cancelled", "dead", "jobs", "lives_s", "payload", "streams", "workers")
 
     def __init__(self, lane: Lane, jobs: bool = False) -> None:
-        tag = f"{ROOT}:{{{lane.model}}}:{lane.version}"
+        tag = f"{ROOT}:{{{lane.model}}}:{version_text(lane)}"
         priorities = range(HIGHEST_PRIORITY, LOWEST_PRIORITY + 1)
         own = f"{tag}:jobs" if jobs else tag
         self.workers = f"{own}:workers"

@@ -12,6 +12,7 @@ Rules kept here:
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 
@@ -139,13 +140,18 @@ class Announcer:
 
     def _announcement(self) -> Announcement:
         versions = []
+        row_s = {lane: _rounded(seconds) for lane, seconds in self.row_s.items()}
         for served in self._directory.all_versions():
             if served.state != "ready" or self._serves(served.lane):
-                row_s = _rounded(self.row_s.get(served.lane, 0.0))
-                versions.append(announced(served, row_s))
+                versions.append(announced(self._open_part(served), row_s))
         ready = {(v.model, v.version) for v in versions if v.state == "ready"}
         live = {m: said for m, said in self._live.items() if (m, said[1]) in ready}
         return Announcement(self._worker, self.started, tuple(versions), live)
+
+    def _open_part(self, served: ServedVersion) -> ServedVersion:
+        """A version with those of its artifacts that requests would reach here."""
+        reached = tuple(known for known in served.artifacts if self._serves(known.lane))
+        return dataclasses.replace(served, artifacts=reached)
 
 
 class FleetDirectory:
@@ -177,17 +183,28 @@ class FleetDirectory:
         for lane, served in view.versions.items():
             if known.get(lane) != served:
                 directory.announce(served)
-                if lane not in known:
-                    self._queue.open(lane, self._intake_of(lane))
+                self._change_lanes(known.get(lane), served)
         make_live(directory, view)
         for lane, served in known.items():
             if lane in view.versions:
                 continue
             if lane.model in models:
                 directory.withdraw(lane)
-                self._queue.close(lane)
+                self._change_lanes(served, None)
             else:
-                directory.announce(_unserved(served))
+                gone = _unserved(served)
+                directory.announce(gone)
+                self._change_lanes(served, gone)
+
+    def _change_lanes(self, before: ServedVersion | None, after: ServedVersion | None) -> None:
+        """Opens the lanes that a version has gained, and closes those that it has lost."""
+        had, has = _lanes_of(before), _lanes_of(after)
+        for lane in has:
+            if lane not in had:
+                self._queue.open(lane, self._intake_of(lane))
+        for lane in had:
+            if lane not in has:
+                self._queue.close(lane)
 
 
 def make_live(directory: Directory, view: FleetView) -> None:
@@ -198,6 +215,13 @@ def make_live(directory: Directory, view: FleetView) -> None:
         if lane in known and directory.live_version(model) != version:
             directory.make_live(lane)
             logger.info("version live", extra={"model": model, "version": version})
+
+
+def _lanes_of(served: ServedVersion | None) -> list[Lane]:
+    """The default lane of a version, and one for each artifact with a lane of its own."""
+    if served is None:
+        return []
+    return list(dict.fromkeys([served.lane, *(known.lane for known in served.artifacts)]))
 
 
 def _unserved(served: ServedVersion) -> ServedVersion:

@@ -129,7 +129,10 @@ class SendingLane:
     def answered(self, sent: Sent, outcome: Outcome) -> None:
         """An outcome has come back."""
         self._forget(sent.entry)
-        sent.entry.finish(outcome)
+        if isinstance(outcome, ServingError):
+            sent.entry.refuse(outcome)
+        else:
+            sent.entry.finish(outcome)
 
     async def send_lost_again(self) -> None:
         """Sends again what was confirmed and is in Redis no more, though nothing came back.
@@ -206,7 +209,7 @@ class SendingLane:
             if sent.again:  # it was accepted: the next look tries again
                 self._lost.append(sent.entry)
             else:
-                sent.entry.finish(self._refusal(result, sent.entry))
+                sent.entry.refuse(self._refusal(result, sent.entry))
 
     def _pack(self) -> tuple[list[Sent], list[object], list[tuple[Sent, bytes]]]:
         """What the next trip carries: its requests, the script's arguments, large payloads."""

@@ -15,6 +15,7 @@ from flambeau.commands.models import models_app
 from flambeau.commands.transfer import pull, push
 from model_store.key_folder import KeyFolder
 from model_store.manifest import Verification
+from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
 from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in, publish_in
@@ -80,6 +81,7 @@ def publish_two_kinds(store: ModelStore, folder: Path) -> None:
         name="onnx-int8",
         precision="int8",
         latency_ms={1: 0.07, 32: 0.7},
+        peak_memory_bytes=11_400_000,
         verification=Verification.model_validate(
             {
                 "max_abs_difference": 0.031,
@@ -174,11 +176,11 @@ def test_show_tells_everything(run: Run, store: ModelStore, folder: Path) -> Non
         "",
         "artifacts, fastest first",
         "  NAME       KIND  PRECISION  SIZE      DIFFERENCE  ALLOWED  AGREEMENT  AT LEAST"
-        "  ACCURACY  LOSS  BATCH 1  BATCH 32",
+        "  ACCURACY  LOSS  BATCH 1  BATCH 32  MEMORY",
         "  onnx-int8  onnx  int8       21.0 KB   0.031       1        99.7 %     99.0 %  "
-        "  98.9 %    0.05  0.07 ms  0.7 ms",
+        "  98.9 %    0.05  0.07 ms  0.7 ms    11.4 MB",
         "  onnx       onnx  fp32       10 bytes  2.5e-07     0.0001   100.0 %    100.0 % "
-        "  98.6 %    -     0.12 ms  2 ms",
+        "  98.6 %    -     0.12 ms  2 ms      -",
         "",
         "lineage",
         f"  recipe      sha256 {'1' * 64}",
@@ -190,8 +192,23 @@ def test_show_tells_everything(run: Run, store: ModelStore, folder: Path) -> Non
         "files",
         f"  model.onnx          10 bytes  sha256 {shas['model.onnx']}",
         f"  model.onnx-int8     21.0 KB   sha256 {shas['model.onnx-int8']}",
-        f"  golden.safetensors  11 bytes  sha256 {shas['golden.safetensors']}",
+        f"  golden.safetensors  2.5 KB    sha256 {shas['golden.safetensors']}",
         f"  report.json         3 bytes   sha256 {shas['report.json']}",
+    ]
+
+
+def test_show_tells_sizes_and_names_of_classes(run: Run, store: ModelStore, folder: Path) -> None:
+    signature = Signature(
+        inputs=(TensorSpec(name="image", datatype="UINT8", shape=(-1, 1, -1, 8)),),
+        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 12)),),
+        max_batch_size=4,
+        dynamic={"image": {2: (8, 32)}},
+        labels={"logits": tuple("abcdefghijkl")},
+    )
+    store.publish(draft_in(folder, signature=signature), folder)
+    assert lines(run("models", "show", "digits"))[3:5] == [
+        "  input   image   UINT8  [-1,1,8..32,8]",
+        "  output  logits  FP32   [-1,12]         a, b, c, d, e, f, g, h, i, j, and 2 more",
     ]
 
 
@@ -360,12 +377,10 @@ def test_push_and_pull(run: Run, store: ModelStore, folder: Path, tmp_path: Path
     shared, other = str(tmp_path / "shared"), str(tmp_path / "other")
     result = run("push", "digits/1", "--to", shared)
     assert result.exit_code == 0
-    assert result.stdout == (
-        f"digits 1 is in {shared}: 3 files copied (24 bytes), 0 there already\n"
-    )
+    assert result.stdout == (f"digits 1 is in {shared}: 3 files copied (2.5 KB), 0 there already\n")
     assert result.stderr.splitlines() == [
         "digits 1: model.onnx (10 bytes) done",
-        "digits 1: golden.safetensors (11 bytes) done",
+        "digits 1: golden.safetensors (2.5 KB) done",
         "digits 1: report.json (3 bytes) done",
     ]
     assert ModelStore(shared).manifest("digits", 1) == store.manifest("digits", 1)

@@ -83,7 +83,14 @@ DOCUMENTS = st.fixed_dictionaries(
         "outputs": st.lists(
             maybe(name=st.just("y"), parameters=maybe(binary_data=ODD, p=ODD)), max_size=2
         ),
-        "parameters": maybe(timeout=ODD, priority=ODD, binary_data_output=ODD, p=ODD),
+        "parameters": maybe(
+            timeout=ODD,
+            priority=ODD,
+            binary_data_output=ODD,
+            artifact=st.sampled_from(["", "onnx"]) | ODD,
+            accuracy=st.sampled_from(["", "exact", "rough"]) | ODD,
+            p=ODD,
+        ),
     },
 )
 
@@ -95,7 +102,7 @@ def plain(request: RestRequest) -> tuple[object, ...]:
         for t in request.inputs
     ]
     rest = (request.id, list(request.outputs), request.binary_by_default, dict(request.binary))
-    return tensors, *rest, request.timeout_us, request.priority
+    return tensors, *rest, request.timeout_us, request.priority, request.wish
 
 
 def agrees_with_the_exact_way(read: Reader, head: bytes, binary: memoryview = NOTHING) -> bool:
@@ -105,7 +112,9 @@ def agrees_with_the_exact_way(read: Reader, head: bytes, binary: memoryview = NO
     except UNUSUAL:
         return False
     except ServingError as error:
-        with pytest.raises(type(error), match=r"parameter '(timeout|priority)'"):
+        with pytest.raises(
+            type(error), match=r"parameters? '(timeout|priority|artifact|accuracy)'"
+        ):
             read_exactly(head, binary)
         return True
     assert found == plain(read_exactly(head, binary))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.errors import DeviceError
-from services.inference.backends import cuda_onnx
+from services.inference.backends import cuda_onnx, onnx_providers
 from services.inference.backends.cuda_graphs import LARGEST_ROWS, graph_sizes
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.cuda_torch import CudaTorchBackend
@@ -167,7 +167,8 @@ def test_closing_frees_the_module(backend: CudaTorchBackend) -> None:
 @pytest.fixture
 def session(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> CudaOnnxBackend:
     """The ONNX backend with the CPU in the GPU's place."""
-    monkeypatch.setattr(cuda_onnx, "_PROVIDER", "CPUExecutionProvider")
+    monkeypatch.setattr(cuda_onnx, "CUDA", "CPUExecutionProvider")
+    monkeypatch.setattr(onnx_providers, "CUDA", "CPUExecutionProvider")
     monkeypatch.setattr(cuda_onnx, "_MEMORY", "cpu")
     specs = tuple(
         TensorSpec(name=name, datatype="FP32", shape=(-1, -1))

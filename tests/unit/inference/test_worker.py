@@ -12,6 +12,7 @@ from services.errors import (
     BackendError,
     DeadlineExceededError,
     DeviceError,
+    InputRefusedError,
     WorkerProcessDiedError,
     WouldMissDeadlineError,
 )
@@ -23,6 +24,7 @@ from tests.fixtures.fake_backends import (
     NamelessBackend,
     WrongRowsBackend,
 )
+from tests.fixtures.queue_ends import FURTHER, Shelf
 from tests.fixtures.running_worker import (
     MAX_ROWS,
     Call,
@@ -123,6 +125,16 @@ async def test_a_poisoned_request_fails_alone() -> None:
     assert type(error) is BackendError
     assert "cannot double" in str(error)
     assert ran(backend) == [[1.0, POISON, 3.0], [1.0], [POISON], [3.0]]
+
+
+async def test_what_a_python_step_refuses_is_refused_alone() -> None:
+    refusal = InputRefusedError("no words")
+    backend = DoublingBackend(refusal, refusal)  # the batch, and then its first request alone
+    async with running(backend) as made:
+        bad, good = made.infer(1.0), made.infer(2.0)
+        assert await bad.error() is refusal
+        assert await good.values() == [4.0]
+    assert ran(backend) == [[1.0, 2.0], [1.0], [2.0]]
 
 
 async def test_a_model_that_ends_the_program_only_fails_its_request() -> None:
@@ -270,6 +282,17 @@ async def test_what_cannot_make_its_deadline_is_refused_at_once() -> None:
         assert isinstance(error, WouldMissDeadlineError)
         assert "would need 1200.0 ms" in str(error)
         assert "leaves 500.0 ms" in str(error) or "leaves 499." in str(error)
+    assert not backend.batches
+
+
+async def test_what_cannot_make_its_deadline_goes_to_the_lane_named_for_that() -> None:
+    backend, faster = DoublingBackend(), Shelf()
+    async with running(backend, seeds={1: 1.0}) as made:
+        made.queue.open(FURTHER, faster)
+        call = made.infer(1.0, timeout_s=0.5, degrade_to=FURTHER)
+        assert [entry.request.lane for entry in faster.entries] == [FURTHER]
+        assert not call.heard
+        call.entry.cancel()
     assert not backend.batches
 
 

@@ -1,10 +1,12 @@
 """What all workers together serve, from what each of them says."""
 
-from services.queueing.records import Lane
+from services.queueing.records import Lane, ServedArtifact, ServedVersion
 from services.queueing.redis_streams.fleet import (
+    AnnouncedArtifact,
     AnnouncedVersion,
     Announcement,
     State,
+    announced,
     fleet_view,
 )
 
@@ -12,9 +14,21 @@ ONE, TWO = Lane("m", 1), Lane("m", 2)
 
 
 def version(
-    lane: Lane, state: State = "ready", reason: str = "", row_s: float = 0.0
+    lane: Lane,
+    state: State = "ready",
+    reason: str = "",
+    row_s: float = 0.0,
+    artifacts: tuple[AnnouncedArtifact, ...] = (),
 ) -> AnnouncedVersion:
-    return AnnouncedVersion(lane.model, lane.version, state, reason, "", "onnx", "fp32", row_s)
+    return AnnouncedVersion(
+        lane.model, lane.version, state, reason, "", "onnx", "fp32", row_s, artifacts
+    )
+
+
+def artifact(
+    name: str, *, is_default: bool = False, precision: str = "int8", row_s: float = 0.0
+) -> AnnouncedArtifact:
+    return AnnouncedArtifact(name, precision, 0.01, 2.0, is_default, row_s)
 
 
 def worker(
@@ -68,3 +82,41 @@ def test_two_workers_halve_what_a_row_costs() -> None:
     said = [worker(version(ONE, row_s=0.2)), worker(version(ONE, row_s=0.2)), worker(version(ONE))]
     assert fleet_view(said).row_s == {ONE: 0.1}
     assert fleet_view([worker(version(ONE))]).row_s == {ONE: 0.0}
+
+
+def lanes_of(*said: Announcement) -> dict[str, Lane]:
+    """The artifacts of version 1 that can be asked for, each with its lane."""
+    return {known.name: known.lane for known in fleet_view(said).versions[ONE].artifacts}
+
+
+def test_an_artifact_can_be_asked_for_as_soon_as_one_worker_keeps_it() -> None:
+    default, small = artifact("whole", is_default=True), artifact("small", row_s=0.2)
+    said = [
+        worker(version(ONE, row_s=0.4, artifacts=(default,))),
+        worker(version(ONE, row_s=0.4, artifacts=(default, small))),
+        worker(version(ONE, "loading", artifacts=(artifact("never"),))),
+    ]
+    further = Lane("m", 1, "small")
+    assert lanes_of(*said) == {"whole": ONE, "small": further}
+    assert fleet_view(said).row_s == {ONE: 0.2, further: 0.2}
+
+
+def test_different_default_ones_count_as_one_that_has_no_name_of_theirs() -> None:
+    said = [
+        worker(version(ONE, artifacts=(artifact("b", is_default=True, precision="fp32"),))),
+        worker(version(ONE, artifacts=(artifact("a", is_default=True), artifact("b")))),
+    ]
+    assert lanes_of(*said) == {"a or b": ONE, "b": Lane("m", 1, "b")}
+    assert fleet_view(said).versions[ONE].artifacts[0].precision == "int8"
+
+
+def test_what_is_announced_is_what_is_heard() -> None:
+    further = Lane("m", 1, "small")
+    artifacts = tuple(
+        ServedArtifact(name=name, precision="int8", accuracy_loss=0.25, row_ms=0.5, lane=lane)
+        for name, lane in (("onnx", ONE), ("small", further))
+    )
+    served = ServedVersion(lane=ONE, state="ready", artifact="onnx", artifacts=artifacts)
+    row_s = {ONE: 0.5, further: 0.25}
+    view = fleet_view([worker(announced(served, row_s))])
+    assert (view.versions, view.row_s) == ({ONE: served}, row_s)

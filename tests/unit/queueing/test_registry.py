@@ -6,7 +6,7 @@ from model_store.signature import Signature, TensorSpec
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
-from services.queueing.records import Lane, ServedVersion
+from services.queueing.records import Lane, ServedArtifact, ServedVersion
 from services.queueing.redis_streams.fleet import FleetView
 from services.queueing.redis_streams.registry import FleetDirectory, make_live
 from tests.fixtures.queue_ends import Caller, Shelf, request
@@ -19,9 +19,19 @@ SIGNATURE = Signature(
 )
 
 
-def ready(lane: Lane) -> ServedVersion:
+def ready(lane: Lane, *further: str) -> ServedVersion:
     signature = SIGNATURE.model_copy()  # each announcement is decoded anew
-    return ServedVersion(lane=lane, state="ready", signature=signature)
+    artifacts = tuple(
+        ServedArtifact(
+            name=name,
+            precision="int8",
+            accuracy_loss=0.0,
+            row_ms=1.0,
+            lane=lane._replace(artifact=name),
+        )
+        for name in further
+    )
+    return ServedVersion(lane=lane, state="ready", signature=signature, artifacts=artifacts)
 
 
 def view(*served: ServedVersion, live: int | None = None, started: bool = True) -> FleetView:
@@ -91,6 +101,20 @@ async def test_a_model_nobody_serves_any_more_is_not_ready_and_comes_back(
     gateway.fleet.apply(view(ready(ONE), live=1))
     assert gateway.directory.resolve("m")[0].lane == ONE
     assert await gateway.sends(ONE)
+
+
+async def test_the_lanes_of_artifacts_come_and_go_with_them(gateway: Gateway) -> None:
+    small, tiny = (ONE._replace(artifact=name) for name in ("small", "tiny"))
+    gateway.fleet.apply(view(ready(ONE, "small"), live=1))
+    assert await gateway.sends(small)
+    gateway.fleet.apply(view(ready(ONE, "tiny"), live=1))
+    assert [await gateway.sends(lane) for lane in (ONE, small, tiny)] == [True, False, True]
+    gateway.fleet.apply(view())
+    assert not await gateway.sends(tiny)
+    gateway.fleet.apply(view(ready(ONE, "tiny"), live=1))
+    assert await gateway.sends(tiny)
+    gateway.fleet.apply(view(ready(TWO), live=2))
+    assert [await gateway.sends(lane) for lane in (ONE, tiny, TWO)] == [False, False, True]
 
 
 def test_only_what_is_known_here_becomes_live() -> None:

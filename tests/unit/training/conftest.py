@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from training import verify
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
@@ -12,3 +14,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _few_timed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast a tiny network is, nobody asks here."""
+    monkeypatch.setattr(verify, "MAX_SECONDS", 0.0)

@@ -1,11 +1,18 @@
-"""Small recipes and splits for tests that need some."""
+"""Small recipes, splits and untrained models for tests that need some."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import save_model
 
 from training.datasets import Split, Splits
+from training.export import EXAMPLE_ROWS, Exported, ExportJob, export_one
+from training.loop import Trained
+from training.model import build_model, try_model
 from training.recipe import Recipe
+from training.train_state import TrainState
 
 CLASSES = 3
 DATA = "0" * 64
@@ -38,3 +45,30 @@ def splits(rows: int = 80) -> Splits:
         return Split({"image": images}, labels)
 
     return Splits(split(1), split(2), split(3))
+
+
+def untrained(wanted: Recipe, data: Splits, folder: Path) -> Trained:
+    """The recipe's model with the weights it begins with, always the same."""
+    torch.manual_seed(0)
+    model = build_model(wanted).eval()
+    signature = try_model(model, data, wanted)
+    folder.mkdir(exist_ok=True)
+    weights = folder / "weights.safetensors"
+    save_model(model, str(weights))
+    return Trained(model=model, weights=weights, signature=signature, state=TrainState())
+
+
+def export_here(wanted: Recipe, trained: Trained, data: Splits, folder: Path) -> list[Exported]:
+    """Exports in this process: what takes long is importing the exporters, once for each process.
+
+    Raises:
+        Exception: whatever an exporter raises.
+    """
+    found = []
+    for entry in wanted.listed_exports():
+        rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
+        inputs = {name: array[:rows] for name, array in data.train.inputs.items()}
+        graph = folder / "model.onnx"
+        job = ExportJob(wanted, trained.weights, trained.signature, entry, inputs, folder, graph)
+        found.append(Exported(entry, folder / entry.file, None, export_one(job)))
+    return found

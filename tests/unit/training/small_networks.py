@@ -25,7 +25,7 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.GRU(6, 8, batch_first=True)
+        self.layer = nn.RNN(6, 8, batch_first=True)
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

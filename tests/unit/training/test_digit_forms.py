@@ -5,7 +5,7 @@ import pytest
 
 from model_store.tensors import Array
 from training.data_sets.breast_cancer import breast_cancer
-from training.data_sets.digits import as_columns, as_ink, as_numbers, at_sizes, enlarge
+from training.data_sets.digits import as_columns, as_ink, as_numbers, as_raw, at_sizes, enlarge
 from training.datasets import IGNORED_LABEL, digits
 
 SEED = 3
@@ -74,3 +74,12 @@ def test_tumours_are_split_by_class() -> None:
     assert shares == pytest.approx([0.627] * 3, abs=0.01)
     assert sum(len(labels) for _, labels in found.values()) == 569
     assert found["train"][0]["features"].dtype == np.float32
+
+
+def test_a_scan_holds_the_image_in_whole_numbers(images: tuple[Array, Array]) -> None:
+    inputs, labels = as_raw(SEED, side=15)["test"]
+    np.testing.assert_array_equal(labels, images[1])
+    assert inputs["image"].dtype == np.uint8
+    assert inputs["image"].shape[1:] == (1, 15, 15)
+    found = inputs["image"][:, :, ::2, ::2]
+    np.testing.assert_array_equal(found, np.asarray(images[0], np.float32) * 16)

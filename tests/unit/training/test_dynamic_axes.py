@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 from rich.console import Console
-from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from model_store.signature import Padding, Signature, SignatureError, TensorSpec
+from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
-from tests.unit.training.recipes import recipe, splits
+from tests.unit.training.recipes import recipe, splits, untrained
 from training import verify as verify_module
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
@@ -24,8 +23,6 @@ from training.loop import Trained
 from training.model import build_model, try_model
 from training.recipe import Recipe
 from training.runners import module_runner
-from training.sized_rows import at_other_sizes
-from training.train_state import TrainState
 from training.verify import reference, verify
 
 DYNAMIC = {"image": {2: [6, 12], 3: [8, 16]}}
@@ -105,12 +102,7 @@ def test_rows_are_cut_and_repeated_to_the_ends_of_every_range_and_between() -> N
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    torch.manual_seed(0)
-    model = build_model(sized_recipe()).eval()
-    weights = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    save_model(model, str(weights))
-    found = try_model(model, splits(), sized_recipe())
-    return Trained(model=model, weights=weights, signature=found, state=TrainState())
+    return untrained(sized_recipe(), splits(), tmp_path_factory.mktemp("weights"))
 
 
 def test_every_kind_takes_every_size_and_is_proven(trained: Trained, tmp_path: Path) -> None:
@@ -138,7 +130,7 @@ def test_an_artifact_that_is_wrong_at_one_size_is_refused(
 
     monkeypatch.setattr(verify_module, "file_runner", lambda *_: wrong_when_large)
     (tmp_path / "model.onnx").write_bytes(b"")
-    chosen = sized_recipe(export=[{"kind": "onnx"}]).export[0]
+    chosen = sized_recipe(export=[{"kind": "onnx"}]).listed_exports()[0]
     exported = Exported(chosen, tmp_path / "model.onnx", None)
     assert "largest difference 1 is above" in str(verify(exported, expected).refusal)
 

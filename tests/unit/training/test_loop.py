@@ -270,3 +270,17 @@ def test_a_run_that_is_asked_to_stop_goes_on_with_the_same_bits(tmp_path: Path) 
         again = train(chosen, splits(), folder, silent, resume=True, watcher=watcher)
     assert watcher.told == [1, 2, 3, 4]
     assert again.weights.read_bytes() == undisturbed
+
+
+def test_a_later_phase_counts_its_epochs_on_and_stops_too(tmp_path: Path) -> None:
+    chosen = recipe(train={"epochs": 1}, prune={"amount": 0.5, "fine_tune_epochs": 2})
+    undisturbed = trained(tmp_path / "a", chosen).weights.read_bytes()
+    folder, watcher = RunFolder(tmp_path / "b", chosen, DATA), Stopping()
+    silent = Console(file=io.StringIO())
+    with folder.locked(), pytest.raises(StoppedError, match="stopped after epoch 1"):
+        train(chosen, splits(), folder, silent, watcher=watcher)
+    assert watcher.told == [1, 2]
+    with folder.locked():
+        again = train(chosen, splits(), folder, silent, resume=True, watcher=watcher)
+    assert watcher.told == [1, 2, 3]
+    assert again.weights.read_bytes() == undisturbed

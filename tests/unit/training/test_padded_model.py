@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import save_model
 
 from model_store.parity import worst
 from model_store.tensors import Array
@@ -20,6 +19,7 @@ from tests.unit.training.padded_texts import (
     text_recipe,
     text_splits,
 )
+from tests.unit.training.recipes import untrained
 from training import verify as verify_module
 from training.datasets import Split, Splits
 from training.errors import DataError, RecipeError, TargetError
@@ -28,24 +28,14 @@ from training.export_entries import OnnxExport
 from training.loop import Trained
 from training.model import try_model
 from training.runners import file_runner, module_runner
-from training.train_state import TrainState
 from training.verify import Reference, reference, replay_padded, verify
 
 EXPORTS = [{"kind": "onnx"}, {"kind": "torchscript"}, {"kind": "onnx", "precision": "int8"}]
 
 
-def trained_as(model: torch.nn.Module, folder: Path) -> Trained:
-    weights = folder / "weights.safetensors"
-    save_model(model, str(weights))
-    recipe = text_recipe(export=EXPORTS)
-    signature = try_model(model, text_splits(), recipe)
-    return Trained(model=model, weights=weights, signature=signature, state=TrainState())
-
-
 @pytest.fixture
 def trained(tmp_path: Path) -> Trained:
-    torch.manual_seed(0)
-    return trained_as(MaskedMean().eval(), tmp_path)
+    return untrained(text_recipe(), text_splits(), tmp_path)
 
 
 @pytest.fixture
@@ -156,8 +146,9 @@ def test_a_model_that_masks_gives_padded_rows_what_they_have_alone(
 def test_a_model_that_looks_at_padding_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    unsafe = trained_as(MaskedMean(safe=False).eval(), tmp_path)
+    target = "tests.unit.training.padded_texts:MaskedMean"
+    model = {"target": target, "args": {"safe": False}, "outputs": ["logits", "each"]}
+    unsafe = untrained(text_recipe(model=model), text_splits(), tmp_path)
     expected, _ = reference(unsafe, text_splits().test)
     monkeypatch.setattr(verify_module, "file_runner", lambda *_: right(unsafe))
     found = verify(Exported(OnnxExport(), unsafe.weights, None), expected)

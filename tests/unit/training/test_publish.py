@@ -1,6 +1,5 @@
 """Around publishing: the pointer, the lineage and the configuration for Triton."""
 
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Literal
 import pytest
 
 from model_store.errors import ConflictError, UnsafeOnnxError
-from model_store.manifest import Artifact, Draft, FileEntry, Golden, Lineage, Manifest, Verification
+from model_store.manifest import Manifest
 from model_store.parity import Tolerance
 from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
 from tests.fixtures import onnx_models
+from tests.fixtures.store_versions import draft_in
 from tests.unit.training.recipes import recipe
 from training.publish import _artifact, _git_commit, promote
 from training.recipe import Recipe
@@ -30,40 +30,8 @@ SIGNATURE = Signature(
 )
 
 
-def entry(folder: Path, name: str) -> FileEntry:
-    (folder / name).write_bytes(name.encode())
-    digest = hashlib.sha256(name.encode()).hexdigest()
-    return FileEntry(file=name, sha256=digest, size_bytes=len(name))
-
-
 def published(store: ModelStore, folder: Path) -> Manifest:
-    tolerance = Tolerance(max_abs_difference=0, min_agreement=1)
-    draft = Draft(
-        model="small",
-        signature=SIGNATURE,
-        artifacts=(
-            Artifact(
-                name="onnx",
-                kind="onnx",
-                precision="fp32",
-                file=entry(folder, "model.onnx"),
-                verification=Verification(
-                    max_abs_difference=0, agreement=1, metrics={}, tolerance=tolerance
-                ),
-                latency_ms={1: 1.0},
-            ),
-        ),
-        golden=Golden(file=entry(folder, "golden.safetensors"), rows=1),
-        lineage=Lineage(
-            recipe_sha256="0" * 64,
-            data_sha256="0" * 64,
-            git_commit=None,
-            library_versions={},
-            metrics={},
-        ),
-        files=(),
-    )
-    return store.publish(draft, folder)
+    return store.publish(draft_in(folder, "small"), folder)
 
 
 def with_promote(when: Literal["never", "first", "always"]) -> Recipe:
@@ -133,9 +101,11 @@ def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path)
         agreement=1,
         accuracy=1,
         latency_ms={1: 1.0},
+        peak_memory_bytes=7,
     )
     (tmp_path / "model.onnx").write_bytes(onnx_models.linear())
-    assert _artifact(proven, tmp_path).kind == "onnx"
+    found = _artifact(proven, tmp_path)
+    assert (found.kind, found.peak_memory_bytes) == ("onnx", 7)
     (tmp_path / "model.onnx").write_bytes(onnx_models.linear()[:-1])
     with pytest.raises(UnsafeOnnxError, match=r"model\.onnx is not ONNX, or broken"):
         _artifact(proven, tmp_path)

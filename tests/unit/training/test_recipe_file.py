@@ -36,7 +36,7 @@ def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 def test_the_recipe_that_ships_loads_and_stays_one_page() -> None:
     recipe = load_recipe(DIGITS)
     assert (recipe.name, recipe.publish.model) == ("digits-cnn", "digits")
-    assert [entry.name for entry in recipe.export] == ["torchscript", "onnx", "onnx-int8"]
+    assert [entry.name for entry in recipe.listed_exports()] == ["torchscript", "onnx", "onnx-int8"]
     assert len(Path(DIGITS).read_text().splitlines()) <= 50
 
 
@@ -80,7 +80,7 @@ def test_every_field_says_when_to_change_it() -> None:
         ("model.outputs=[a, a]", "every output needs a name of its own"),
         ("export=[{kind: onxx}]", "use {kind: torchscript}, {kind: onnx} or"),
         ("export=[{}]", "use {kind: torchscript}, {kind: onnx} or"),
-        ("export=[{kind: onnx, precision: fp16}]", "{kind: onnx, precision: int8}"),
+        ("export=[{kind: onnx, precision: bf16}]", "{kind: onnx, precision: int8 or fp16}"),
         ("export=[{kind: onnx}, {kind: onnx}]", "twice in ['onnx', 'onnx']"),
         ("export.2.tolerance.min_agreement=99", "less than or equal to 1"),
         ("export.2.method=quick", "'static' or 'dynamic'"),
@@ -138,7 +138,7 @@ def test_overrides_are_yaml_and_the_last_one_wins() -> None:
     assert recipe.optim.clip is None
     assert recipe.track == ("jsonl",)
     assert recipe.model.args["width"] == 10.0
-    entry = recipe.export[2]
+    entry = recipe.listed_exports()[2]
     assert isinstance(entry, OnnxInt8Export)
     assert entry.calibration_rows == 32
     assert (entry.tolerance.max_abs_difference, entry.tolerance.min_agreement) == (2, 0.98)

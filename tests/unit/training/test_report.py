@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from model_store.parity import Tolerance
-from training.report import ArtifactReport, CheckpointReport, Report, print_table
+from training.report import ArtifactReport, CheckpointReport, Report, artifact_cells, print_table
 
 
 def artifact(name: str, **changes: Any) -> ArtifactReport:
@@ -22,6 +22,7 @@ def artifact(name: str, **changes: Any) -> ArtifactReport:
         "agreement": 1.0,
         "accuracy": 0.986,
         "latency_ms": {1: 0.12, 8: 0.5, 32: 2.0},
+        "peak_memory_bytes": 11_000_000,
         **changes,
     }
     return ArtifactReport(**fields)
@@ -44,7 +45,13 @@ def report(*artifacts: ArtifactReport) -> Report:
 QUICK = artifact("onnx-int8", agreement=0.997, latency_ms={1: 0.5, 8: 0.6, 32: 0.7})
 REFUSED = artifact("broken", refusal="too far", max_abs_difference=None, latency_ms={1: 1e-3})
 UNMADE = artifact(
-    "unmade", refusal="no file", size_bytes=None, agreement=None, accuracy=None, latency_ms={}
+    "unmade",
+    refusal="no file",
+    size_bytes=None,
+    agreement=None,
+    accuracy=None,
+    latency_ms={},
+    peak_memory_bytes=None,
 )
 ALL = report(artifact("exact", max_abs_difference=0.0), artifact("onnx"), QUICK, REFUSED, UNMADE)
 
@@ -53,14 +60,30 @@ def test_every_row_has_its_verdict_and_its_figures() -> None:
     screen = io.StringIO()
     print_table(ALL, Console(file=screen))
     heading, *lines = screen.getvalue().splitlines()
-    assert heading.split()[:5] == ["artifact", "parity", "agreement", "accuracy", "size"]
+    names = ["artifact", "parity", "agreement", "accuracy", "size", "memory"]
+    assert heading.split()[:6] == names
     rows = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in lines}
     assert list(rows) == ["checkpoint", "exact", "onnx", "onnx-int8", "broken", "unmade"]
     assert rows["checkpoint"].split() == [
-        *("-", "-", "98.6", "%", "40", "KB", "0.310", "ms", "1.0", "ms", "4.1", "ms", "reference")
+        *(
+            "-",
+            "-",
+            "98.6",
+            "%",
+            "40",
+            "KB",
+            "-",
+            "0.310",
+            "ms",
+            "1.0",
+            "ms",
+            "4.1",
+            "ms",
+            "reference",
+        )
     ]
     assert rows["exact"].startswith("0  ")
-    assert rows["onnx"].startswith("2.4e-07      100 %    98.6 %  44 KB  0.120 ms")
+    assert rows["onnx"].startswith("2.4e-07      100 %    98.6 %  44 KB  11.0 MB  0.120 ms")
     assert rows["onnx"].endswith("proven")
     assert "99.7 %" in rows["onnx-int8"]
     assert rows["onnx-int8"].endswith("proven, fastest")
@@ -75,3 +98,24 @@ def test_the_fastest_is_the_one_a_server_would_choose() -> None:
 
 def test_the_file_holds_everything() -> None:
     assert Report.model_validate_json(ALL.to_json()) == ALL
+
+
+def test_what_lost_is_in_the_report_and_not_published() -> None:
+    better = "dominated by onnx: that is better in latency, and worse in nothing"
+    lost = artifact("onnx-int8", method="static", dropped=better, latency_ms={1: 1e-3})
+    other = artifact("onnx-int8", method="dynamic", refusal="too far")
+    found = report(artifact("onnx"), lost, other)
+    assert [one.name for one in found.proven()] == ["onnx", "onnx-int8"]
+    assert [one.name for one in found.published()] == ["onnx"]
+    fastest = found.fastest()
+    assert fastest is not None
+    assert fastest.name == "onnx"
+    assert artifact_cells(found, lost)[-1] == f"dropped: {better}"
+    labels = [found.label(one) for one in found.artifacts]
+    assert labels == ["onnx", "onnx-int8 static", "onnx-int8 dynamic"]
+    assert Report.model_validate_json(found.to_json()) == found
+
+
+def test_a_method_is_named_only_where_it_tells_two_apart() -> None:
+    one = artifact("onnx-int8", method="static")
+    assert report(artifact("onnx"), one).label(one) == "onnx-int8"

@@ -3,9 +3,12 @@
 import re
 from xml.etree import ElementTree
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.unit.training.test_report import ALL, artifact, report
-from training.report import artifact_cells
-from training.report_page import report_page
+from training.report import AutoReport, NotTried, artifact_cells
+from training.report_page import pareto_front, report_page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -52,3 +55,39 @@ def test_faster_is_lower_and_more_to_the_left() -> None:
 def test_names_are_not_taken_for_markup() -> None:
     odd = report(artifact("onnx", refusal="<script>alert(1)</script>"))
     assert "<script>" not in report_page(odd)
+
+
+def test_the_front_is_joined_and_what_is_not_published_is_hollow() -> None:
+    quick = artifact("quick", latency_ms={1: 0.01}, accuracy=0.9)
+    exact = artifact("exact", latency_ms={1: 0.1}, accuracy=0.95)
+    slow = artifact("slow", latency_ms={1: 1.0}, accuracy=0.94)
+    lost = artifact("lost", latency_ms={1: 0.001}, accuracy=1.0, dropped="dominated by quick")
+    _, accuracy = plots(report_page(report(slow, exact, lost, quick)))
+    (front,) = accuracy.iter(f"{SVG}polyline")
+    dots = {
+        circle[0].text: (f"{circle.attrib['cx']},{circle.attrib['cy']}", circle.attrib["fill"])
+        for circle in accuracy.iter(f"{SVG}circle")
+        if len(circle)
+    }
+    assert front.attrib["points"].split() == [dots["quick"][0], dots["exact"][0]]
+    assert {name for name, (_, fill) in dots.items() if fill == "white"} == {"lost"}
+
+
+def test_what_was_not_tried_is_on_the_page_with_its_reason() -> None:
+    left_out = NotTried(name="onnx-int8", method="dynamic", reason="it has <convolutions>")
+    auto = AutoReport(budget_s=60, spent_s=12.3, not_tried=(left_out,))
+    page = report_page(ALL.model_copy(update={"auto": auto}))
+    assert "<td>onnx-int8 dynamic</td><td>it has &lt;convolutions&gt;</td>" in page
+    assert "5 candidates took 12 s, of a budget of 60 s" in page
+    assert "not tried" not in report_page(ALL)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9))))
+def test_nothing_on_the_front_is_both_slower_and_less_accurate(
+    points: list[tuple[float, float]],
+) -> None:
+    front = pareto_front(points)
+    assert front == sorted(set(front))
+    assert front == sorted(front, key=lambda point: point[1])
+    for cost, worth in points:
+        assert any(c <= cost and w >= worth for c, w in front)

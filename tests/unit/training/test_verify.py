@@ -129,6 +129,7 @@ def test_a_right_artifact_is_proven_with_its_figures(
     limits = {"max_abs_difference": 1e-4, "min_agreement": 0.9, "max_probability_shift": 0.001}
     assert found.tolerance == Tolerance.model_validate(limits)
     assert found.accuracy_interval == pytest.approx((0.963, 1.0), abs=1e-3)
+    assert found.peak_memory_bytes is not None
 
 
 def test_an_artifact_that_gives_other_bits_each_time_is_refused(

@@ -10,7 +10,7 @@
 -- ARGV[4]  return address
 -- ARGV[5]  payload
 -- ARGV[6]  where to tell that it is over, or ''
--- ARGV[7]  version of the model
+-- ARGV[7]  version of the model, perhaps with '@' and an artifact's name
 -- ARGV[8]  seconds its result is kept
 -- ARGV[9]  the most jobs that may wait in the lane
 -- ARGV[10] the most jobs of the model that are listed

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.signature import Padding, Signature, TensorSpec
+from model_store.padded_rows import cut_back, own_lengths, padded_rows, shortened
+from model_store.signature import Padding, Signature, SignatureError, TensorSpec
 from model_store.tensors import Array
-from training.errors import DataError
-from training.padded_rows import cut_back, own_lengths, padded_rows, shortened
 
 FULL = 9
 PADDING = Padding(
@@ -90,7 +89,7 @@ def test_outputs_are_cut_back_along_the_named_axis_only() -> None:
 
 
 def test_rows_that_all_fill_their_bucket_prove_nothing() -> None:
-    with pytest.raises(DataError, match=r"each of the 2 golden rows fills its bucket"):
+    with pytest.raises(SignatureError, match=r"each of the 2 golden rows fills its bucket"):
         padded_rows(rows([3, 6]), SIGNATURE)
 
 
@@ -115,7 +114,7 @@ def changed(name: str, value: Any) -> dict[str, Array]:
 def test_a_mask_or_lengths_that_contradict_themselves_are_named(
     inputs: dict[str, Array], message: str
 ) -> None:
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(SignatureError) as refused:
         own_lengths(inputs, PADDING)
     assert message in str(refused.value)
 
@@ -123,7 +122,7 @@ def test_a_mask_or_lengths_that_contradict_themselves_are_named(
 def test_lengths_alone_say_how_long_a_row_is() -> None:
     padding = PADDING.model_copy(update={"mask": None})
     assert own_lengths(rows([2, 5, 9]), padding).tolist() == [2, 5, 9]
-    with pytest.raises(DataError, match=r"length 2\.\.10; give 1 to 9"):
+    with pytest.raises(SignatureError, match=r"length 2\.\.10; give 1 to 9"):
         own_lengths(changed("count", [2, 5, 10]), padding)
 
 

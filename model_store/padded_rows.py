@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.signature import Padding, Signature
+from model_store.signature import Padding, Signature, SignatureError
 from model_store.tensors import Array
-from training.errors import DataError
 
 EXAMPLE_LENGTH = 4
 """Elements of a row that is exported by. More than one, which exporters make a special case."""
@@ -42,7 +41,7 @@ def padded_rows(inputs: Mapping[str, Array], signature: Signature) -> PaddedRows
         signature: with a `padding`.
 
     Raises:
-        DataError: the mask or the lengths contradict the padding, or no row needs any.
+        SignatureError: the mask or the lengths contradict the padding, or no row needs any.
     """
     padding = signature.padding
     assert padding is not None, "only a model with padding has rows to pad"
@@ -52,7 +51,7 @@ def padded_rows(inputs: Mapping[str, Array], signature: Signature) -> PaddedRows
     for row, length in enumerate(lengths):
         by_bucket.setdefault(padding.bucket_of(length), []).append(row)
     if all(lengths[row] == bucket for bucket, rows in by_bucket.items() for row in rows):
-        raise DataError(
+        raise SignatureError(
             f"the padding cannot be proven: each of the {len(lengths)} golden rows fills its "
             f"bucket of {list(padding.buckets)}; put shorter rows first into the test split"
         )
@@ -94,7 +93,7 @@ def own_lengths(inputs: Mapping[str, Array], padding: Padding) -> npt.NDArray[np
     row, so that lengths from 1 to all are spread over the rows.
 
     Raises:
-        DataError: a row is real behind its padding, has no real element, or mask and lengths
+        SignatureError: a row is real behind its padding, has no real element, or mask and lengths
             differ.
     """
     name, axis = next(iter(padding.inputs.items()))
@@ -108,18 +107,18 @@ def own_lengths(inputs: Mapping[str, Array], padding: Padding) -> npt.NDArray[np
         right = np.arange(full) < counted[:, None]
         if not (mask == right).all():
             row = int(np.flatnonzero((mask != right).any(axis=1))[0])
-            raise DataError(
+            raise SignatureError(
                 f"row {row} of '{padding.mask}' is not ones followed by zeros; padding comes last"
             )
         if padding.lengths is not None and not (found == counted).all():
             row = int(np.flatnonzero(found != counted)[0])
-            raise DataError(
+            raise SignatureError(
                 f"row {row} has {counted[row]} ones in '{padding.mask}' and "
                 f"'{padding.lengths}' says {found[row]}; make them agree"
             )
         found = counted
     if found.min() < 1 or found.max() > full:
-        raise DataError(f"a row has length {found.min()}..{found.max()}; give 1 to {full}")
+        raise SignatureError(f"a row has length {found.min()}..{found.max()}; give 1 to {full}")
     return found
 
 

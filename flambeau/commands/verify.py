@@ -1,0 +1,209 @@
+"""`flambeau verify`: the whole certificate of a version again, on this machine or a server's."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flambeau.commands.certificate_text import certificate_lines, list_lines
+from flambeau.commands.failures import failing_with
+from flambeau.commands.keys_option import KeysFolder
+from flambeau.commands.models import AsJson, ModelName, VersionOrDefault, open_version
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from model_store.errors import StoreError
+
+if TYPE_CHECKING:
+    from model_store.certificate import Certificate
+    from model_store.manifest import Manifest
+    from model_store.store import ModelStore
+    from training.recipe_judge import RecipeJudge
+
+
+def verify(
+    model: ModelName,
+    version: VersionOrDefault = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Verify on the machine of this server (its gRPC address)."
+        ),
+    ] = "",
+    store: StoreUrl = DEFAULT_STORE,
+    device: Annotated[str, typer.Option(help="Where to run it: cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of one run.")] = 1,
+    data: Annotated[
+        bool,
+        typer.Option(
+            "--data",
+            help="Judge by the test split as well. This runs the recipe's own code, which must be "
+            "here, and looks where a failing artifact departs.",
+        ),
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the certificates there are, and verify nothing.")
+    ] = False,
+    keys: KeysFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Prove every artifact of a version on a machine, and record it as a certificate.
+
+    Each replays the golden inputs in a process of its own, in every form that requests come in.
+    Exits with 0 if none failed and at least one passed. `flambeau models verify` only checks
+    digests and signatures.
+    """
+    if on:
+        if data or list_:
+            raise typer.BadParameter("--data and --list are for this machine, without --on")
+        _verify_elsewhere(model, version, on, as_json)
+        return
+    with failing_with({StoreError: 1}):
+        opened, manifest = open_version(store, model, version)
+        if list_:
+            _list(opened, manifest, as_json)
+            return
+        certificate = _verify_here(opened, manifest, device, threads, keys, data)
+        _print(certificate, as_json)
+        from model_store.certificates import record
+
+        path = record(opened, manifest, certificate)
+        typer.echo(f"recorded as {path}", err=True)
+    _exit(certificate)
+
+
+def _verify_here(
+    store: "ModelStore", manifest: "Manifest", device: str, threads: int, keys: str, data: bool
+) -> "Certificate":
+    try:
+        from services.inference.backends.device import parse_device
+        from services.inference.certification import CertifyOptions, certify
+        from services.inference.trust import Trust
+    except ModuleNotFoundError as error:
+        typer.echo(f"error: {error}; install it with pip install 'flambeau[serve]'", err=True)
+        raise typer.Exit(1) from error
+    from model_store.key_folder import KeyFolder
+
+    try:
+        parsed = parse_device(device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
+    trust = Trust(keys_folder=str(KeyFolder(keys).trusted_folder) if keys else "")
+    options = CertifyOptions(device=parsed, threads=threads, trust=trust)
+    if not data:
+        return certify(store, manifest, options, _say)
+    with tempfile.TemporaryDirectory(prefix="flambeau-verify-") as folder:
+        with _training_failures():
+            judge = _judge(store, manifest, Path(folder), keys)
+        certificate = certify(store, manifest, options, _say, judge)
+        return _with_departures(store, manifest, certificate, judge, Path(folder))
+
+
+def _with_departures(
+    store: "ModelStore",
+    manifest: "Manifest",
+    certificate: "Certificate",
+    judge: "RecipeJudge",
+    folder: Path,
+) -> "Certificate":
+    """The certificate, and of each artifact that ran and failed where it departs."""
+    results = []
+    for result, artifact in zip(certificate.artifacts, manifest.artifacts, strict=True):
+        if result.outcome == "failed" and result.replays:
+            path = folder / artifact.file.file
+            path.write_bytes(store.read_file(manifest, artifact.file))
+            departs_at = judge.departs_at(artifact, path) or ""
+            result = result.model_copy(update={"departs_at": departs_at})
+        results.append(result)
+    return certificate.model_copy(update={"artifacts": tuple(results)})
+
+
+def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -> "RecipeJudge":
+    """The recipe's own checkpoint and data.
+
+    Raises:
+        TrainingError: they are not here, or not those of the version.
+        StoreError: its files are broken, or the recipe is another machine's and nobody vouches
+            for it: it names code to call.
+    """
+    from model_store.golden import parse_golden
+    from model_store.key_folder import KeyFolder, trusted_keys
+    from training.publish import CHECKPOINT, RECIPE
+    from training.recipe_file import parse_recipe
+    from training.recipe_judge import RecipeJudge
+
+    if not store.is_local:
+        store.signer(manifest, trusted_keys(KeyFolder(keys).trusted_folder))
+    recipe, checkpoint = manifest.file(RECIPE), manifest.file(CHECKPOINT)
+    if recipe is None or checkpoint is None:
+        raise StoreError(
+            f"{manifest.model} {manifest.version} has no {RECIPE} or no {CHECKPOINT}, so there is "
+            "no test split to judge by; verify it without --data"
+        )
+    weights = folder / CHECKPOINT
+    weights.write_bytes(store.read_file(manifest, checkpoint))
+    text = store.read_file(manifest, recipe).decode()
+    golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
+    return RecipeJudge(parse_recipe(text, RECIPE), manifest, weights, golden)
+
+
+@contextlib.contextmanager
+def _training_failures() -> Iterator[None]:
+    try:
+        from training.errors import TrainingError
+
+        with failing_with({TrainingError: 1}):
+            yield
+    except ModuleNotFoundError as error:
+        typer.echo(f"error: {error}; --data needs pip install 'flambeau[train]'", err=True)
+        raise typer.Exit(1) from error
+
+
+def _verify_elsewhere(model: str, version: int | None, on: str, as_json: bool) -> None:
+    from flambeau.errors import ClientError
+    from flambeau.verification import VerificationClient
+
+    with failing_with({ClientError: 1, StoreError: 1}), VerificationClient(on) as client:
+        found = client.verify(model, version, _say)
+    _print(found.certificate, as_json)
+    if found.recorded_as:
+        typer.echo(f"recorded as {found.recorded_as}", err=True)
+    else:
+        typer.echo(f"error: not recorded: {found.record_failure}", err=True)
+        raise typer.Exit(1)
+    _exit(found.certificate)
+
+
+def _list(store: "ModelStore", manifest: "Manifest", as_json: bool) -> None:
+    from model_store.certificates import certificates
+
+    found = certificates(store, manifest)
+    if as_json:
+        typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
+    elif found:
+        typer.echo("\n".join(list_lines(found)))
+    else:
+        title = f"{manifest.model} {manifest.version}"
+        typer.echo(f"{title} has no certificate yet; use: flambeau verify {title}")
+
+
+def _print(certificate: "Certificate", as_json: bool) -> None:
+    if as_json:
+        typer.echo(certificate.to_json(), nl=False)
+    else:
+        typer.echo("\n".join(certificate_lines(certificate)))
+
+
+def _exit(certificate: "Certificate") -> None:
+    if certificate.holds:
+        return
+    failed = [one.artifact for one in certificate.artifacts if one.outcome == "failed"]
+    what = f"failed here: {', '.join(failed)}" if failed else "no artifact could be run here"
+    typer.echo(f"error: {what}", err=True)
+    raise typer.Exit(1)
+
+
+def _say(artifact: str, done: int, total: int) -> None:
+    typer.echo(f"{artifact} ({done + 1} of {total})", err=True)

@@ -1,0 +1,106 @@
+"""Asks a server to verify a version on its own machine.
+
+    with VerificationClient("models.internal:8001") as client:
+        found = client.verify("digits", 3)
+        print(found.certificate.holds)
+
+Rule kept here: a call that is sent again joins the verification that the first one began.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from flambeau.channel import MAX_MESSAGE_BYTES, Messages, bind_methods, channel_options
+from flambeau.errors import ServerError, from_status
+from model_store.certificate import Certificate, parse_certificate
+from protos.flambeau.v1 import verification_pb2 as pb
+
+SERVICE = "flambeau.v1.VerificationService"
+WAIT_S = 10
+"""How long the server may hold a call before it says how far it is."""
+CALL_TIMEOUT_S = 30.0
+ASK_AGAIN_S = 0.2
+_MESSAGES: Messages = {"VerifyModel": (pb.VerifyModelRequest, pb.Verification)}
+
+Progress = Callable[[str, int, int], None]
+"""Called with an artifact that is begun, how many are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCertificate:
+    """What the server found."""
+
+    certificate: Certificate
+    recorded_as: str
+    """Its path in the server's store; empty if it could not be written."""
+    record_failure: str
+    """Why it could not."""
+
+
+class VerificationClient:
+    """A connection to a server.
+
+    Args:
+        target: `host:port` of its gRPC.
+    """
+
+    def __init__(self, target: str) -> None:
+        options = channel_options(MAX_MESSAGE_BYTES, SERVICE)
+        self._channel = grpc.insecure_channel(target, options=options)
+        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._channel.close()
+
+    def verify(
+        self, model: str, version: int | None = None, progress: Progress | None = None
+    ) -> FoundCertificate:
+        """Has a version verified, and waits for it.
+
+        Args:
+            model: its name in the server's store.
+            version: None for the one in production, or else the newest.
+            progress: told of each artifact.
+
+        Raises:
+            ClientError: the server refuses, or cannot; `ServerError` if the version is broken.
+            CertificateError: the server is newer than this client.
+        """
+        asked = pb.VerifyModelRequest(
+            model_name=model,
+            model_version="" if version is None else str(version),
+            wait=Duration(seconds=WAIT_S),
+        )
+        told = ""
+        while True:
+            asked_at = time.monotonic()
+            found = self._call(asked)
+            if progress and found.artifact and found.artifact != told and not found.over:
+                progress(found.artifact, found.artifacts_done, found.artifacts)
+                told = found.artifact
+            if found.over:
+                break
+            asked.id = found.id
+            if found.artifact == told:  # a server with too many who wait answers at once
+                time.sleep(max(asked_at + ASK_AGAIN_S - time.monotonic(), 0))
+        if found.error:
+            raise ServerError(found.error)
+        return FoundCertificate(
+            certificate=parse_certificate(found.certificate, "the server's certificate"),
+            recorded_as=found.recorded_as,
+            record_failure=found.record_failure,
+        )
+
+    def _call(self, asked: pb.VerifyModelRequest) -> Any:
+        try:
+            return self._methods["VerifyModel"](asked, timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_status(error.code().name, error.details() or "", CALL_TIMEOUT_S) from error

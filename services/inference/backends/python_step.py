@@ -1,0 +1,71 @@
+"""A version's Python step in front of any backend: raw inputs in, the artifact's outputs out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from model_store.manifest import PythonStep
+from model_store.python_step import PythonStepError, check_result, open_step
+from model_store.signature import Signature
+from model_store.tensors import Array
+from services.errors import BackendError, InputRefusedError
+from services.inference.backends.backend import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class StepCode:
+    """The step, and its file, which was checked and may run here."""
+
+    step: PythonStep
+    source: bytes
+
+    def signature_behind(self, raw: Signature) -> Signature:
+        """What the artifact takes and gives, where the version's callers send `raw`."""
+        return raw.model_copy(update={"inputs": self.step.inputs})
+
+
+class PythonStepBackend(Backend):
+    """Runs the step on each batch, in the backend's thread, and the backend on what it gives.
+
+    Args:
+        code: the step.
+        behind: an open backend, which this one owns.
+
+    Raises:
+        BackendError: the step cannot be made; the backend is closed.
+    """
+
+    def __init__(self, code: StepCode, behind: Backend) -> None:
+        self._specs, self._behind = code.step.inputs, behind
+        self.platform = behind.platform
+        try:
+            self._step = open_step(code.source, code.step.name, code.step.args)
+        except PythonStepError as error:
+            behind.close()
+            raise BackendError(f"the python step cannot be made: {error}") from error
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs one batch; see `Backend.run`.
+
+        Raises:
+            InputRefusedError: the step raised a ValueError: it does not take these rows.
+            BackendError: it gave something else than in training.
+        """
+        try:
+            prepared = check_result(self._step(inputs), self._specs)
+        except ValueError as error:
+            raise InputRefusedError(f"the model does not take this input: {error}") from error
+        except PythonStepError as error:
+            raise BackendError(str(error)) from error
+        return self._behind.run(prepared)
+
+    def close(self) -> None:
+        """Closes the backend."""
+        self._behind.close()
+
+    def kill(self) -> None:
+        """As the backend does; a step that blocks cannot be ended from outside."""
+        self._behind.kill()
+
+    def process_bytes(self) -> int:
+        """Of the backend."""
+        return self._behind.process_bytes()

@@ -1,0 +1,131 @@
+"""Replays golden rows through a backend in every form that requests come in.
+
+In: a way to run rows, the golden rows and the signature. Out: for each form how far the answers
+lie from what the checkpoint gave.
+
+The forms are those that artifacts are proven in when they are published, as far as the golden rows
+tell what is right: in batches of several sizes; each row alone at its own length, and padded among
+others; at other sizes, where a batch must give what its rows give alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from model_store.certificate import ReplayResult
+from model_store.golden import GoldenRows
+from model_store.padded_rows import cut_back, padded_rows
+from model_store.parity import Comparison, Parity, compare, compare_rows, worst
+from model_store.signature import Signature, SignatureError
+from model_store.sized_rows import at_other_sizes
+from model_store.tensors import Array
+
+BATCH_SIZES = (1, 2, 7, 32)
+"""A single row, the fewest that are several, a batch that fits no power of two, and a full one; the
+largest comes on top."""
+SIZED_ROWS = 8
+"""Rows of each comparison at another size."""
+
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+Outputs = Mapping[str, Array]
+
+
+def replay_everything(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
+    """Every comparison that the golden rows allow.
+
+    Args:
+        run: runs a batch: every input, [rows, ...], to every output.
+        golden: what to run, and what it must give.
+        signature: which batches, lengths and sizes there are.
+    """
+    return [
+        *_in_batches(run, golden, signature.max_batch_size),
+        *_padded(run, golden, signature),
+        *_at_other_sizes(run, golden, signature),
+    ]
+
+
+def run_in_batches(run: Run, inputs: Mapping[str, Array], size: int) -> dict[str, Array]:
+    """Runs all rows, at most `size` at once, and joins the outputs."""
+    rows = len(next(iter(inputs.values())))
+    parts = [
+        run({name: array[start : start + size] for name, array in inputs.items()})
+        for start in range(0, rows, size)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def gives_the_same_twice(run: Run, golden: GoldenRows, max_batch_size: int) -> bool:
+    """Whether the same rows give the same bits twice."""
+    inputs = {name: array[:max_batch_size] for name, array in golden.inputs.items()}
+    first, second = run(inputs), run(inputs)
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def replay_result(found: Comparison) -> ReplayResult:
+    """A comparison as a certificate has it, which is JSON and has no infinity."""
+    parity, difference = found.parity, found.parity.max_abs_difference
+    return ReplayResult(
+        where=found.where,
+        max_abs_difference=difference if np.isfinite(difference) else None,
+        agreement=parity.agreement,
+        max_probability_shift=parity.max_probability_shift,
+    )
+
+
+def _in_batches(run: Run, golden: GoldenRows, max_batch_size: int) -> list[Comparison]:
+    sizes = {*BATCH_SIZES, min(max_batch_size, golden.rows)}
+    return [
+        compare_rows(
+            f"golden rows in batches of {size}",
+            golden.outputs,
+            run_in_batches(run, golden.inputs, size),
+        )
+        for size in sorted(sizes)
+        if size <= max_batch_size
+    ]
+
+
+def _padded(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
+    """Each row alone at its own length, and padded to its bucket among others."""
+    padding = signature.padding
+    if padding is None:
+        return []
+    try:
+        rows = padded_rows(golden.inputs, signature)
+    except SignatureError:  # every golden row fills its bucket: nothing is padded
+        return []
+    alone: Sequence[Outputs] = [run(inputs) for inputs in rows.alone]
+    found: list[Comparison] = []
+    right = alone
+    if padding.mask is not None or padding.lengths is not None:
+        # Else the golden rows are as long as they are, and what is shorter has no golden answer.
+        right = cut_back(golden.outputs, rows.lengths, padding)
+        parity = _of_single_rows(list(zip(right, alone, strict=True)))
+        found.append(Comparison("golden rows alone at their own length", parity))
+    pairs: list[tuple[Outputs, Outputs]] = []
+    for numbers, inputs in rows.batches:
+        lengths = [rows.lengths[row] for row in numbers]
+        batch = cut_back(run(inputs), lengths, padding)
+        pairs += zip([right[row] for row in numbers], batch, strict=True)
+    return [*found, Comparison("golden rows padded in a batch", _of_single_rows(pairs))]
+
+
+def _at_other_sizes(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
+    rows = min(SIZED_ROWS, signature.max_batch_size)
+    few = {name: array[:rows] for name, array in golden.inputs.items()}
+    found = []
+    for inputs in at_other_sizes(few, signature):
+        # Rows that were cut or repeated may show nothing: that their class is the same says little.
+        parity = replace(compare(run_in_batches(run, inputs, 1), run(inputs)), agreement=1.0)
+        shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
+        where = f"golden rows at another size, {shapes}, beside each alone"
+        found.append(Comparison(where, parity))
+    return found
+
+
+def _of_single_rows(pairs: Sequence[tuple[Outputs, Outputs]]) -> Parity:
+    """The parity of single rows: the largest differences, and the share that agrees."""
+    found = [compare(right, other) for right, other in pairs]
+    return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))

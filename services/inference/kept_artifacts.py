@@ -1,0 +1,66 @@
+"""Which artifacts of a version are loaded beside the one that it is served by. Pure.
+
+In: a manifest, what was measured, and the setting `keep_artifacts`. Out: names.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from model_store.manifest import Artifact, Manifest
+from services.queueing.artifact_rules import ACCURACIES, fastest, gives
+
+ALL = "all"
+"""Stands for every artifact that this machine can run."""
+
+
+def accuracy_loss(manifest: Manifest, artifact: Artifact) -> float:
+    """By how much an artifact's task metrics lie below the checkpoint's, at worst; 0 to 1.
+
+    Where no metric of the two can be compared, it is the share of the golden rows that it answers
+    otherwise than the checkpoint.
+    """
+    checkpoint = manifest.lineage.metrics
+    losses = [
+        checkpoint[f"test/{name}"] - value
+        for name, value in artifact.verification.metrics.items()
+        if f"test/{name}" in checkpoint
+    ]
+    return max(max(losses, default=1 - artifact.verification.agreement), 0.0)
+
+
+def is_accurate(manifest: Manifest, artifact: Artifact, accuracy: str) -> bool:
+    """Whether an artifact gives an accuracy, one of `ACCURACIES`."""
+    return gives(accuracy, artifact.precision, accuracy_loss(manifest, artifact))
+
+
+def kept_names(
+    manifest: Manifest,
+    keep: Sequence[str],
+    default: str,
+    candidates: Sequence[Artifact],
+    row_ms: Mapping[str, float],
+) -> list[str]:
+    """Names of what is to be loaded beside the default one, each once.
+
+    Args:
+        manifest: of the version.
+        keep: names of artifacts, accuracies (the fastest that gives one), or `ALL`.
+        default: the name of the one that is loaded.
+        candidates: what this machine can run and has not refused.
+        row_ms: milliseconds a row as measured here; those that were not measured come after, in
+            the publisher's order.
+    """
+    measured = [a for a in candidates if a.name in row_ms]
+    unmeasured = sorted((a for a in candidates if a.name not in row_ms), key=Artifact.speed_key)
+    found: list[str] = []
+    for word in keep:
+        if word == ALL:
+            found += [a.name for a in candidates]
+        elif word in ACCURACIES:
+            # The default one first: it keeps its place among those that are as fast.
+            measured.sort(key=lambda a: (a.name != default, row_ms[a.name]))
+            able = [a.name for a in measured if is_accurate(manifest, a, word)]
+            rest = [a.name for a in unmeasured if is_accurate(manifest, a, word)]
+            found += [fastest((name, row_ms[name]) for name in able)] if able else rest[:1]
+        else:
+            found += [a.name for a in candidates if a.name == word]
+    return [name for name in dict.fromkeys(found) if name != default]

@@ -1,0 +1,74 @@
+"""Callers that say which artifact is to answer, in both shapes: REST, and clients others wrote."""
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from tests.e2e.rest_calls import Reply, call, infer, linear_input
+from tests.fixtures.servers import ServerProcess
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+EXACT = {"y": [2.0, 4.0, 6.0, 8.0]}
+"""What `onnx-1` answers, and what `onnx`, the default one, does not."""
+
+
+def ask(server: ServerProcess, **wish: str) -> Reply:
+    """One row, over REST."""
+    return infer(server, "family", linear_input(ROW), parameters=wish)
+
+
+def test_what_is_kept_is_told(server: ServerProcess) -> None:
+    found = call(server, "GET", "/v2/models/family").json()["properties"]
+    assert (found["artifact"], found["artifacts"]) == ("onnx", "onnx, onnx-1")
+
+
+@pytest.mark.parametrize("wish", [{"accuracy": "exact"}, {"artifact": "onnx-1"}])
+def test_a_caller_gets_the_artifact_it_asks_for(
+    server: ServerProcess, wish: dict[str, str]
+) -> None:
+    reply = ask(server, **wish)
+    assert reply.outputs() == EXACT
+    assert reply.json()["parameters"] == {"artifact": "onnx-1"}
+
+
+def test_a_caller_that_asks_for_none_gets_the_default_one(server: ServerProcess) -> None:
+    reply = infer(server, "family", linear_input(ROW))
+    assert reply.outputs()["y"] == pytest.approx(EXACT["y"], rel=1e-4)
+    assert reply.outputs() != EXACT
+    assert "parameters" not in reply.json()
+    named = ask(server, artifact="onnx")
+    assert named.outputs() == reply.outputs()
+    assert named.json()["parameters"] == {"artifact": "onnx"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "status", "reason"),
+    [
+        ({"artifact": "onnx-2"}, 404, "not loaded; loaded: onnx (int8), onnx-1 (fp32)"),
+        ({"accuracy": "best"}, 400, "must be one of exact, balanced, fast"),
+        ({"accuracy": "exact", "artifact": "onnx"}, 400, "both given"),
+    ],
+)
+def test_a_wish_that_cannot_be_fulfilled_is_refused(
+    server: ServerProcess, wish: dict[str, str], status: int, reason: str
+) -> None:
+    reply = ask(server, **wish)
+    assert reply.status == status
+    assert reason in reply.error()
+
+
+def test_tritonclient_asks_over_http_and_grpc(server: ServerProcess) -> None:
+    x = np.array([ROW], np.float32)
+    over_http = tritonclient.http.InferInput("x", x.shape, "FP32")
+    over_http.set_data_from_numpy(x)
+    with tritonclient.http.InferenceServerClient(server.http) as client:
+        found = client.infer("family", [over_http], parameters={"accuracy": "exact"})
+        assert found.as_numpy("y").tolist() == [EXACT["y"]]
+        assert found.get_response()["parameters"] == {"artifact": "onnx-1"}
+    over_grpc = tritonclient.grpc.InferInput("x", x.shape, "FP32")
+    over_grpc.set_data_from_numpy(x)
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        found = client.infer("family", [over_grpc], parameters={"artifact": "onnx-1"})
+        assert found.as_numpy("y").tolist() == [EXACT["y"]]
+        assert found.get_response().parameters["artifact"].string_param == "onnx-1"

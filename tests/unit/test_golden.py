@@ -1,0 +1,126 @@
+"""Golden files that do not match their signature: refused by tensor, value and rule."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from model_store.errors import GoldenMismatchError
+from model_store.golden import GoldenRows, parse_golden
+from model_store.manifest import Draft
+from model_store.signature import Padding, Signature, TensorSpec
+from model_store.store import ModelStore
+from model_store.tensors import Array
+from tests.fixtures.store_versions import draft_in, entry_in
+
+SIGNATURE = Signature(
+    inputs=(
+        TensorSpec(name="tokens", datatype="INT64", shape=(-1, -1)),
+        TensorSpec(name="mask", datatype="FP32", shape=(-1, -1)),
+    ),
+    outputs=(TensorSpec(name="labels", datatype="FP32", shape=(-1, -1, 3)),),
+    max_batch_size=2,
+    padding=Padding(inputs={"tokens": 1}, outputs={"labels": 1}, buckets=(4, 8), mask="mask"),
+)
+Change = Callable[[dict[str, Array]], object]
+
+
+def tensors() -> dict[str, Array]:
+    """Eight rows of length 5, more than fit into one batch."""
+    inputs: dict[str, Array] = {
+        "tokens": np.ones((8, 5), np.int64),
+        "mask": np.ones((8, 5), np.float32),
+    }
+    return GoldenRows(inputs, {"labels": np.zeros((8, 5, 3), np.float32)}).to_tensors()
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Draft:
+    return draft_in(tmp_path / "draft").model_copy(update={"signature": SIGNATURE})
+
+
+def test_rows_that_fit_are_read(version: Draft) -> None:
+    found = parse_golden(save(tensors()), version)
+    assert found.rows == 8
+    assert set(found.inputs) == {"tokens", "mask"}
+    assert set(found.outputs) == {"labels"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.pop("input.mask"), "it lacks input 'mask'"),
+        (lambda t: t.pop("output.labels"), "it lacks output 'labels'"),
+        (
+            lambda t: t.update({"output.label": t.pop("output.labels")}),
+            "unknown output 'label' (did you mean 'labels'?)",
+        ),
+        (lambda t: t.update(logits=np.zeros(8)), "'logits' is neither input.NAME nor output.NAME"),
+        (
+            lambda t: t.update({"input.tokens": np.ones((8, 5), np.int32)}),
+            "input 'tokens' has datatype INT32; the signature has INT64",
+        ),
+        (
+            lambda t: t.update({"output.labels": np.zeros((8, 5, 4), np.float32)}),
+            "output 'labels' has shape [8, 5, 4]; the signature has [-1, -1, 3]",
+        ),
+        (
+            lambda t: t.update({"output.labels": np.zeros((7, 5, 3), np.float32)}),
+            "output.labels has 7 rows; the manifest says 8",
+        ),
+        (
+            lambda t: t.update({n: a[:0] for n, a in t.items()}),
+            "has 0 rows; the manifest says 8",
+        ),
+        (
+            lambda t: t.update({"input.mask": np.ones((8, 4), np.float32)}),
+            "inputs differ in length",
+        ),
+        (
+            lambda t: t.update({"output.labels": np.zeros((8, 4, 3), np.float32)}),
+            "output 'labels' has 4 positions along axis 1, and the inputs have 5",
+        ),
+        (
+            lambda t: t.update({n: np.repeat(a, 2, axis=1) for n, a in t.items()}),
+            "the inputs have length 10; at most 8 fit",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(version: Draft, change: Change, reason: str) -> None:
+    wrong = tensors()
+    change(wrong)
+    with pytest.raises(GoldenMismatchError) as refused:
+        parse_golden(save(wrong), version)
+    assert reason in str(refused.value)
+    assert "does not match the signature" in str(refused.value)
+
+
+def test_a_size_beyond_the_dynamic_axes(tmp_path: Path) -> None:
+    signature = Signature(
+        inputs=(TensorSpec(name="image", datatype="FP32", shape=(-1, -1)),),
+        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1,)),),
+        max_batch_size=8,
+        dynamic={"image": {1: (2, 4)}},
+    )
+    version = draft_in(tmp_path).model_copy(update={"signature": signature})
+    rows = GoldenRows({"image": np.ones((8, 5), np.float32)}, {"logits": np.ones(8, np.float32)})
+    with pytest.raises(GoldenMismatchError, match=r"size 5 along axis 1; give 2 to 4"):
+        parse_golden(save(rows.to_tensors()), version)
+
+
+@pytest.mark.parametrize("data", [b"", b"golden rows", save(tensors())[:-1]])
+def test_what_is_no_safetensors(version: Draft, data: bytes) -> None:
+    with pytest.raises(GoldenMismatchError, match="cannot be read as safetensors"):
+        parse_golden(data, version)
+
+
+def test_nothing_is_published_with_them(tmp_path: Path) -> None:
+    store, folder = ModelStore(str(tmp_path / "store")), tmp_path / "draft"
+    draft = draft_in(folder)
+    other = entry_in(folder, "golden.safetensors", save(tensors()))
+    wrong = draft.model_copy(update={"golden": draft.golden.model_copy(update={"file": other})})
+    with pytest.raises(GoldenMismatchError, match=r"unknown input '(tokens|mask)'"):
+        store.publish(wrong, folder)
+    assert store.storage.list() == {}

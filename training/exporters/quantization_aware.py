@@ -1,0 +1,133 @@
+"""Training for 8 bits: a network that rounds as its quantized artifact will, and can learn.
+
+In: a trained network. Out: a module for the training loop, with the network's weights and the
+ranges of its activations, and from those, later, the exported program in 8 bits (pt2e).
+
+Rules kept here: the rounding is all that differs from the network in evaluation mode. Norms keep
+the statistics of the training and are a part of the convolutions before them, as in the artifact:
+`prepare_qat_pt2e` would keep them apart, and take a minute to put them together. Nothing is dropped
+out: torchao's own training mode turns every dropout into one of a half. Ranges are seen on training
+rows only: an evaluation changes nothing.
+
+Source: torchao's documentation of PyTorch 2 Export quantization-aware training.
+"""
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_model
+from torch import Tensor, nn
+
+from model_store.signature import Signature
+from training.exporters.exported_program import (
+    CHATTY_LOGGERS,
+    exported_program,
+    reexported,
+    x86_quantizer,
+)
+from training.quiet import quiet
+
+
+class QuantizationAware(nn.Module):
+    """A network with rounding between its operations, that trains like any other.
+
+    Args:
+        model: the network in the form that exporters take, in evaluation mode; it stays as it is.
+        example: inputs in order, each [rows, ...] with at least two rows.
+        signature: says which axes vary.
+        largest_batch: rows of one step.
+
+    Raises:
+        ExportError: an axis cannot vary.
+        Exception: whatever torch raises for a model it cannot take.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: tuple[Tensor, ...],
+        signature: Signature,
+        largest_batch: int = 1,
+    ) -> None:
+        super().__init__()
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+        rows = max(largest_batch, signature.max_batch_size)
+        trained_on = signature.model_copy(update={"max_batch_size": rows})
+        program = exported_program(copy.deepcopy(model), example, trained_on)
+        with quiet(loggers=CHATTY_LOGGERS):
+            # With this quantizer it puts in the rounding of training, on norms already folded.
+            prepared = prepare_pt2e(program.module(), x86_quantizer(qat=True))
+            with torch.no_grad():
+                prepared(*example)  # gives the ranges their shapes
+        self.graph: Any = prepared
+        for rounding in self._roundings():
+            _forget_ranges(rounding)
+        self.eval()
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """What the network gives, rounded on the way."""
+        return self.graph(*inputs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Whether ranges follow what they see; the graph itself knows no modes."""
+        self.training = mode
+        for rounding in self._roundings():
+            rounding.enable_observer(mode)
+        return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As for every module. A file of tensors has no versions of its parts beside them.
+
+        Without one torchao takes its own ranges for an old format, and changes their epsilon.
+        """
+        versioned = OrderedDict(state_dict)
+        versioned._metadata = self.state_dict()._metadata  # type: ignore[attr-defined]
+        return super().load_state_dict(versioned, strict, assign)
+
+    def converted(self, example: tuple[Tensor, ...], signature: Signature) -> Any:
+        """The exported program in 8 bits, as a `torch.export.ExportedProgram`.
+
+        Args:
+            example: as above.
+            signature: says which axes vary.
+        """
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+        self.eval()
+        with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
+            return reexported(convert_pt2e(copy.deepcopy(self.graph)), example, signature)
+
+    def _roundings(self) -> Iterator[Any]:
+        from torchao.quantization.pt2e import FakeQuantizeBase
+
+        return (m for m in self.graph.modules() if isinstance(m, FakeQuantizeBase))
+
+
+def load_quantization_aware(
+    model: nn.Module, example: tuple[Tensor, ...], signature: Signature, weights: Path
+) -> QuantizationAware:
+    """The module as it was trained.
+
+    Args:
+        model: the network with any weights of the right size.
+        example: inputs in order, each [rows, ...] with at least two rows.
+        signature: says which axes vary.
+        weights: what `QuantizationAware` learned, as safetensors.
+    """
+    found = QuantizationAware(model, example, signature)
+    load_model(found, str(weights))
+    return found.eval()
+
+
+def _forget_ranges(rounding: Any) -> None:
+    """Drops what the example showed."""
+    rounding.activation_post_process.min_val.fill_(math.inf)
+    rounding.activation_post_process.max_val.fill_(-math.inf)

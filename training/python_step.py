@@ -1,0 +1,129 @@
+"""The Python step of a recipe: found, run on the data, and made ready to be published.
+
+In: a recipe and raw splits. Out: the splits as the model takes them, and what a server needs to do
+the same. The file's own bytes are what runs, here and there.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_store.python_step import PythonStepError, StepFunction, open_step
+from model_store.signature import Signature, TensorSpec
+from model_store.tensors import Array, datatype_of
+from training.datasets import Split, Splits
+from training.errors import DataError, TargetError
+from training.preprocess import PythonStep, python_step
+from training.recipe import Recipe
+
+WHERE = "preprocess.0.python"
+ROWS_AT_ONCE = 256
+"""Rows that the step is given at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A recipe's step, ready to run."""
+
+    name: str
+    """Of the class."""
+    args: dict[str, Any]
+    source: bytes
+    """Of its file."""
+    run: StepFunction
+
+    def prepared(self, raw: Splits) -> Splits:
+        """What the model takes, for every split.
+
+        Raises:
+            TargetError: the step fails, or gives something that no model takes.
+            DataError: a row's result depends on the rows beside it, or on when it is asked.
+        """
+        splits = Splits(*(self._split(split) for split in (raw.train, raw.validation, raw.test)))
+        self._check_alone(raw.test, splits.test)
+        return splits
+
+    def _split(self, split: Split) -> Split:
+        parts = [
+            self._try(_rows(split.inputs, start, start + ROWS_AT_ONCE))
+            for start in range(0, split.rows, ROWS_AT_ONCE)
+        ]
+        try:
+            joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        except (KeyError, ValueError) as error:
+            raise TargetError(
+                f"{WHERE}: {self.name} gives other names or shapes for other rows ({error}); "
+                "let it cut and pad to one"
+            ) from error
+        return Split(joined, split.labels)
+
+    def _try(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            return self.run(inputs)
+        except Exception as error:  # the step is the user's: it may raise anything
+            raise TargetError(f"{WHERE}: {self.name} fails on the data: {error}") from error
+
+    def _check_alone(self, raw: Split, prepared: Split) -> None:
+        for row in range(min(raw.rows, 4)):
+            alone = self._try(_rows(raw.inputs, row, row + 1))
+            for name, array in prepared.inputs.items():
+                if name not in alone or not np.array_equal(alone[name], array[row : row + 1]):
+                    raise DataError(
+                        f"{WHERE}: {self.name} gives row {row} of the test split another '{name}' "
+                        "alone than among others; a row's result must depend on that row only"
+                    )
+
+
+def open_recipe_step(recipe: Recipe) -> Step | None:
+    """The recipe's Python step; None if it has none.
+
+    Raises:
+        TargetError: its file cannot be read or run, or has no such class.
+    """
+    step = python_step(recipe.preprocess)
+    if step is None:
+        return None
+    source, name = _source(step)
+    try:
+        return Step(name, step.args, source, open_step(source, name, step.args))
+    except PythonStepError as error:
+        raise TargetError(f"{WHERE}.target {step.target}: {error}") from error
+
+
+def served_signature(signature: Signature, raw: Splits) -> Signature:
+    """A model's signature with the inputs that callers send, which the step takes."""
+    specs = (
+        TensorSpec(name=name, datatype=datatype_of(array), shape=(-1, *array.shape[1:]))
+        for name, array in raw.train.inputs.items()
+    )
+    return signature.model_copy(update={"inputs": tuple(specs)})
+
+
+def _rows(inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+    return {name: array[start:stop] for name, array in inputs.items()}
+
+
+def _source(step: PythonStep) -> tuple[bytes, str]:
+    """The bytes of the target's file, and the name in it."""
+    place, colon, name = step.target.rpartition(":")
+    if not (place and colon and name):
+        raise TargetError(
+            f"{WHERE}.target is {step.target!r}; write path/file.py:Name or package.module:Name"
+        )
+    path: str | None = place
+    if not place.endswith(".py"):
+        try:
+            spec = importlib.util.find_spec(place)
+        except ImportError as error:
+            raise TargetError(f"{WHERE}.target: cannot import {place!r}: {error}") from error
+        path = None if spec is None else spec.origin
+    if path is None or not path.endswith(".py"):
+        raise TargetError(f"{WHERE}.target: {place!r} is no module with a file of Python")
+    try:
+        return Path(path).read_bytes(), name
+    except OSError as error:
+        raise TargetError(f"{WHERE}.target: cannot read {path}: {error.strerror}") from error
