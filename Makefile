@@ -28,12 +28,12 @@ $(BIN)/python:
 $(SERVING): pyproject.toml | $(BIN)/python
 	@echo "installing flambeau into $(VENV) (minutes the first time)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,train]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,trainer]'
 	@touch $@
 	@echo "✓ environment ready"
 
 $(DEVELOPING): pyproject.toml | $(SERVING)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,train,dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,trainer,dev]'
 	@touch $@
 
 .PHONY: install

@@ -13,7 +13,7 @@ from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
 from flambeau.commands.report import report
 from flambeau.commands.serve import serve
-from flambeau.commands.train import train
+from flambeau.commands.train_jobs import train_app
 from flambeau.commands.transfer import pull, push
 from flambeau.commands.up import up
 from flambeau.commands.up_split import up_split
@@ -26,8 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, export, prove, publish and serve PyTorch models.",
 )
-for verb in (train, report, verify, push, pull, serve, infer, up, up_split, demo):
+for verb in (report, verify, push, pull, serve, infer, up, up_split, demo):
     app.command()(verb)
+app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 app.add_typer(queue_app, name="queue")
 app.add_typer(jobs_app, name="jobs")

@@ -3,6 +3,8 @@
 ServingError
 ├── InvalidRequestError         400 INVALID_ARGUMENT    the request contradicts itself or the model
 │   └── PayloadTooLargeError    413 RESOURCE_EXHAUSTED
+├── UnauthenticatedError        401 UNAUTHENTICATED     the caller's token is missing or unknown
+├── NotAllowedError             403 PERMISSION_DENIED   nobody may do this here, by the settings
 ├── NotFoundError               404 NOT_FOUND
 │   ├── UnknownModelError
 │   ├── UnknownVersionError
@@ -56,6 +58,20 @@ class PayloadTooLargeError(InvalidRequestError):
 
     http_status = 413
     grpc_code = "RESOURCE_EXHAUSTED"
+
+
+class UnauthenticatedError(ServingError):
+    """The call needs a token, and has none or one that nobody knows."""
+
+    http_status = 401
+    grpc_code = "UNAUTHENTICATED"
+
+
+class NotAllowedError(ServingError):
+    """The settings of this server allow it to nobody, or not to this caller."""
+
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
 
 
 class NotFoundError(ServingError):

@@ -15,13 +15,11 @@ class ConfigError(Exception):
     """A setting that is unknown or has a bad value; the message names it."""
 
 
-class ProcessSettings(StrictModel):
+class ServiceSettings(StrictModel):
     """What all server processes have in common; a field's text is the help of its option."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    models: tuple[str, ...] = ()
-    """Serve only these, and be ready only when all of them are live; empty serves every model."""
     host: str = "127.0.0.1"
     """Address to listen on; `0.0.0.0` to be reached from other machines (there is no login yet)."""
     metrics_port: int = Field(8002, ge=0, le=65_535)
@@ -33,8 +31,15 @@ class ProcessSettings(StrictModel):
     """What to log."""
 
 
+class ProcessSettings(ServiceSettings):
+    """What those have in common that serve models."""
+
+    models: tuple[str, ...] = ()
+    """Serve only these, and be ready only when all of them are live; empty serves every model."""
+
+
 Texts = tuple[str, ...]
-Settings = TypeVar("Settings", bound=ProcessSettings)
+Settings = TypeVar("Settings", bound=ServiceSettings)
 
 
 def checked(kind: type[Settings], settings: Mapping[str, Any]) -> Settings:

@@ -6,6 +6,7 @@ TrainingError
 ├── DataError             data that breaks the contract of a data set
 ├── CheckpointError       a checkpoint that is damaged or belongs to another program
 ├── RunBusyError          another process works in the same run folder
+├── StoppedError          a run that was asked to end before it is over; it can be resumed
 ├── DivergedError         the loss is no longer a number
 ├── ExportError           one artifact cannot be made; the others go on
 ├── IsolationError        what ran in a process of its own did not return
@@ -35,6 +36,10 @@ class CheckpointError(TrainingError):
 
 class RunBusyError(TrainingError):
     """The run folder is locked by another process."""
+
+
+class StoppedError(TrainingError):
+    """Somebody asked the run to stop; its checkpoint is written."""
 
 
 class DivergedError(TrainingError):

@@ -81,6 +81,9 @@ def _answer(
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     limit = _data_bytes() + memory_limit_bytes
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if most != resource.RLIM_INFINITY:  # a job of the training service has a limit already
+        limit = min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     answer: tuple[Any, str | None]
     try:

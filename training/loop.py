@@ -27,7 +27,7 @@ from torch.nn import functional
 from model_store.signature import Signature
 from training.checkpoint import CheckpointFolder
 from training.datasets import IGNORED_LABEL, Split, Splits
-from training.errors import DivergedError
+from training.errors import DivergedError, StoppedError
 from training.later_phases import (
     example_of,
     fine_tuning,
@@ -45,6 +45,7 @@ from training.schedule import learning_rate_factor, teacher_forcing_share
 from training.task_metric import Tally, tally
 from training.trackers import open_trackers
 from training.train_state import TrainState, after_epoch
+from training.watcher import LaterPhase, Nobody, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,12 @@ class Trained:
 
 
 def train(
-    recipe: Recipe, splits: Splits, folder: RunFolder, console: Console, resume: bool = False
+    recipe: Recipe,
+    splits: Splits,
+    folder: RunFolder,
+    console: Console,
+    resume: bool = False,
+    watcher: Watcher | None = None,
 ) -> Trained:
     """Trains until the epochs or the patience run out.
 
@@ -74,31 +80,36 @@ def train(
         folder: keeps checkpoints and metrics.
         console: shows the progress.
         resume: goes on from the newest checkpoint, if there is one; otherwise starts anew.
+        watcher: told of every epoch, and may end the run after one.
 
     Raises:
         TargetError: the model is no `nn.Module`, or cannot be made.
+        StoppedError: the watcher asked for it.
         RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says.
         CheckpointError: the checkpoint is damaged.
         DivergedError: the loss is no longer a number.
     """
+    watcher = watcher or Nobody()
     if not (resume and CheckpointFolder(folder.checkpoints).exists):
         folder.forget_phases()
     with reproducible(recipe.seed, recipe.train.threads):
         model = build_model(recipe, list(splits.train.inputs))
         signature = try_model(model, splits, recipe)
         try_compression(model, recipe, splits.train, signature)
-        state = _learn(model, recipe, splits, folder, console, resume)
+        state = _learn(model, recipe, splits, folder, console, resume, watcher)
     weights, qat_weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch), None
     load_model(model, str(weights))
     later = partial(_fine_tune, splits=splits, console=console, resume=resume)
     if recipe.prune is not None:
         say(console, prune(model, recipe.prune, example_of(splits.train)))
         tuned = fine_tuning(recipe, "pruned", recipe.prune.fine_tune_epochs, recipe.prune.lr_share)
-        weights, state = later(model, tuned, folder=folder.phase("prune"))
+        watcher = LaterPhase(watcher, state.epoch)
+        weights, state = later(model, tuned, folder=folder.phase("prune"), watcher=watcher)
     if recipe.qat is not None:
         tuned = fine_tuning(recipe, "qat", recipe.qat.epochs, recipe.qat.lr_share)
         rounding = quantization_aware(model.eval(), recipe, splits.train, signature)
-        qat_weights, _ = later(rounding, tuned, folder=folder.phase("qat"))
+        watcher = LaterPhase(watcher, state.epoch)
+        qat_weights, _ = later(rounding, tuned, folder=folder.phase("qat"), watcher=watcher)
     return Trained(
         model=model.eval(),
         weights=weights,
@@ -116,6 +127,7 @@ def _fine_tune(
     folder: PhaseFolder,
     console: Console,
     resume: bool,
+    watcher: Watcher,
 ) -> tuple[Path, TrainState]:
     """A phase behind the training, with the zeros of pruning held; the model gets its best weights.
 
@@ -124,7 +136,7 @@ def _fine_tune(
     """
     held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
     with reproducible(recipe.seed, recipe.train.threads), held:
-        state = _learn(model, recipe, splits, folder, console, resume)
+        state = _learn(model, recipe, splits, folder, console, resume, watcher)
     weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch)
     load_model(model, str(weights))
     return weights, state
@@ -137,6 +149,7 @@ def _learn(
     folder: PhaseFolder,
     console: Console,
     resume: bool,
+    watcher: Watcher,
 ) -> TrainState:
     """Epochs until they or the patience run out; the folder keeps the best weights."""
     optimizer = build_optimizer(model, recipe.optim)
@@ -154,12 +167,17 @@ def _learn(
             for tracker in trackers:
                 tracker.log(state.epoch, metrics)
             # The state comes last: until then a resumed run repeats this epoch.
+            stopping = watcher.stop_asked
             due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
+            due = due or stopping
             if due or state.best_epoch == state.epoch:
                 checkpoints.save_weights(model, state.epoch)
             if due:
                 checkpoints.save_state(state, optimizer)
             progress.end_epoch(state.epoch, metrics)
+            watcher.end_epoch(state.epoch, metrics)
+            if stopping and not state.finished:
+                raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
     return state
 
 

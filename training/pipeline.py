@@ -21,6 +21,7 @@ from training.recipe import Recipe
 from training.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
 from training.verify import Reference, reference, verify_apart
+from training.watcher import Watcher
 
 
 def run(
@@ -30,6 +31,7 @@ def run(
     resume: bool = False,
     console: Console | None = None,
     sign: Sign | None = None,
+    watcher: Watcher | None = None,
 ) -> Manifest:
     """Trains the recipe and publishes what is proven.
 
@@ -40,6 +42,7 @@ def run(
         resume: goes on from the newest checkpoint of the same recipe and data, if there is one.
         console: shows progress and the table; the standard output by default.
         sign: makes the version's signature; None leaves it unsigned.
+        watcher: told how far the run is, and may stop it.
 
     Returns:
         The manifest of the published version.
@@ -56,7 +59,9 @@ def run(
     recipe = with_statistics(recipe, splits)
     folder = RunFolder(Path(runs_dir), recipe, raw.sha256())
     with folder.locked():
-        trained = train(recipe, splits, folder, console, resume)
+        if watcher:
+            watcher.begin(folder.path)
+        trained = train(recipe, splits, folder, console, resume, watcher)
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
         print_table(report, console)

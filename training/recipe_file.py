@@ -68,17 +68,21 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     return _validate(document, source)
 
 
-def parse_recipe(text: str, where: str) -> Recipe:
+def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe from YAML text, such as a stored `recipe.resolved.yaml`.
 
     Args:
         text: the YAML.
         where: its path, for messages.
+        overrides: as for `load_recipe`.
 
     Raises:
         RecipeError: not YAML, or it has an unknown key or a bad value.
     """
-    return _validate(_parse_yaml(text, where), where)
+    document = _parse_yaml(text, where)
+    for override in overrides:
+        _apply(document, override)
+    return _validate(document, where)
 
 
 def resolved_yaml(recipe: Recipe) -> str:

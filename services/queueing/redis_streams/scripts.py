@@ -15,10 +15,11 @@ class Script:
 
     Args:
         name: of the file, without `.lua`.
+        package: in whose folder `lua` it lies.
     """
 
-    def __init__(self, name: str) -> None:
-        folder = resources.files("services.queueing.redis_streams") / "lua"
+    def __init__(self, name: str, package: str = "services.queueing.redis_streams") -> None:
+        folder = resources.files(package) / "lua"
         self._text = (folder / f"{name}.lua").read_text()
         self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.unit.training.recipes import DATA, recipe, splits
 from training import networks
 from training.checkpoint import CheckpointFolder
 from training.datasets import Split
-from training.errors import DataError, DivergedError, RunBusyError, TargetError
+from training.errors import DataError, DivergedError, RunBusyError, StoppedError, TargetError
 from training.loop import Trained, build_optimizer, evaluate, train
 from training.model import build_model
 from training.recipe import OptimPart, Recipe
@@ -239,3 +240,47 @@ def test_evaluation_weighs_a_short_last_batch_by_its_rows() -> None:
     metrics = evaluate(Constant(), split, smooth, "val")
     right, wrong = 0.8 * right + 0.2 * wrong, 0.1 * right + 0.9 * wrong
     assert metrics["val/loss"] == pytest.approx((16 * right + wrong) / 17)
+
+
+class Stopping:
+    """Asks the run to end in its second epoch, when no checkpoint would be due."""
+
+    stop_asked = False
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def begin(self, folder: Path) -> None:
+        raise AssertionError("the pipeline tells that")
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        assert "val/loss" in metrics
+        self.told.append(epoch)
+        self.stop_asked = epoch == 1
+
+
+def test_a_run_that_is_asked_to_stop_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    chosen = recipe(train={"epochs": 4}, checkpoint={"every_epochs": 4})
+    undisturbed = trained(tmp_path / "a", chosen).weights.read_bytes()
+    folder, watcher = RunFolder(tmp_path / "b", chosen, DATA), Stopping()
+    silent = Console(file=io.StringIO())
+    with folder.locked(), pytest.raises(StoppedError, match="stopped after epoch 2"):
+        train(chosen, splits(), folder, silent, watcher=watcher)
+    with folder.locked():
+        again = train(chosen, splits(), folder, silent, resume=True, watcher=watcher)
+    assert watcher.told == [1, 2, 3, 4]
+    assert again.weights.read_bytes() == undisturbed
+
+
+def test_a_later_phase_counts_its_epochs_on_and_stops_too(tmp_path: Path) -> None:
+    chosen = recipe(train={"epochs": 1}, prune={"amount": 0.5, "fine_tune_epochs": 2})
+    undisturbed = trained(tmp_path / "a", chosen).weights.read_bytes()
+    folder, watcher = RunFolder(tmp_path / "b", chosen, DATA), Stopping()
+    silent = Console(file=io.StringIO())
+    with folder.locked(), pytest.raises(StoppedError, match="stopped after epoch 1"):
+        train(chosen, splits(), folder, silent, watcher=watcher)
+    assert watcher.told == [1, 2]
+    with folder.locked():
+        again = train(chosen, splits(), folder, silent, resume=True, watcher=watcher)
+    assert watcher.told == [1, 2, 3]
+    assert again.weights.read_bytes() == undisturbed

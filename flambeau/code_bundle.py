@@ -1,0 +1,60 @@
+"""Packs a folder of code for a training service: what a recipe's `file.py:Name` needs."""
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+LEFT_OUT = frozenset({"__pycache__", "node_modules", "var"})
+"""Folders that hold no code; those whose names begin with a dot are left out too."""
+MAX_BYTES = 256 * 2**20
+"""Of all files together; a service allows less."""
+
+
+class BundleError(Exception):
+    """A folder that makes no bundle; the message says why."""
+
+
+def pack(folder: Path) -> bytes:
+    """A folder as a tar.gz file, the same bytes for the same files.
+
+    Args:
+        folder: becomes the working directory of the job.
+
+    Raises:
+        BundleError: it is no folder, holds a link, nothing, or too much.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"there is no folder {folder}; --bundle takes the folder of your code")
+    packed, left = io.BytesIO(), MAX_BYTES
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
+        for path in _files(folder):
+            left -= path.stat().st_size
+            if left < 0:
+                raise BundleError(
+                    f"{folder} holds more than {MAX_BYTES} bytes; give a folder with code only"
+                )
+            content = path.read_bytes()
+            info = tarfile.TarInfo(path.relative_to(folder).as_posix())
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    if left == MAX_BYTES:
+        raise BundleError(f"{folder} holds no file that could be sent")
+    return packed.getvalue()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Its plain files, in a fixed order."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(x for x in folders if x not in LEFT_OUT and not x.startswith("."))
+        for name in sorted(names):
+            path = Path(root, name)
+            if path.is_symlink():
+                raise BundleError(f"{path} is a link; a bundle holds plain files only")
+            if path.is_file() and not name.startswith(".") and path.suffix != ".pyc":
+                yield path

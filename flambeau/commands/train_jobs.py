@@ -1,0 +1,236 @@
+"""`flambeau train RECIPE` trains here; `flambeau train submit RECIPE` on a training service."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.tables import UNKNOWN, columns
+from flambeau.commands.train import INTERRUPTED, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flambeau.training_jobs import TrainingClient, TrainingEvent, TrainingJob
+
+DEFAULT_SERVER = "127.0.0.1:8004"
+HERE = "run"
+"""The verb that is meant where none is named."""
+
+
+class TrainGroup(TyperGroup):
+    """Takes what is none of its verbs for a recipe to train here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the verb in that was left out."""
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = [HERE, *args]
+        return super().parse_args(ctx, args)
+
+
+train_app = typer.Typer(
+    cls=TrainGroup,
+    no_args_is_help=True,
+    help="Train a recipe here (flambeau train RECIPE), or on a training service "
+    "(flambeau train submit RECIPE).",
+)
+train_app.command(HERE)(train)
+
+Server = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The training service's gRPC address.")
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with your token, where the service wants one.", dir_okay=False),
+]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
+
+
+@train_app.command()
+def submit(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML or JSON file, or a function: path/file.py:name or package.module:name."
+        ),
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one value; may be repeated."),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the code that the recipe names; the job works in it."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show its log until it is over.")
+    ] = False,
+    key: Annotated[str, typer.Option(help="A job with the same key is the same job.")] = "",
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+) -> None:
+    """Hand a recipe to the training service; prints the job's id.
+
+    Exits with 2 when the recipe or its code is refused; with --follow, with 1 unless it succeeds.
+    """
+    from flambeau.code_bundle import BundleError, pack
+
+    with _client(server, token_file) as client, failing_with({BundleError: 2}):
+        text, name = _recipe_text(recipe)
+        job = client.submit(
+            text,
+            name=name,
+            overrides=set_ or [],
+            bundle=pack(bundle) if bundle else b"",
+            idempotency_key=key,
+        )
+        typer.echo(job.id)
+        if follow:
+            _follow(client, job.id, 0)
+
+
+@train_app.command("list")
+def list_jobs(
+    state: Annotated[
+        str, typer.Option(help="Only queued, running, succeeded, failed or cancelled ones.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 100,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """List the newest jobs."""
+    with _client(server) as client:
+        try:
+            found = client.list(state, limit)
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"'{state}' is none of queued, running, succeeded, failed, cancelled",
+                param_hint="--state",
+            ) from error
+    rows = [("ID", "RECIPE", "STATE", "EPOCH", "CREATED", "VERSION")]
+    for job in found:
+        version = f"{job.model} {job.version}" if job.version else UNKNOWN
+        epoch = str(job.epoch or UNKNOWN)
+        rows.append((job.id, job.name, job.state, epoch, _local(job.created_at), version))
+    for line in columns(rows):
+        typer.echo(line)
+
+
+@train_app.command()
+def get(
+    job: JobId,
+    recipe: Annotated[bool, typer.Option("--recipe", help="Print its recipe.")] = False,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Show a job."""
+    with _client(server) as client:
+        found = client.get(job)
+    typer.echo(found.recipe if recipe else "\n".join(_lines(found)))
+
+
+@train_app.command()
+def logs(
+    job: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only events with larger numbers.")] = 0,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Show what a job has told; with -f as it tells it, failing unless it succeeds."""
+    with _client(server) as client:
+        if follow:
+            _follow(client, job, after)
+            return
+        for event in client.watch(job, after=after):
+            _print_event(event)
+
+
+@train_app.command()
+def cancel(job: JobId, server: Server = DEFAULT_SERVER, token_file: TokenFile = None) -> None:
+    """End a job that is not over."""
+    with _client(server, token_file) as client:
+        found = client.cancel(job)
+    typer.echo(f"{job} is {'being cancelled' if found.state == 'running' else found.state}")
+
+
+@train_app.command()
+def resume(
+    job: JobId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show its log until it is over.")
+    ] = False,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+) -> None:
+    """Have a job that failed or was cancelled go on from its checkpoint."""
+    with _client(server, token_file) as client:
+        last = max((event.seq for event in client.watch(job)), default=0) if follow else 0
+        typer.echo(f"{job} is {client.resume(job).state}")
+        if follow:
+            _follow(client, job, last)
+
+
+@contextmanager
+def _client(server: str, token_file: Path | None = None) -> "Iterator[TrainingClient]":
+    from flambeau.errors import ClientError, InvalidRequestError
+    from flambeau.training_jobs import TrainingClient
+    from training.errors import RecipeError
+
+    failures = {InvalidRequestError: 2, RecipeError: 2, ClientError: 1, OSError: 1}
+    with failing_with(failures):
+        token = token_file.read_text("utf-8").strip() if token_file else ""
+        with TrainingClient(server, token=token) as client:
+            yield client
+
+
+def _recipe_text(source: str) -> tuple[str, str]:
+    """A recipe's text and what messages call it; that of a function with every default."""
+    from training.recipe_file import load_recipe, resolved_yaml
+
+    if source.endswith((".yaml", ".yml", ".json")):
+        return Path(source).read_text("utf-8"), source
+    return resolved_yaml(load_recipe(source)), source
+
+
+def _follow(client: "TrainingClient", job_id: str, after: int) -> None:
+    """Prints events until the job is over; exits with 1 unless it has succeeded."""
+    try:
+        for event in client.watch(job_id, after=after, follow=True):
+            _print_event(event)
+    except KeyboardInterrupt:
+        typer.echo(f"it goes on; flambeau train logs -f {job_id} shows it again", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if client.get(job_id).state != "succeeded":
+        raise typer.Exit(1)
+
+
+def _print_event(event: "TrainingEvent") -> None:
+    if event.kind == "log":
+        typer.echo(event.text)
+    elif event.kind == "state":
+        typer.echo(f"{_local(event.time)}  {event.state}: {event.text}")
+    # The figures of an epoch are in the line that the run prints of it.
+
+
+def _lines(job: "TrainingJob") -> "Iterator[str]":
+    yield f"{job.id}  {job.state}  recipe {job.name}  model {job.model}"
+    yield f"  created   {_local(job.created_at)}" + (
+        f" by {job.submitter}" if job.submitter else ""
+    )
+    if job.started_at:
+        yield f"  started   {_local(job.started_at)}, attempt {job.attempts}, epoch {job.epoch}"
+    if job.worker:
+        yield f"  worker    {job.worker}"
+    if job.finished_at:
+        yield f"  finished  {_local(job.finished_at)}"
+    if job.run_folder:
+        yield f"  folder    {job.run_folder}"
+    if job.version:
+        yield f"  published {job.model} {job.version}"
+    if job.error:
+        yield f"  error     {job.error}"
+
+
+def _local(moment: Any) -> str:
+    return str(moment.astimezone().strftime("%Y-%m-%d %H:%M:%S"))

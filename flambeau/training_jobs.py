@@ -1,0 +1,275 @@
+"""Training jobs: hands recipes to a training service, and watches what becomes of them.
+
+    with TrainingClient("trainer.internal:8004") as training:
+        job = training.submit(recipe_text, overrides=["train.epochs=5"])
+        for event in training.watch(job.id, follow=True):
+            print(event.text)
+
+Rules kept here: a submission that is sent again, after a broken connection say, is the same job;
+a watch whose connection breaks goes on after the last event it has given.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from flambeau.channel import Messages, bind_methods, channel_options
+from flambeau.errors import UnavailableError, from_status
+from protos.flambeau.v1 import training_pb2 as pb
+
+SERVICE = "flambeau.v1.Training"
+OVER = frozenset({"succeeded", "failed", "cancelled"})
+"""The states in which nothing more happens."""
+CALL_TIMEOUT_S = 30.0
+MAX_MESSAGE_BYTES = 2**30
+GONE_FOR_S = 60.0
+"""How long a watch outlives its service."""
+RETRY_S = 0.5
+_MESSAGES: Messages = {
+    "SubmitJob": (pb.SubmitTrainingRequest, pb.TrainingJob),
+    "GetJob": (pb.GetTrainingRequest, pb.TrainingJob),
+    "ListJobs": (pb.ListTrainingRequest, pb.ListTrainingResponse),
+    "CancelJob": (pb.CancelTrainingRequest, pb.TrainingJob),
+    "ResumeJob": (pb.ResumeTrainingRequest, pb.TrainingJob),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """What the service knows of a job."""
+
+    id: str
+    name: str
+    """Of its recipe."""
+    model: str
+    """Where it publishes to."""
+    state: str
+    """`queued`, `running`, `succeeded`, `failed` or `cancelled`."""
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    submitter: str
+    attempts: int
+    epoch: int
+    """The last one that ended."""
+    worker: str
+    """Who runs it, while it runs."""
+    run_folder: str
+    version: int | None
+    """The published version, once it has succeeded."""
+    error: str
+    """Why it failed; empty if it did not."""
+    recipe: str
+    """YAML with every default; empty in lists."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more happens to it unless it is resumed."""
+        return self.state in OVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEvent:
+    """Something that happened to a job."""
+
+    seq: int
+    """Counts a job's events from 1."""
+    time: datetime
+    attempt: int
+    kind: str
+    """`state`, `log` or `metric`."""
+    text: str
+    """A line of the log, or what became of the job."""
+    state: str
+    """Of a `state` event; else empty."""
+    epoch: int
+    """Of a `metric` event."""
+    metrics: Mapping[str, float]
+    """Of a `metric` event."""
+
+
+class TrainingClient:
+    """A connection to a training service; threads may share it.
+
+    Args:
+        target: `host:port` of its gRPC.
+        token: of a caller allowed to train; empty where none is needed.
+    """
+
+    def __init__(self, target: str, *, token: str = "") -> None:
+        options = channel_options(MAX_MESSAGE_BYTES, SERVICE)
+        self._channel = grpc.insecure_channel(target, options=options)
+        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES)
+        self._watch = self._channel.unary_stream(
+            f"/{SERVICE}/WatchJob",
+            request_serializer=pb.WatchTrainingRequest.SerializeToString,
+            response_deserializer=pb.TrainingEvent.FromString,
+        )
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._channel.close()
+
+    def submit(
+        self,
+        recipe: str,
+        *,
+        name: str = "",
+        overrides: Sequence[str] = (),
+        bundle: bytes = b"",
+        idempotency_key: str = "",
+    ) -> TrainingJob:
+        """Hands in a job.
+
+        Args:
+            recipe: YAML or JSON.
+            name: its file, for messages.
+            overrides: `a.b=c` each.
+            bundle: a zip, tar or tar.gz file with the code that the recipe names.
+            idempotency_key: a job with the same one is the same job.
+
+        Raises:
+            ClientError: a leaf of the tree in `flambeau.errors`.
+        """
+        request = pb.SubmitTrainingRequest(
+            recipe=recipe, name=name, overrides=overrides, bundle=bundle,
+            idempotency_key=idempotency_key or uuid.uuid4().hex,
+        )  # fmt: skip
+        return _job(self._call("SubmitJob", request))
+
+    def get(self, job_id: str) -> TrainingJob:
+        """What is known of a job.
+
+        Raises:
+            NotFoundError: there is no such job, or it was forgotten.
+            ClientError: any other failure.
+        """
+        return _job(self._call("GetJob", pb.GetTrainingRequest(id=job_id)))
+
+    def list(self, state: str = "", limit: int = 0) -> "list[TrainingJob]":
+        """The newest jobs.
+
+        Args:
+            state: only those in it; empty for all.
+            limit: how many at most; 0 for as many as the service gives.
+
+        Raises:
+            ValueError: there is no such state.
+            ClientError: a leaf of the tree in `flambeau.errors`.
+        """
+        wanted = f"STATE_{state.upper()}" if state else None
+        request = pb.ListTrainingRequest(limit=limit, state=wanted)
+        return [_job(job) for job in self._call("ListJobs", request).jobs]
+
+    def cancel(self, job_id: str) -> TrainingJob:
+        """Ends a job that is not over; one that is stays as it is.
+
+        Raises:
+            NotFoundError, ClientError: as `get`.
+        """
+        return _job(self._call("CancelJob", pb.CancelTrainingRequest(id=job_id)))
+
+    def resume(self, job_id: str) -> TrainingJob:
+        """Has a job that failed or was cancelled go on from its checkpoint.
+
+        Raises:
+            NotFoundError, ClientError: as `get`.
+        """
+        return _job(self._call("ResumeJob", pb.ResumeTrainingRequest(id=job_id)))
+
+    def watch(
+        self, job_id: str, *, after: int = 0, follow: bool = False
+    ) -> Iterator[TrainingEvent]:
+        """What happened to a job, the oldest first.
+
+        Args:
+            job_id: of the job.
+            after: only events with larger numbers.
+            follow: goes on until the job is over, through restarts of the service.
+
+        Raises:
+            NotFoundError, ClientError: as `get`.
+        """
+        gone_at: float | None = None
+        while True:
+            request = pb.WatchTrainingRequest(id=job_id, after=after, follow=follow)
+            try:
+                for message in self._watch(request, metadata=self._metadata):
+                    after, gone_at = message.seq, None
+                    yield _event(message)
+                if not follow or self.get(job_id).is_over:
+                    return
+            except grpc.RpcError as error:
+                failure = from_status(error.code().name, error.details() or "", CALL_TIMEOUT_S)
+                if not follow or not isinstance(failure, UnavailableError):
+                    raise failure from error
+                gone_at = _patient(gone_at, failure)
+            except UnavailableError as failure:
+                gone_at = _patient(gone_at, failure)
+            time.sleep(RETRY_S)
+
+    def _call(self, name: str, request: Any) -> Any:
+        try:
+            return self._methods[name](request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            code, details = error.code().name, error.details() or ""
+            raise from_status(code, details, CALL_TIMEOUT_S) from error
+
+
+def _patient(gone_at: float | None, failure: UnavailableError) -> float:
+    """Since when the service is gone; raises the failure if that is too long."""
+    if gone_at is None:
+        return time.monotonic()
+    if time.monotonic() - gone_at > GONE_FOR_S:
+        raise failure
+    return gone_at
+
+
+def _job(message: pb.TrainingJob) -> TrainingJob:
+    return TrainingJob(
+        id=message.id,
+        name=message.name,
+        model=message.model,
+        state=_state(message.state),
+        created_at=_moment(message.created_at),
+        started_at=_moment(message.started_at) if message.HasField("started_at") else None,
+        finished_at=_moment(message.finished_at) if message.HasField("finished_at") else None,
+        submitter=message.submitter,
+        attempts=message.attempts,
+        epoch=message.epoch,
+        worker=message.worker,
+        run_folder=message.run_folder,
+        version=message.version or None,
+        error=message.error,
+        recipe=message.recipe,
+    )
+
+
+def _event(message: pb.TrainingEvent) -> TrainingEvent:
+    return TrainingEvent(
+        seq=message.seq,
+        time=_moment(message.time),
+        attempt=message.attempt,
+        kind=pb.TrainingEvent.Kind.Name(message.kind).removeprefix("KIND_").lower(),
+        text=message.text,
+        state=_state(message.state) if message.state else "",
+        epoch=message.epoch,
+        metrics=dict(message.metrics),
+    )
+
+
+def _state(value: "pb.TrainingJob.State") -> str:
+    return pb.TrainingJob.State.Name(value).removeprefix("STATE_").lower()
+
+
+def _moment(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(UTC)

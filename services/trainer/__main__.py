@@ -1,0 +1,42 @@
+"""`python -m services.trainer`: the training service; `--no-worker` or `--no-api` for a half."""
+
+import sys
+
+from services.errors import QueueUnavailableError
+from services.ports import PortError
+from services.queueing.redis_streams.clients import QueueUrlError
+from services.settings import ConfigError, settings_from
+
+SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
+
+
+def main() -> int:
+    """Runs the process. Returns its exit code."""
+    from services.trainer.config import TrainerConfig
+
+    try:
+        from services.trainer.server import serve
+    except ModuleNotFoundError as error:
+        print(f"error: {error}; install it with pip install 'flambeau[trainer]'", file=sys.stderr)
+        return 1
+
+    arguments = [SWITCHES.get(argument, argument) for argument in sys.argv[1:]]
+    try:
+        serve(
+            settings_from(
+                arguments,
+                TrainerConfig,
+                "Takes training jobs in over REST and gRPC, and runs them.",
+            )
+        )
+    except (ConfigError, QueueUrlError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (PortError, QueueUnavailableError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

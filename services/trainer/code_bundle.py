@@ -1,0 +1,191 @@
+"""Unpacks the code that comes with a job, from whoever sent it.
+
+In: the bytes of a zip, a tar or a tar.gz file. Out: a folder with its files.
+
+Rules kept here: nothing is written before every name is checked; nothing lands outside the folder;
+only folders and plain files are made, without their modes and owners; what counts are the bytes
+that come out, not what the archive says of them; a folder is whole or not there.
+"""
+
+import gzip
+import io
+import os
+import shutil
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from services.errors import InvalidRequestError, PayloadTooLargeError
+
+LONGEST_NAME = 240
+DEEPEST = 20
+CHUNK_BYTES = 64 * 2**10
+TAR_BLOCKS_BYTES = 4096
+"""What a member of a tar file may take beside its content: headers, long names, padding."""
+GZIP = b"\x1f\x8b"
+_BROKEN = (
+    tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError,
+    ValueError, OverflowError, LookupError, NotImplementedError, RuntimeError,
+)  # fmt: skip
+"""What Python's readers raise of damaged or encrypted archives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleLimits:
+    """What a bundle may be."""
+
+    max_bytes: int
+    """As it is sent."""
+    max_unpacked_bytes: int
+    """Of all its files together."""
+    max_files: int
+    """Files and folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    is_folder: bool
+    open: Callable[[], IO[bytes]]
+
+
+def unpack(data: bytes, folder: Path, limits: BundleLimits) -> None:
+    """Writes the files of a bundle.
+
+    Args:
+        data: the archive.
+        folder: made by this; must not be there.
+        limits: what is accepted.
+
+    Raises:
+        PayloadTooLargeError: it is over a limit.
+        InvalidRequestError: it is no archive, broken, or has a name or a kind of file that is not
+            accepted.
+        OSError: the folder cannot be written.
+    """
+    if len(data) > limits.max_bytes:
+        raise PayloadTooLargeError(
+            f"the code bundle has {len(data)} bytes; {limits.max_bytes} are allowed "
+            "(max_bundle_bytes): leave data out of it"
+        )
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        _write(_members(data, limits), temporary, limits)
+        os.replace(temporary, folder)
+    except _BROKEN as error:
+        raise InvalidRequestError(f"the code bundle cannot be read: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _members(data: bytes, limits: BundleLimits) -> list[_Member]:
+    """All that is in it, each with a name that is not checked yet."""
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        members = _zip_members(data)
+    else:
+        members = _tar_members(_inflated(data, limits))
+    if len(members) > limits.max_files:
+        raise PayloadTooLargeError(
+            f"the code bundle has {len(members)} files; {limits.max_files} are allowed "
+            "(max_bundle_files)"
+        )
+    return members
+
+
+def _zip_members(data: bytes) -> list[_Member]:
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    members = []
+    for info in archive.infolist():
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise _refused(info.filename, "is a link or a device; pack plain files only")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _refused(info.filename, "is compressed in a rare way; use 'deflate'")
+        members.append(_Member(info.filename, info.is_dir(), partial(archive.open, info)))
+    return members
+
+
+def _tar_members(data: bytes) -> list[_Member]:
+    archive = tarfile.TarFile(fileobj=io.BytesIO(data))
+    members = []
+    for info in archive:
+        if not (info.isreg() or info.isdir()):
+            raise _refused(info.name, "is a link or a device; pack plain files only")
+        members.append(_Member(info.name, info.isdir(), partial(_content, archive, info)))
+    return members
+
+
+def _content(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
+    content = archive.extractfile(info)
+    assert content is not None, "a plain file has content"
+    return content
+
+
+def _inflated(data: bytes, limits: BundleLimits) -> bytes:
+    """A tar file, decompressed as far as it is allowed to be."""
+    if not data.startswith(GZIP):
+        return data
+    most = limits.max_unpacked_bytes + limits.max_files * TAR_BLOCKS_BYTES
+    with gzip.open(io.BytesIO(data)) as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise _too_large(limits)
+    return found
+
+
+def _write(members: list[_Member], folder: Path, limits: BundleLimits) -> None:
+    paths: dict[PurePosixPath, _Member] = {}
+    for member in members:
+        path = _checked(member.name)
+        if path in paths and not (member.is_folder and paths[path].is_folder):
+            raise _refused(member.name, "is there twice")
+        paths[path] = member
+    for path in paths:
+        for parent in path.parents:
+            if parent in paths and not paths[parent].is_folder:
+                raise _refused(str(path), f"lies within '{parent}', which is a file")
+    left = limits.max_unpacked_bytes
+    for path, member in paths.items():
+        place = folder / path
+        if member.is_folder:
+            place.mkdir(parents=True, exist_ok=True)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with member.open() as content, place.open("xb") as file:
+            while chunk := content.read(CHUNK_BYTES):
+                left -= len(chunk)
+                if left < 0:
+                    raise _too_large(limits)
+                file.write(chunk)
+
+
+def _checked(name: str) -> PurePosixPath:
+    """A name as a path that stays within the folder."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+        raise _refused(name, "leads out of it; give paths within the bundle")
+    if not name.isprintable() or len(name) > LONGEST_NAME or len(path.parts) > DEEPEST:
+        raise _refused(
+            name, f"is no name of {LONGEST_NAME} characters and {DEEPEST} folders at most"
+        )
+    return path
+
+
+def _refused(name: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the code bundle is refused: {name[:80]!r} {why}")
+
+
+def _too_large(limits: BundleLimits) -> PayloadTooLargeError:
+    return PayloadTooLargeError(
+        f"the code bundle has more than {limits.max_unpacked_bytes} bytes when unpacked "
+        "(max_unpacked_bytes): leave data out of it"
+    )

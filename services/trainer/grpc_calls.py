@@ -1,0 +1,228 @@
+"""Training jobs over gRPC: `flambeau.v1.Training`, health and reflection.
+
+In: its messages, on the event loop (grpc.aio: calls are few and long). Out: its answers; a
+`ServingError` becomes a gRPC status.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.flambeau.v1 import training_pb2 as pb
+from services.errors import ServingError
+from services.ports import port_error
+from services.trainer.job_desk import JobDesk, Submission
+from services.trainer.records import JobEvent, TrainingJob
+
+logger = logging.getLogger("flambeau.trainer")
+
+SERVICE = "flambeau.v1.Training"
+MAX_CALLS = 512
+"""Calls at once, those that follow a job included; more are refused."""
+MESSAGE_SPARE_BYTES = 4 * 2**20
+"""What a submission may have beside its bundle."""
+Context = grpc.aio.ServicerContext[Any, Any]
+Answer = Callable[[Any, str], Awaitable[Message]]
+
+
+class TrainingCalls:
+    """The calls.
+
+    Args:
+        desk: answers.
+    """
+
+    def __init__(self, desk: JobDesk) -> None:
+        self._desk = desk
+
+    def handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        """By name."""
+        calls: dict[str, tuple[Answer, type[Message]]] = {
+            "SubmitJob": (self._submit, pb.SubmitTrainingRequest),
+            "GetJob": (self._get, pb.GetTrainingRequest),
+            "ListJobs": (self._list, pb.ListTrainingRequest),
+            "CancelJob": (self._cancel, pb.CancelTrainingRequest),
+            "ResumeJob": (self._resume, pb.ResumeTrainingRequest),
+        }
+        found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                _answering(call), message.FromString, lambda reply: reply.SerializeToString()
+            )
+            for name, (call, message) in calls.items()
+        }
+        found["WatchJob"] = grpc.unary_stream_rpc_method_handler(
+            self._watch,
+            pb.WatchTrainingRequest.FromString,
+            lambda event: event.SerializeToString(),
+        )
+        return found
+
+    async def _submit(self, asked: pb.SubmitTrainingRequest, authorization: str) -> Message:
+        job = await self._desk.submit(
+            Submission(
+                recipe=asked.recipe,
+                name=asked.name or "the recipe",
+                overrides=tuple(asked.overrides),
+                bundle=asked.bundle,
+                idempotency_key=asked.idempotency_key,
+                authorization=authorization,
+            )
+        )
+        return job_message(job)
+
+    async def _get(self, asked: pb.GetTrainingRequest, _: str) -> Message:
+        return job_message(await self._desk.find(asked.id))
+
+    async def _list(self, asked: pb.ListTrainingRequest, _: str) -> Message:
+        state = _state_name(asked.state) if asked.state else ""
+        jobs = await self._desk.newest(state, asked.limit)
+        return pb.ListTrainingResponse(jobs=[job_message(job, with_recipe=False) for job in jobs])
+
+    async def _cancel(self, asked: pb.CancelTrainingRequest, authorization: str) -> Message:
+        return job_message(await self._desk.cancel(asked.id, authorization))
+
+    async def _resume(self, asked: pb.ResumeTrainingRequest, authorization: str) -> Message:
+        return job_message(await self._desk.resume(asked.id, authorization))
+
+    async def _watch(
+        self, asked: pb.WatchTrainingRequest, context: Context
+    ) -> AsyncIterator[pb.TrainingEvent]:
+        try:
+            async for events in self._desk.watch(asked.id, asked.after, asked.follow):
+                for event in events:
+                    yield event_message(event)
+        except ServingError as error:
+            await _refuse(context, error)
+
+
+class GrpcEdge:
+    """The gRPC server.
+
+    Args:
+        desk: answers.
+        max_bundle_bytes: largest bundle.
+    """
+
+    def __init__(self, desk: JobDesk, max_bundle_bytes: int) -> None:
+        largest = max_bundle_bytes + MESSAGE_SPARE_BYTES
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=MAX_CALLS,
+            options=[
+                ("grpc.max_receive_message_length", largest),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        handlers = TrainingCalls(desk).handlers()
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+        )
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+
+    async def start(self, host: str, port: int) -> int:
+        """Begins to answer; port 0 picks a free one. Returns the port.
+
+        Raises:
+            PortError: it cannot be bound.
+        """
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise port_error(port, "grpc_port", str(error)) from error
+        for service in ("", SERVICE):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        return int(bound)
+
+    async def stop(self, grace_s: float) -> None:
+        """Says so to those who watch its health, refuses new calls, and ends the others in time."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def job_message(job: TrainingJob, *, with_recipe: bool = True) -> pb.TrainingJob:
+    """A job as a message."""
+    message = pb.TrainingJob(
+        id=job.id,
+        name=job.name,
+        model=job.model,
+        state=f"STATE_{job.state.upper()}",
+        created_at=_moment(job.created_at),
+        submitter=job.submitter,
+        attempts=job.attempts,
+        epoch=job.epoch,
+        worker=job.worker,
+        run_folder=job.run_folder,
+        version=job.version or 0,
+        error=job.error,
+        cancel_asked=job.cancel_asked,
+        bundle_sha256=job.bundle_sha256,
+        recipe=job.recipe if with_recipe else "",
+    )
+    if job.started_at is not None:
+        message.started_at.CopyFrom(_moment(job.started_at))
+    if job.finished_at is not None:
+        message.finished_at.CopyFrom(_moment(job.finished_at))
+    return message
+
+
+def event_message(event: JobEvent) -> pb.TrainingEvent:
+    """An event as a message."""
+    return pb.TrainingEvent(
+        seq=event.seq,
+        time=_moment(event.time),
+        attempt=event.attempt,
+        kind=f"KIND_{event.kind.upper()}",
+        text=event.text,
+        state=f"STATE_{event.state.upper()}" if event.state else None,
+        epoch=event.epoch or 0,
+        metrics=event.metrics,
+    )
+
+
+def _answering(call: Answer) -> Callable[[Any, Context], Awaitable[Message]]:
+    async def answer(request: Any, context: Context) -> Message:
+        try:
+            return await call(request, _authorization(context))
+        except ServingError as error:
+            await _refuse(context, error)
+        except Exception:
+            logger.exception("a call failed")
+            await context.abort(
+                grpc.StatusCode.INTERNAL, "internal error; the service's log says more"
+            )
+        raise AssertionError("abort raises")
+
+    return answer
+
+
+async def _refuse(context: Context, error: ServingError) -> None:
+    await context.abort(grpc.StatusCode[error.grpc_code], str(error))
+
+
+def _authorization(context: Context) -> str:
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return ""
+
+
+def _state_name(value: "pb.TrainingJob.State") -> str:
+    if value not in pb.TrainingJob.State.values():
+        return str(value)  # refused as no state
+    return pb.TrainingJob.State.Name(value).removeprefix("STATE_").lower()
+
+
+def _moment(seconds: float) -> Timestamp:
+    return Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e6) * 1000)

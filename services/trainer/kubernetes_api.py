@@ -1,0 +1,151 @@
+"""Creates, reads and deletes TrainJobs through the REST API of Kubernetes.
+
+In: objects as JSON values. Out: the same. Nothing but the standard library: three calls need no
+client. The token is read anew for each, since Kubernetes replaces it while we run.
+
+Source: Kubernetes API concepts; paths `/apis/GROUP/VERSION/namespaces/NAMESPACE/PLURAL[/NAME]`.
+"""
+
+import asyncio
+import json
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from services.settings import ConfigError
+from services.trainer.config import KubeflowSettings
+from services.trainer.train_job import API_GROUP, API_VERSION, PLURAL
+
+TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 8 * 2**20
+
+
+class KubernetesError(Exception):
+    """The API refused, or is out of reach.
+
+    Attributes:
+        status: the HTTP status; 0 if there was no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same call would be refused again."""
+        return 400 <= self.status < 500 and self.status not in (408, 429)
+
+
+class TrainJobApi:
+    """The TrainJobs of one namespace.
+
+    Args:
+        settings: where the API is, and who we are.
+
+    Raises:
+        ConfigError: no namespace is known, or the address is no web address.
+    """
+
+    def __init__(self, settings: KubeflowSettings) -> None:
+        self._account = Path(settings.kubernetes_account)
+        url = settings.kubernetes_url.rstrip("/")
+        if not url.startswith(("https://", "http://")):
+            raise ConfigError(f"kubernetes_url is {url!r}; give an https:// address")
+        namespace = settings.kubernetes_namespace or self._read("namespace")
+        if not namespace:
+            raise ConfigError(
+                f"there is no file {self._account / 'namespace'}: outside a cluster, give "
+                "kubernetes_namespace"
+            )
+        self._url = f"{url}/apis/{API_GROUP}/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+        self._tls = None
+        if url.startswith("https://"):
+            authorities = self._account / "ca.crt"
+            self._tls = ssl.create_default_context(
+                cafile=str(authorities) if authorities.exists() else None
+            )
+
+    async def create(self, wanted: dict[str, Any]) -> None:
+        """Creates an object; one of its name that is there already stays.
+
+        Raises:
+            KubernetesError: see there.
+        """
+        try:
+            await self._call("POST", "", wanted)
+        except KubernetesError as error:
+            if error.status != 409:
+                raise
+
+    async def read(self, name: str) -> dict[str, Any] | None:
+        """An object; None if there is none.
+
+        Raises:
+            KubernetesError: see there.
+        """
+        try:
+            return await self._call("GET", name)
+        except KubernetesError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def delete(self, name: str) -> None:
+        """Deletes an object with its pods, if it is there.
+
+        Raises:
+            KubernetesError: see there.
+        """
+        try:
+            await self._call("DELETE", name, {"propagationPolicy": "Background"})
+        except KubernetesError as error:
+            if error.status != 404:
+                raise
+
+    async def _call(self, method: str, name: str, body: Any = None) -> dict[str, Any]:
+        return await asyncio.to_thread(self._call_here, method, name, body)
+
+    def _call_here(self, method: str, name: str, body: Any) -> dict[str, Any]:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if token := self._read("token"):
+            headers["Authorization"] = f"Bearer {token}"
+        request = urllib.request.Request(  # noqa: S310 - the address was checked
+            f"{self._url}/{name}" if name else self._url,
+            data=None if body is None else json.dumps(body).encode(),
+            headers=headers,
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(  # noqa: S310
+                request, timeout=TIMEOUT_S, context=self._tls
+            ) as answer:
+                found = json.loads(answer.read(MAX_ANSWER_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                said = _message(error.read(MAX_ANSWER_BYTES)) or error.reason
+            raise KubernetesError(
+                f"Kubernetes answered {error.code} to {method} {request.full_url}: {said}",
+                error.code,
+            ) from error
+        except (OSError, ValueError) as error:
+            raise KubernetesError(f"no answer of Kubernetes at {self._url}: {error}") from error
+        if not isinstance(found, dict):
+            raise KubernetesError(f"Kubernetes at {self._url} answered with no object")
+        return found
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._account / name).read_text("utf-8").strip()
+        except OSError:
+            return ""
+
+
+def _message(body: bytes) -> str:
+    """What a `Status` object says."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:200]

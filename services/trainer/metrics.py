@@ -1,0 +1,51 @@
+"""The metrics of the training service."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from services.trainer.records import OVER, STATES, State
+
+ATTEMPT_SECONDS = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+
+
+class TrainerMetrics:
+    """Everything behind `/metrics`.
+
+    Args:
+        version: of flambeau.
+    """
+
+    def __init__(self, version: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        Info("flambeau_build", "What this is.", registry=registry).info({"version": version})
+        self._jobs = Gauge(
+            "flambeau_training_jobs", "Jobs by state, of all workers.", ["state"], registry=registry
+        )
+        self.running = Gauge(
+            "flambeau_training_running_jobs", "Jobs that this worker runs.", registry=registry
+        )
+        self.finished = Counter(
+            "flambeau_training_finished_jobs_total",
+            "Jobs that were over on this worker, by how.",
+            ["state"],
+            registry=registry,
+        )
+        self.takeovers = Counter(
+            "flambeau_training_takeovers_total",
+            "Jobs found here whose worker was gone.",
+            registry=registry,
+        )
+        self.attempt_seconds = Histogram(
+            "flambeau_training_attempt_duration_seconds",
+            "From the begin of an attempt on this worker to its end, however it ended.",
+            buckets=ATTEMPT_SECONDS,
+            registry=registry,
+        )
+        for state in STATES:
+            self._jobs.labels(state)
+        for state in OVER:
+            self.finished.labels(state)
+
+    def set_jobs(self, counts: dict[State, int]) -> None:
+        """Sets how many jobs there are in each state."""
+        for state, count in counts.items():
+            self._jobs.labels(state).set(count)

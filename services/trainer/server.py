@@ -1,0 +1,186 @@
+"""The training service: the API, the worker, or both, in one process.
+
+Start: open the store of jobs, bind the ports, begin to answer and to take jobs.
+Stop (SIGTERM or SIGINT): nothing new is taken in, jobs write a checkpoint and go back to the queue,
+streams end, the process exits 0. A second signal ends it at once; jobs die with it, and another
+worker takes them over when their leases have run out.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import prometheus_client
+import uvicorn
+from starlette.applications import Starlette
+
+from services.errors import QueueUnavailableError
+from services.ports import listen, metrics_server
+from services.process import process_name, stop_on_signals
+from services.queueing.redis_streams.clients import SCHEMES, RedisClients
+from services.telemetry.logs import configure_logs
+from services.trainer.callers import Callers, read_callers
+from services.trainer.config import TrainerConfig
+from services.trainer.executor import Executor
+from services.trainer.grpc_calls import MAX_CALLS, GrpcEdge
+from services.trainer.job_desk import JobDesk
+from services.trainer.job_store import JobStore
+from services.trainer.kubeflow_executor import KubeflowExecutor
+from services.trainer.kubernetes_api import TrainJobApi
+from services.trainer.local_executor import LocalExecutor
+from services.trainer.metrics import TrainerMetrics
+from services.trainer.records import OVER
+from services.trainer.redis_store import RedisJobStore
+from services.trainer.rest import TrainingRoutes
+from services.trainer.sqlite_store import SqliteJobStore
+from services.trainer.worker import Worker
+
+logger = logging.getLogger("flambeau.trainer")
+
+COUNT_EVERY_S = 5.0
+FORGOTTEN_AT_ONCE = 100
+LAST_CALLS_S = 5.0
+DAY_S = 86_400.0
+
+
+def serve(config: TrainerConfig) -> None:
+    """Runs until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: tokens_file, or a setting of Kubernetes, cannot be used.
+        QueueUrlError: the URL of the jobs is wrong.
+        QueueUnavailableError: the file of jobs cannot be opened.
+        PortError: a port is taken.
+        OSError: runs_dir cannot be made.
+    """
+    configure_logs(config.log_level)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    callers = read_callers(config.tokens_file, config.host, config.api)
+    config.runs_folder.mkdir(parents=True, exist_ok=True)
+    executor = open_executor(config)
+    asyncio.run(_serve(config, open_store(config), callers, executor))
+
+
+def open_store(config: TrainerConfig) -> JobStore:
+    """The store of jobs that `jobs` names: SQLite, or Redis by the form of its URL."""
+    if config.jobs.partition("://")[0] in SCHEMES:
+        return RedisJobStore(RedisClients(config.jobs), config.max_events)
+    return SqliteJobStore(Path(config.jobs), config.max_events)
+
+
+def open_executor(config: TrainerConfig) -> Executor:
+    """What runs the jobs.
+
+    Raises:
+        ConfigError: a setting of Kubernetes is missing.
+    """
+    if config.executor == "kubeflow":
+        return KubeflowExecutor(config, TrainJobApi(config))
+    return LocalExecutor(config)
+
+
+async def _serve(
+    config: TrainerConfig, store: JobStore, callers: Callers, executor: Executor
+) -> None:
+    metrics = TrainerMetrics(installed_version("flambeau"))
+    desk = JobDesk(store, callers, config)
+    worker = Worker(store, executor, config, metrics, process_name("trainer"))
+    asked = asyncio.Event()
+    ports: dict[str, object] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        ports["metrics_port"] = stack.enter_context(
+            metrics_server(config.host, config.metrics_port, metrics.registry)
+        )
+        if config.api:
+            http_port, grpc_port = await stack.enter_async_context(_api(config, desk))
+            ports |= {"http_port": http_port, "grpc_port": grpc_port}
+        stop_on_signals(asked)
+        async with asyncio.TaskGroup() as tasks:
+            chores = [
+                tasks.create_task(store.run(), name="changes"),
+                tasks.create_task(_keep_house(config, store, metrics), name="housekeeping"),
+            ]
+            working = tasks.create_task(worker.run()) if config.worker else None
+            logger.info("ready", extra={"host": config.host, **ports})
+            await asked.wait()
+            desk.stop()
+            worker.stop()
+            if working is not None:
+                await working
+            for chore in chores:
+                chore.cancel()
+    logger.info("stopped")
+
+
+@contextlib.asynccontextmanager
+async def _api(config: TrainerConfig, desk: JobDesk) -> AsyncIterator[tuple[int, int]]:
+    """Answers over REST and gRPC as long as the block lasts. Yields the two ports."""
+    application = TrainingRoutes(desk, config.max_bundle_bytes).application()
+    listening = listen(config.host, config.http_port, "http_port")
+    edge = GrpcEdge(desk, config.max_bundle_bytes)
+    grpc_port = await edge.start(config.host, config.grpc_port)
+    server = _HttpServer(application)
+    answering = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield listening.getsockname()[1], grpc_port
+    finally:
+        server.should_exit = True
+        await edge.stop(LAST_CALLS_S)
+        await answering
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn, which leaves signals to us; it can stream, as the gateway's own server cannot."""
+
+    def __init__(self, application: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MAX_CALLS,
+                timeout_graceful_shutdown=int(LAST_CALLS_S),
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Takes none."""
+        yield
+
+
+async def _keep_house(config: TrainerConfig, store: JobStore, metrics: TrainerMetrics) -> None:
+    """Counts jobs, and forgets those that are over for long; until cancelled."""
+    while True:
+        try:
+            metrics.set_jobs(await store.counts())
+            await forget_old(config, store)
+        except QueueUnavailableError as error:
+            logger.warning("the jobs cannot be counted", extra={"reason": str(error)})
+        await asyncio.sleep(COUNT_EVERY_S)
+
+
+async def forget_old(config: TrainerConfig, store: JobStore) -> None:
+    """Drops jobs that were over before `keep_days`, with their folders.
+
+    Raises:
+        QueueUnavailableError: the store of jobs is out of reach.
+    """
+    oldest = await store.now() - config.keep_days * DAY_S
+    for state in OVER:
+        for job in await store.oldest(state, FORGOTTEN_AT_ONCE):
+            if job.finished_at is not None and job.finished_at < oldest:
+                folder = config.runs_folder / job.id
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                await store.forget(job.id)
+                logger.info("forgot a job", extra={"job": job.id, "state": state})

@@ -1,0 +1,213 @@
+"""Takes jobs and looks after them until they are over.
+
+Take: what another worker has let its lease run out of is put back; the oldest that waits is mine.
+Keep: while a job runs its lease is renewed. A worker that cannot do so for as long as the lease
+lasts ends the job itself, since another may have taken it.
+Settle: how it ended is written under the lease, so that it is written once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from services.errors import QueueUnavailableError, UnknownJobError
+from services.trainer import transitions
+from services.trainer.config import TrainerConfig
+from services.trainer.executor import Executor, Failed, Outcome, Succeeded
+from services.trainer.job_store import QUEUE, JobStore, change
+from services.trainer.metrics import TrainerMetrics
+from services.trainer.outbox import Outbox
+from services.trainer.records import TrainingJob
+from services.trainer.transitions import Change
+
+logger = logging.getLogger("flambeau.trainer")
+
+RENEWALS = 3
+"""Renewals of a lease within its time."""
+LOOKED_THROUGH = 100
+"""Jobs looked at in one go."""
+RETRY_S = 0.5
+End = Literal["lost", "cancel"]
+
+
+class Worker:
+    """Runs jobs, a number of them at a time.
+
+    Args:
+        store: keeps the jobs.
+        executor: runs them.
+        config: how many, and how long a lease lasts.
+        metrics: counts.
+        name: of this worker, as no other has it.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        executor: Executor,
+        config: TrainerConfig,
+        metrics: TrainerMetrics,
+        name: str,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._lease_s = config.lease_s
+        self._slots = config.jobs_at_once
+        self._metrics = metrics
+        self._name = name
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Takes no more jobs, and leaves those that run to other workers."""
+        self._stopping.set()
+        self._store.bell.ring(QUEUE)
+
+    async def run(self) -> None:
+        """Works until it is stopped and its jobs have ended."""
+        running: set[asyncio.Task[None]] = set()
+        look_every_s = min(self._store.look_every_s, self._lease_s / RENEWALS)
+        with self._store.bell.heard(QUEUE) as rung:
+
+            def ended(task: asyncio.Task[None]) -> None:
+                running.discard(task)
+                rung.set()
+
+            async with asyncio.TaskGroup() as tasks:
+                while not self._stopping.is_set():
+                    rung.clear()
+                    job = await self._take() if len(running) < self._slots else None
+                    if job is not None:
+                        task = tasks.create_task(self._attend(job), name=f"job {job.id}")
+                        running.add(task)
+                        task.add_done_callback(ended)
+                        continue
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(look_every_s):
+                            await rung.wait()
+
+    async def _take(self) -> TrainingJob | None:
+        """The next job, which is mine from now on; None if there is none."""
+        try:
+            now = await self._store.now()
+            for job in await self._store.oldest("running", LOOKED_THROUGH):
+                found = transitions.abandoned(job, now, self._executor.takeovers)
+                if found is not None and await self._store.swap(*found):
+                    self._metrics.takeovers.inc()
+                    logger.warning(
+                        "a worker is gone", extra={"job": job.id, "gone": job.worker,
+                                                   "state": found[0].state})  # fmt: skip
+            for job in await self._store.oldest("queued", LOOKED_THROUGH):
+                holder = secrets.token_hex(8)
+                found = transitions.taken(job, self._name, holder, now, self._lease_s)
+                if found is not None and await self._store.swap(*found):
+                    return found[0]
+        except QueueUnavailableError as error:
+            logger.warning("no jobs can be taken", extra={"reason": str(error)})
+        return None
+
+    async def _attend(self, job: TrainingJob) -> None:
+        """Runs one job."""
+        logger.info("job begins", extra={"job": job.id, "recipe": job.name})
+        began = time.monotonic()
+        outbox = Outbox(self._store, job)
+        sending = asyncio.create_task(outbox.run())
+        keeping = asyncio.create_task(self._keep(job))
+        running = asyncio.create_task(self._executor.run(job, outbox, self._stopping))
+        self._metrics.running.inc()
+        try:
+            await asyncio.wait({running, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            running.cancel()
+            await asyncio.wait({running})
+            if keeping.done() and keeping.result() == "lost":
+                logger.warning("a job was lost to another worker", extra={"job": job.id})
+                return
+            await outbox.drain()
+            await self._settle(job, running, keeping)
+        finally:
+            for task in (sending, keeping, running):
+                task.cancel()
+            await asyncio.wait({sending, keeping, running})
+            self._metrics.running.dec()
+            self._metrics.attempt_seconds.observe(time.monotonic() - began)
+
+    async def _keep(self, job: TrainingJob) -> End:
+        """Renews the lease until that fails, or the end of the job is asked for."""
+        clock = asyncio.get_running_loop().time
+        renew_at, lost_at = clock() + self._lease_s / RENEWALS, clock() + self._lease_s
+        with self._store.bell.heard(job.id) as rung:
+            while True:
+                rung.clear()
+                asked_at = clock()
+                try:
+                    found = await self._look(job, renew=asked_at >= renew_at)
+                    if not transitions.holds(found, job.holder):
+                        return "lost"
+                    if found.cancel_asked:
+                        return "cancel"
+                    if asked_at >= renew_at:
+                        renew_at = asked_at + self._lease_s / RENEWALS
+                        lost_at = asked_at + self._lease_s
+                    wait_s = min(renew_at - asked_at, self._store.look_every_s)
+                except UnknownJobError:
+                    return "lost"
+                except QueueUnavailableError:
+                    if clock() >= lost_at:
+                        return "lost"
+                    wait_s = min(RETRY_S, self._lease_s / 10)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await rung.wait()
+
+    async def _look(self, job: TrainingJob, *, renew: bool) -> TrainingJob:
+        """The job as it is now, with its lease renewed if that is due."""
+        if not renew:
+            return await self._store.find(job.id)
+        now = await self._store.now()
+        rule = partial(transitions.renewed, holder=job.holder, now=now, lease_s=self._lease_s)
+        return (await change(self._store, job.id, rule))[0]
+
+    async def _settle(
+        self, job: TrainingJob, running: "asyncio.Task[Outcome]", keeping: "asyncio.Task[End]"
+    ) -> None:
+        """Writes how a job ended, as long as it is mine."""
+        rule = _rule(running)
+        while True:
+            try:
+                at_now = partial(rule, holder=job.holder, now=await self._store.now())
+                settled, mine = await change(self._store, job.id, at_now)
+                break
+            except QueueUnavailableError as error:
+                logger.warning("a job cannot be settled yet", extra={"reason": str(error)})
+                if keeping.done() and keeping.result() == "lost":
+                    return
+                await asyncio.sleep(RETRY_S)
+        if not mine:
+            return
+        if settled.state == "cancelled":
+            await self._executor.discard(job)
+        if settled.is_over:
+            self._metrics.finished.labels(settled.state).inc()
+        logger.info("job ends", extra={"job": job.id, "state": settled.state,
+                                       "error": settled.error})  # fmt: skip
+
+
+def _rule(running: "asyncio.Task[Outcome]") -> Callable[..., Change | None]:
+    """What becomes of a job whose run has ended so: a rule of `job`, `holder` and `now`."""
+    if running.cancelled():
+        return transitions.stopped
+    fault = running.exception()
+    if fault is not None:
+        logger.error("a job could not be run", exc_info=fault)
+        outcome: Outcome = Failed(f"the worker could not run it: {fault}")
+    else:
+        outcome = running.result()
+    if isinstance(outcome, Succeeded):
+        return partial(transitions.succeeded, version=outcome.version)
+    if isinstance(outcome, Failed):
+        return partial(transitions.failed, error=outcome.error)
+    return transitions.stopped

@@ -1,0 +1,316 @@
+"""What the desk takes in and refuses, and how its answers look over REST and gRPC."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from flambeau.training_jobs import _MESSAGES, SERVICE, TrainingClient
+from services.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotAllowedError,
+    PayloadTooLargeError,
+    QueueFullError,
+    UnauthenticatedError,
+    UnknownJobError,
+)
+from services.trainer import transitions
+from services.trainer.callers import read_callers
+from services.trainer.config import TrainerConfig
+from services.trainer.grpc_calls import GrpcEdge
+from services.trainer.job_desk import CODE, RECIPE, JobDesk, Submission
+from services.trainer.job_store import change
+from services.trainer.rest import TrainingRoutes
+from services.trainer.server import forget_old
+from services.trainer.sqlite_store import SqliteJobStore
+from tests.fixtures import training_jobs
+from tests.fixtures.training_jobs import BEARER, TOKEN, TOKENS, config
+from tests.unit.trainer.test_code_bundle import tar_of
+from training.recipe_file import parse_recipe
+
+GIVEN = Submission(recipe=training_jobs.RECIPE, name="tiny.yaml", authorization=BEARER)
+OWN_CODE = replace(GIVEN, recipe=training_jobs.RECIPE.replace("training.networks:", "nets.py:"))
+BUNDLE = tar_of(("nets.py", b"class SmallCnn: ..."))
+
+
+class Place:
+    """A desk with what lies behind it."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        (folder / "tokens").write_text(TOKENS)
+        found: dict[str, Any] = {"tokens_file": str(folder / "tokens"), "max_queued_jobs": 3}
+        self.config: TrainerConfig = config(folder, **(found | settings))
+        self.store = SqliteJobStore(Path(self.config.jobs), 1000)
+        self.desk = JobDesk(
+            self.store, read_callers(self.config.tokens_file, "127.0.0.1", True), self.config
+        )
+
+    @property
+    def folders(self) -> list[str]:
+        runs = self.config.runs_folder
+        return sorted(path.name for path in runs.iterdir()) if runs.exists() else []
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    await place.store.close()
+
+
+@pytest.fixture
+async def open_place(tmp_path: Path) -> AsyncIterator[Place]:
+    """One without tokens."""
+    place = Place(tmp_path, tokens_file="", targets=("my_models",))
+    yield place
+    await place.store.close()
+
+
+async def test_a_job_is_kept_with_its_code_and_every_default(place: Place) -> None:
+    wanted = replace(OWN_CODE, bundle=BUNDLE, overrides=("train.epochs=7",))
+    found = await place.desk.submit(wanted)
+    assert (found.state, found.submitter, found.name, found.model) == (
+        "queued", "ann", "tiny", "tiny",
+    )  # fmt: skip
+    recipe = parse_recipe(found.recipe, "kept")
+    assert recipe.train.epochs == 7
+    folder = place.config.runs_folder / found.id
+    assert (folder / RECIPE).read_text() == found.recipe
+    assert (folder / CODE / "nets.py").exists()
+    assert await place.desk.find(found.id) == found
+
+
+async def test_a_recipe_is_refused_in_the_words_of_the_command_line(place: Place) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        await place.desk.submit(replace(GIVEN, overrides=("optmi.clip=1",)))
+    assert str(refused.value) == "tiny.yaml: unknown key 'optmi' (did you mean 'optim'?)"
+    for broken in ("[", "7", "name: a\nname: b\n", "x" * 1_000_001):
+        with pytest.raises(InvalidRequestError):
+            await place.desk.submit(replace(GIVEN, recipe=broken))
+    assert place.folders == []
+
+
+async def test_a_bundle_that_is_refused_leaves_nothing(place: Place) -> None:
+    refusals = ((b"no archive", InvalidRequestError), (bytes(17 * 2**20), PayloadTooLargeError))
+    for bundle, error in refusals:
+        with pytest.raises(error):
+            await place.desk.submit(replace(GIVEN, bundle=bundle))
+    assert place.folders == []
+    assert (await place.store.counts())["queued"] == 0
+
+
+async def test_whoever_changes_something_needs_a_token(place: Place) -> None:
+    found = await place.desk.submit(GIVEN)
+    stranger = replace(GIVEN, authorization="")
+    for call in (
+        place.desk.submit(stranger),
+        place.desk.cancel(found.id, ""),
+        place.desk.resume(found.id, "Bearer nonsense-nonsense"),
+    ):
+        with pytest.raises(UnauthenticatedError):
+            await call
+
+
+async def test_without_tokens_only_shipped_code_runs(open_place: Place) -> None:
+    await open_place.desk.submit(GIVEN)
+    mine = training_jobs.RECIPE.replace("training.networks:", "my_models.nets:")
+    await open_place.desk.submit(replace(GIVEN, recipe=mine))
+    with pytest.raises(NotAllowedError, match="code bundle runs only for callers allowed"):
+        await open_place.desk.submit(replace(GIVEN, bundle=BUNDLE))
+    with pytest.raises(NotAllowedError, match=r"\(model.target: nets.py:SmallCnn\)"):
+        await open_place.desk.submit(OWN_CODE)
+    hidden = replace(GIVEN, overrides=('data.args={a: [{target: "os:system"}]}',))
+    with pytest.raises(NotAllowedError, match=r"data\.args\.a\.0\.target: os:system"):
+        await open_place.desk.submit(hidden)
+
+
+async def test_the_same_key_is_the_same_job(place: Place) -> None:
+    keyed = replace(GIVEN, idempotency_key="k")
+    first = await place.desk.submit(keyed)
+    assert await place.desk.submit(keyed) == first
+    with pytest.raises(ConflictError, match=first.id):
+        await place.desk.submit(replace(keyed, overrides=("train.epochs=9",)))
+    with pytest.raises(InvalidRequestError, match="without blanks"):
+        await place.desk.submit(replace(keyed, idempotency_key="a b"))
+    assert place.folders == [first.id]
+
+
+async def test_so_many_jobs_may_wait(place: Place) -> None:
+    for _ in range(3):
+        await place.desk.submit(GIVEN)
+    with pytest.raises(QueueFullError, match="max_queued_jobs"):
+        await place.desk.submit(GIVEN)
+
+
+async def test_jobs_are_cancelled_and_resumed(place: Place) -> None:
+    found = await place.desk.submit(GIVEN)
+    assert (await place.desk.cancel(found.id, BEARER)).state == "cancelled"
+    assert [x.id for x in await place.desk.newest("cancelled", 0)] == [found.id]
+    assert (await place.desk.resume(found.id, BEARER)).state == "queued"
+    with pytest.raises(InvalidRequestError, match="the states are queued, running"):
+        await place.desk.newest("qeued", 0)
+    for name in ("0123456789abcdef", "../..", ""):
+        with pytest.raises(UnknownJobError):
+            await place.desk.find(name)
+
+
+async def test_a_watch_ends_with_the_job_or_the_service(place: Place) -> None:
+    found = await place.desk.submit(GIVEN)
+
+    async def watched() -> list[int]:
+        return [x.seq async for batch in place.desk.watch(found.id, 0, True) for x in batch]
+
+    assert [len(batch) async for batch in place.desk.watch(found.id, 0, False)] == [1]
+    watching = asyncio.create_task(watched())
+    await place.desk.cancel(found.id, BEARER)
+    assert await asyncio.wait_for(watching, 10) == [1, 2]
+    await place.desk.resume(found.id, BEARER)
+    watching = asyncio.create_task(watched())
+    await asyncio.sleep(0)
+    place.desk.stop()
+    assert await asyncio.wait_for(watching, 10) == [1, 2, 3]
+
+
+async def test_old_jobs_are_forgotten_with_their_folders(place: Place) -> None:
+    old, new = await place.desk.submit(GIVEN), await place.desk.submit(GIVEN)
+    await change(place.store, old.id, partial(transitions.cancelled, now=100.0))
+    await place.desk.cancel(new.id, BEARER)
+    await forget_old(place.config, place.store)
+    assert [x.id for x in await place.store.newest(None, 10)] == [new.id]
+    assert place.folders == [new.id]
+
+
+class Rest:
+    """Calls the application without a server."""
+
+    def __init__(self, place: Place) -> None:
+        self._app = TrainingRoutes(place.desk, place.config.max_bundle_bytes).application()
+
+    async def __call__(
+        self, method: str, path: str, body: bytes = b"", **headers: str
+    ) -> tuple[int, dict[bytes, bytes], bytes]:
+        path, _, query = path.partition("?")
+        fields = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
+            "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
+            "query_string": query.encode(), "headers": fields, "server": ("x", 80),
+        }  # fmt: skip
+        given = [{"type": "http.request", "body": body}]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if given:
+                return given.pop()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        return (
+            sent[0]["status"],
+            dict(sent[0]["headers"]),
+            b"".join(message["body"] for message in sent[1:]),
+        )
+
+
+async def test_jobs_over_rest(place: Place) -> None:
+    rest = Rest(place)
+    body = {
+        "recipe": parse_recipe(training_jobs.RECIPE, "x").document(),
+        "overrides": ["train.epochs=3"],
+        "bundle_base64": base64.b64encode(BUNDLE).decode(),
+    }
+    status, headers, found = await rest(
+        "POST", "/v1/jobs", json.dumps(body).encode(), authorization=BEARER, idempotency_key="k"
+    )
+    job = json.loads(found)
+    assert (status, headers[b"location"].decode()) == (202, f"/v1/jobs/{job['id']}")
+    assert (job["state"], job["submitter"], job["error"]) == ("queued", "ann", "")
+    assert "holder" not in job
+    status, _, found = await rest("GET", "/v1/jobs?state=queued&limit=5")
+    assert [x["id"] for x in json.loads(found)["jobs"]] == [job["id"]]
+    assert "recipe" not in json.loads(found)["jobs"][0]
+    assert json.loads((await rest("GET", f"/v1/jobs/{job['id']}"))[2]) == job
+    status, _, found = await rest("POST", f"/v1/jobs/{job['id']}/cancel", authorization=BEARER)
+    assert (status, json.loads(found)["state"]) == (200, "cancelled")
+    path = f"/v1/jobs/{job['id']}/events?after=1&follow=true"
+    status, headers, found = await rest("GET", path)
+    assert (status, headers[b"content-type"]) == (200, b"application/x-ndjson")
+    (event,) = map(json.loads, found.splitlines())
+    assert (event["seq"], event["kind"], event["state"]) == (2, "state", "cancelled")
+    _, _, found = await rest("GET", path, accept="text/event-stream")
+    assert found.startswith(b'id: 2\ndata: {"')
+    assert (await rest("GET", path, accept="text/event-stream", last_event_id="2"))[2] == b""
+    assert json.loads((await rest("GET", "/v1/recipe.schema.json"))[2])["title"] == "Recipe"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "error"),
+    [
+        ("POST", "/v1/jobs", b"{", 400, "the body is no job"),
+        ("POST", "/v1/jobs", b'{"recipe": "", "x": 1}', 400, "unknown field `x`"),
+        ("POST", "/v1/jobs", b'{"recipe": "", "bundle_base64": "*"}', 400, "is not base64"),
+        ("POST", "/v1/jobs", b'{"recipe": "nmae: x"}', 400, "unknown key 'nmae'"),
+        ("GET", "/v1/jobs?limit=-1", b"", 400, "'limit' must be a whole number"),
+        ("GET", "/v1/jobs?state=x", b"", 400, "there is no state 'x'"),
+        ("GET", "/v1/jobs/x/events", b"", 404, "there is no job 'x'"),
+        ("POST", "/v1/jobs/0123456789abcdef/cancel", b"", 404, "there is no job"),
+        ("GET", "/v2/jobs", b"", 404, "jobs are at /v1/jobs"),
+        ("DELETE", "/v1/jobs/x", b"", 405, "DELETE does not fit"),
+    ],
+)
+async def test_what_rest_refuses(
+    place: Place, method: str, path: str, body: bytes, status: int, error: str
+) -> None:
+    found, _, text = await Rest(place)(method, path, body, authorization=BEARER)
+    assert found == status
+    assert error in json.loads(text)["error"]
+    if status == 400 and method == "POST":
+        assert (await Rest(place)(method, path, b'{"recipe": ""}'))[0] == 401
+
+
+async def test_jobs_over_grpc(place: Place) -> None:
+    edge = GrpcEdge(place.desk, place.config.max_bundle_bytes)
+    port = await edge.start("127.0.0.1", 0)
+
+    def talk() -> None:
+        with TrainingClient(f"127.0.0.1:{port}", token=TOKEN) as client:
+            first = client.submit(OWN_CODE.recipe, bundle=BUNDLE, overrides=["train.epochs=3"])
+            assert (first.state, first.submitter, first.version) == ("queued", "ann", None)
+            assert client.get(first.id) == first
+            assert [x.id for x in client.list("queued", 5)] == [first.id]
+            assert client.cancel(first.id).state == "cancelled"
+            assert client.resume(first.id).state == "queued"
+            assert [x.state for x in client.watch(first.id, after=1)] == ["cancelled", "queued"]
+            client.cancel(first.id)
+            assert [x.seq for x in client.watch(first.id, follow=True)] == [1, 2, 3, 4]
+
+    try:
+        await asyncio.to_thread(talk)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            refusals: list[tuple[str, dict[str, Any], str]] = [
+                ("SubmitJob", {"recipe": "x: 1"}, "UNAUTHENTICATED"),
+                ("GetJob", {"id": "x"}, "NOT_FOUND"),
+                ("ListJobs", {"state": 77}, "INVALID_ARGUMENT"),
+            ]
+            for name, request, code in refusals:
+                asked, answered = _MESSAGES[name]
+                call = channel.unary_unary(
+                    f"/{SERVICE}/{name}", asked.SerializeToString, answered.FromString
+                )
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(asked(**request))
+                assert refused.value.code().name == code
+    finally:
+        await edge.stop(1)

@@ -1,0 +1,228 @@
+"""Workers: each job has one at a time, whatever dies, and what it tells is kept."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from services.errors import QueueUnavailableError
+from services.trainer import transitions
+from services.trainer.executor import Failed, Stopped, Succeeded
+from services.trainer.job_store import JobStore, change
+from services.trainer.metrics import TrainerMetrics
+from services.trainer.records import State, TrainingJob
+from services.trainer.sqlite_store import SqliteJobStore
+from services.trainer.worker import Worker
+from tests.fixtures.training_jobs import ScriptedExecutor, config, job, out_of_reach
+
+
+class Working:
+    """A worker that runs, and what it runs jobs with."""
+
+    def __init__(self, store: JobStore, folder: Path, name: str, slots: int) -> None:
+        self.store, self.executor = store, ScriptedExecutor()
+        self.metrics = TrainerMetrics("test")
+        found = config(folder, jobs_at_once=slots)
+        self.worker = Worker(store, self.executor, found, self.metrics, name)
+        self.task = asyncio.create_task(self.worker.run())
+
+    async def begun(self) -> TrainingJob:
+        return await asyncio.wait_for(self.executor.begun.get(), 10)
+
+    async def die(self) -> None:
+        """Ends as kill -9 would: no word to anybody."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    async def is_in(self, job_id: str, *states: State) -> TrainingJob:
+        with self.store.bell.heard(job_id) as rung:
+            async with asyncio.timeout(10):
+                while (found := await self.store.find(job_id)).state not in states:
+                    rung.clear()
+                    await asyncio.wait([asyncio.create_task(rung.wait())], timeout=0.2)
+        return found
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteJobStore]:
+    store = SqliteJobStore(tmp_path / "jobs.db", 1000)
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def working(
+    store: JobStore, folder: Path, name: str = "w", slots: int = 1
+) -> AsyncIterator[Working]:
+    found = Working(store, folder, name, slots)
+    try:
+        yield found
+    finally:
+        found.task.cancel()
+        await asyncio.wait([found.task])
+
+
+async def submitted(store: JobStore, name: str, **fields: object) -> TrainingJob:
+    found = job(name, **fields)
+    await store.create(*transitions.submitted(found))
+    return found
+
+
+async def cancel(store: JobStore, job_id: str) -> None:
+    await change(store, job_id, partial(transitions.cancelled, now=await store.now()))
+
+
+async def test_jobs_run_in_turn_and_tell_how_they_go(store: JobStore, tmp_path: Path) -> None:
+    await submitted(store, "a", created_at=1.0)
+    await submitted(store, "b", created_at=2.0)
+    async with working(store, tmp_path) as w:
+        first = await w.begun()
+        assert (first.id, first.state, first.worker, first.attempts) == ("a", "running", "w", 1)
+        assert w.executor.begun.empty(), "one at a time"
+        heard = w.executor.listeners["a"]
+        await heard.begun("/runs/a")
+        await heard.log("a line")
+        await heard.metric(2, {"val/loss": 0.5})
+        w.executor.end("a", Succeeded(7))
+        found = await w.is_in("a", "succeeded")
+        assert (found.version, found.epoch, found.run_folder) == (7, 2, "/runs/a")
+        events = await store.events("a", 0, 100)
+        assert [(x.kind, x.text or x.metrics) for x in events] == [
+            ("state", "submitted"),
+            ("state", "started on w, attempt 1"),
+            ("log", "works in /runs/a"),
+            ("log", "a line"),
+            ("metric", {"val/loss": 0.5}),
+            ("state", "published tiny 7"),
+        ]
+        assert (await w.begun()).id == "b"
+        w.executor.end("b", Failed("no data"))
+        assert (await w.is_in("b", "failed")).error == "no data"
+        assert w.metrics.registry.get_sample_value(
+            "flambeau_training_finished_jobs_total", {"state": "failed"}
+        ) == 1  # fmt: skip
+
+
+async def test_a_worker_runs_as_many_as_it_may(store: JobStore, tmp_path: Path) -> None:
+    for name in "abc":
+        await submitted(store, name)
+    async with working(store, tmp_path, slots=2) as w:
+        assert {(await w.begun()).id, (await w.begun()).id} == {"a", "b"}
+        assert w.executor.begun.empty()
+        w.executor.end("b")
+        assert (await w.begun()).id == "c"
+
+
+async def test_two_workers_never_run_one_job(store: JobStore, tmp_path: Path) -> None:
+    async with working(store, tmp_path, "v", 20) as v, working(store, tmp_path, "w", 20) as w:
+        for n in range(20):
+            await submitted(store, f"job{n}")
+        begun: list[str] = []
+        async with asyncio.timeout(20):
+            while len(begun) < 20:
+                takes = [asyncio.create_task(x.executor.begun.get()) for x in (v, w)]
+                done, late = await asyncio.wait(takes, return_when=asyncio.FIRST_COMPLETED)
+                begun += [task.result().id for task in done]
+                for task in late:
+                    task.cancel()
+        assert sorted(begun) == sorted(set(begun))
+
+
+async def test_a_dead_workers_job_is_taken_over_once(store: JobStore, tmp_path: Path) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path, "v") as v, working(store, tmp_path, "x", 1) as x:
+        takes = {asyncio.create_task(y.begun()): y for y in (v, x)}
+        done, late = await asyncio.wait(takes, return_when=asyncio.FIRST_COMPLETED)
+        first = takes[done.pop()]
+        (taking_over,) = late
+        second = takes[taking_over]
+        await first.die()
+        assert (await taking_over).attempts == 2
+        await second.die()
+        async with working(store, tmp_path, "y") as third:
+            found = await third.is_in("a", "failed", "succeeded")
+            assert found.error.startswith("its worker died 2 times while it ran")
+            assert third.executor.begun.empty()
+            assert third.metrics.registry.get_sample_value(
+                "flambeau_training_takeovers_total") == 1  # fmt: skip
+
+
+async def test_a_worker_that_is_asked_to_stop_hands_its_job_back(
+    store: JobStore, tmp_path: Path
+) -> None:
+    await submitted(store, "a")
+    await submitted(store, "b")
+    async with working(store, tmp_path) as w:
+        await w.begun()
+        w.worker.stop()
+        w.executor.end("a", Stopped())
+        await asyncio.wait_for(w.task, 10)
+        found = await store.find("a")
+        assert (found.state, found.deaths) == ("queued", 0)
+        assert w.executor.begun.empty(), "no other job was begun"
+    async with working(store, tmp_path, "v") as v:
+        assert (await v.begun()).attempts == 2
+
+
+async def test_a_cancelled_job_is_ended_and_discarded(store: JobStore, tmp_path: Path) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path) as w:
+        await w.begun()
+        await cancel(store, "a")
+        await w.is_in("a", "cancelled")
+        assert w.executor.cancelled == ["a"]
+        assert w.executor.discarded == ["a"]
+
+
+async def test_a_lease_is_renewed_as_long_as_the_job_runs(store: JobStore, tmp_path: Path) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path, "v") as v, working(store, tmp_path, "w") as w:
+        takes = [asyncio.create_task(x.begun()) for x in (v, w)]
+        _, late = await asyncio.wait(takes, return_when=asyncio.FIRST_COMPLETED)
+        before = (await store.find("a")).lease_until
+        with store.bell.heard("a") as rung:
+            async with asyncio.timeout(10):
+                while (await store.find("a")).lease_until < before + 1.5:  # the lease lasts 1 s
+                    rung.clear()
+                    await rung.wait()
+        found = await store.find("a")
+        assert found.attempts == 1
+        assert found.revision < 20, "it is renewed now and then, not all the time"
+        for task in late:
+            task.cancel()
+        await asyncio.wait(takes)
+
+
+async def test_who_lost_its_lease_ends_the_job_itself(
+    store: SqliteJobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path) as w:
+        await w.begun()
+        for name in ("find", "swap", "now", "append", "oldest"):
+            monkeypatch.setattr(store, name, out_of_reach)
+        async with asyncio.timeout(10):
+            while not w.executor.cancelled:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.02)
+        with pytest.raises(QueueUnavailableError):
+            await store.find("a")
+        assert not w.task.done(), "it goes on, for the store may come back"
+
+
+async def test_what_another_took_is_not_settled_by_who_lost_it(
+    store: JobStore, tmp_path: Path
+) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path) as w:
+        await w.begun()
+        await change(store, "a", lambda found: transitions.abandoned(found, 1e12, 1))
+        now = await store.now()
+        await change(store, "a", lambda x: transitions.taken(x, "v", "other", now, 60))
+        async with asyncio.timeout(10):
+            while not w.executor.cancelled:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.02)
+        found = await store.find("a")
+        assert (found.state, found.worker) == ("running", "v")

@@ -1,0 +1,104 @@
+"""`training.job`: what it tells of a run, and with which exit code it ends."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import training.pipeline
+from model_store.errors import StoreError
+from tests.fixtures.training_jobs import RECIPE
+from training import job
+from training.errors import DataError, RunBusyError, StoppedError
+
+
+class Runs:
+    """Runs `main` with something in place of the pipeline."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self._monkeypatch = folder, monkeypatch
+        self.codes: list[int] = []
+
+    def __call__(self, outcome: Any, recipe: str = RECIPE) -> list[dict[str, Any]]:
+        def run(recipe: Any, store: str, folder: Path, *, resume: bool, watcher: Any) -> Any:
+            assert (store, resume) == ("s3://b/store", True)
+            watcher.begin(folder / recipe.name)
+            watcher.end_epoch(1, {"val/loss": 0.5, "train/loss": float("nan")})
+            if isinstance(outcome, Exception):
+                raise outcome
+            return SimpleNamespace(model="tiny", version=4)
+
+        self._monkeypatch.setattr(training.pipeline, "run", run)
+        (self._folder / "recipe.yaml").write_text(recipe)
+        events = self._folder / "events"
+        self.codes.append(
+            job.main([
+                "--recipe", str(self._folder / "recipe.yaml"), "--store", "s3://b/store",
+                "--runs-dir", "/runs", "--events", str(events), "--memory-limit-gib", "512",
+            ])
+        )  # fmt: skip
+        return [json.loads(line) for line in events.read_text().splitlines()]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.setattr(job, "set_limits", lambda **_: None)  # they would be this process's
+    monkeypatch.setattr("training.job.signal.signal", lambda *_: None)
+    monkeypatch.setattr(job, "BUSY_S", 0.0)
+    return Runs(tmp_path, monkeypatch)
+
+
+def test_a_run_tells_where_it_works_how_it_goes_and_what_it_published(runs: Runs) -> None:
+    assert runs(None) == [
+        {"kind": "begun", "folder": "/runs/tiny"},
+        {"kind": "metric", "epoch": 1, "metrics": {"val/loss": 0.5}},
+        {"kind": "published", "model": "tiny", "version": 4},
+    ]
+    assert runs.codes == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text", "code"),
+    [
+        (StoppedError("after 3"), "stopped", "after 3", 75),
+        (DataError("no rows"), "failed", "no rows", 1),
+        (StoreError("gone"), "failed", "gone", 1),
+        (OSError(28, "No space left"), "failed", "[Errno 28] No space left", 1),
+        (RunBusyError("another"), "failed", "another", 1),
+        (MemoryError(), "failed", "it needed more than 512 GiB of memory", 1),
+    ],
+)
+def test_how_a_run_ends_is_told(
+    runs: Runs, error: Exception, kind: str, text: str, code: int
+) -> None:
+    last = runs(error)[-1]
+    assert last["kind"] == kind
+    assert last["text"].startswith(text)
+    assert runs.codes == [code]
+
+
+def test_a_bug_is_told_and_shown(runs: Runs, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        runs(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    last = json.loads((tmp_path / "events").read_text().splitlines()[-1])
+    assert "lower data.batch_size" in last["text"]
+
+
+def test_a_bad_recipe_is_told(runs: Runs) -> None:
+    (told,) = runs(None, RECIPE + "optmi: 1\n")
+    assert told["text"] == "recipe.yaml: unknown key 'optmi' (did you mean 'optim'?)"
+    assert runs.codes == [1]
+
+
+def test_a_run_waits_for_the_one_before_it() -> None:
+    waits: list[Exception] = [RunBusyError("busy"), RunBusyError("busy")]
+    published: Any = SimpleNamespace()
+
+    def attempt() -> Any:
+        if waits:
+            raise waits.pop()
+        return published
+
+    assert job._once_alone(attempt, look_s=0.001) is published
