@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
+from safetensors.numpy import save
 from typer.testing import CliRunner, Result
 
 from flambeau.commands.models import models_app
 from flambeau.commands.transfer import pull, push
+from model_store.golden import GoldenRows
 from model_store.key_folder import KeyFolder
-from model_store.manifest import Verification
+from model_store.manifest import Golden, Verification
 from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
 from tests.fixtures.signing import key_in, signer_in
@@ -205,7 +208,11 @@ def test_show_tells_sizes_and_names_of_classes(run: Run, store: ModelStore, fold
         dynamic={"image": {2: (8, 32)}},
         labels={"logits": tuple("abcdefghijkl")},
     )
-    store.publish(draft_in(folder, signature=signature), folder)
+    rows = GoldenRows(
+        {"image": np.zeros((2, 1, 8, 8), np.uint8)}, {"logits": np.zeros((2, 12), np.float32)}
+    )
+    golden = Golden(file=entry_in(folder, "rows.safetensors", save(rows.to_tensors())), rows=2)
+    store.publish(draft_in(folder, signature=signature, golden=golden), folder)
     assert lines(run("models", "show", "digits"))[3:5] == [
         "  input   image   UINT8  [-1,1,8..32,8]",
         "  output  logits  FP32   [-1,12]         a, b, c, d, e, f, g, h, i, j, and 2 more",
