@@ -53,16 +53,14 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
         epochs: how many.
         lr_share: its peak learning rate, as a share of the training's.
     """
-    adamw = recipe.optim.adamw
     train: dict[str, Any] = {"epochs": epochs}
-    optim = {"lr": adamw.lr * lr_share}
     if (forcing := recipe.train.teacher_forcing) is not None:
         train["teacher_forcing"] = forcing.model_copy(update={"first": forcing.last})
     return recipe.model_copy(
         update={
             "name": f"{recipe.name}, {phase}",
             "train": recipe.train.model_copy(update=train),
-            "optim": recipe.optim.model_copy(update={"adamw": adamw.model_copy(update=optim)}),
+            "optim": recipe.optim.slower(lr_share, one_group=phase == "qat"),
         }
     )
 

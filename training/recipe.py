@@ -19,7 +19,10 @@ from model_store.signature import DynamicAxes, Labels, Padding, TensorName
 from training.auto_export import AutoPart, ExportChoice
 from training.compression import PrunePart, QatPart
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
+from training.loss_parts import LossPart
+from training.optimizer_parts import OptimPart
 from training.preprocess import Preprocess, check_order, python_step
+from training.schedule_parts import SchedulePart
 
 
 class ModelPart(RecipePart):
@@ -55,62 +58,6 @@ class DataPart(RecipePart):
     batch_size: int = Field(default=64, ge=1, le=65_536)
     """Rows of one training step. Raise it for speed on large data, and the learning rate with
     it; lower it when memory runs out."""
-
-
-class CrossEntropy(RecipePart):
-    """Softmax cross-entropy with whole-number labels."""
-
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the target spread over all classes. Raise it (0.05 to 0.1) when the network is
-    over-confident; smaller logits also quantize better."""
-    ignore_index: int = -100
-    """The label of places that do not count, such as what follows the end of a sequence. Change it
-    when the data has a number of its own for them."""
-
-
-class LossPart(RecipePart):
-    """What is minimised."""
-
-    cross_entropy: CrossEntropy = CrossEntropy()
-    """One label a row, or T of them. The only loss so far."""
-
-
-class AdamW(RecipePart):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
-
-    lr: float = Field(default=1e-3, gt=0)
-    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """Pull of the weights towards 0; biases and norms are spared. Raise it when validation falls
-    behind training."""
-
-
-class OptimPart(RecipePart):
-    """How the weights move."""
-
-    adamw: AdamW = AdamW()
-    """The optimizer and its settings. The only one so far."""
-    clip: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the gradient; null for no limit. Lower it when single batches throw the
-    loss off."""
-
-
-class Cosine(RecipePart):
-    """Half a cosine from the peak down (Loshchilov and Hutter, 2017, without restarts)."""
-
-    final_lr_share: float = Field(default=0.01, ge=0, le=1)
-    """Learning rate of the last step, as a share of the peak. Raise it when the last epochs learn
-    nothing."""
-
-
-class SchedulePart(RecipePart):
-    """How the learning rate changes, step by step."""
-
-    warmup_share: float = Field(default=0.05, ge=0, lt=1)
-    """Share of all steps during which the rate climbs from 0 to the peak. Raise it when the first
-    epochs are unstable."""
-    cosine: Cosine = Cosine()
-    """How the rate falls after the warm-up. The only shape so far."""
 
 
 class TeacherForcing(RecipePart):

@@ -1,0 +1,182 @@
+"""One step of the optimizer: from a window of batches to changed weights.
+
+In: the batches whose gradients make one step. Out: the loss, and how large the gradient was.
+
+Rule kept here: a window moves the weights as one batch of all its rows would, short ones too: each
+batch counts by what its labels weigh.
+"""
+
+import collections
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from training.errors import DivergedError
+from training.losses import Loss
+from training.model import first_output
+from training.optimizer_parts import ClipPart
+from training.optimizers import set_learning_rate
+from training.recipe import Recipe
+from training.schedule import learning_rate_factor, teacher_forcing_share
+
+NORMS_TOLD = 5
+"""Gradient norms of earlier steps that a message about a lost run names."""
+ROWS_TOLD = 64
+"""Rows of a batch that it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that go through the model together."""
+
+    rows: npt.NDArray[np.int64]
+    """Their places in the split, [N]."""
+    inputs: list[Tensor]
+    """The model's arguments, each [N, ...]."""
+    labels: Tensor
+    """[N], or [N, T]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one step saw."""
+
+    loss: float
+    """The mean over the window."""
+    weight: float
+    """What that mean weighs beside those of other steps."""
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """The peak's share at this step, before the factors of groups."""
+
+
+class Stepper:
+    """Moves a model by one window after another.
+
+    Args:
+        model: what is trained, in training mode.
+        optimizer: of its parameters.
+        recipe: the run.
+        loss: what is minimised.
+        epoch_steps: steps of one epoch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        loss: Loss,
+        epoch_steps: int,
+    ) -> None:
+        self._model, self._optimizer, self._recipe, self._loss = model, optimizer, recipe, loss
+        self._epoch_steps = epoch_steps
+        self._total_steps = recipe.train.epochs * epoch_steps
+        self._norms: collections.deque[float] = collections.deque(maxlen=NORMS_TOLD)
+
+    def step(self, window: Sequence[Batch], step: int, rate_factor: float) -> Stepped:
+        """Moves the weights once.
+
+        Args:
+            window: the batches of this step.
+            step: its number in the run, from 0.
+            rate_factor: what `schedule.plateau` has made of the learning rate.
+
+        Raises:
+            DivergedError: the loss is no longer a number.
+        """
+        optim = self._recipe.optim
+        factor = learning_rate_factor(
+            step, self._total_steps, self._recipe.schedule, self._epoch_steps
+        )
+        rate = optim.chosen.lr * factor * rate_factor
+        set_learning_rate(self._optimizer, rate)
+        if optim.lbfgs is not None:
+            norms: list[float] = []
+
+            def closure() -> float:
+                loss = self._gradient(window, step, rate)
+                norms.append(gradient_norm(self._model))
+                return loss
+
+            loss = float(self._optimizer.step(closure))  # the loss before the step
+            norm = norms[0]
+        else:
+            loss = self._gradient(window, step, rate)
+            norm = clip_gradient(self._model, optim.clip)
+            self._optimizer.step()
+        self._norms.append(norm)
+        weight = sum(self._loss.weight_of(batch.labels) for batch in window)
+        return Stepped(loss, weight, norm, rate)
+
+    def _gradient(self, window: Sequence[Batch], step: int, rate: float) -> float:
+        """Leaves the gradient of the window's mean loss in the parameters, and returns the loss."""
+        weights = [self._loss.weight_of(batch.labels) for batch in window]
+        self._optimizer.zero_grad()
+        mean = 0.0
+        for batch, weight in zip(window, weights, strict=True):
+            share = weight / sum(weights)
+            loss = self._forward(batch, step)
+            value = loss.item()
+            if not math.isfinite(value):
+                raise self._diverged(value, batch, step, rate)
+            (loss * share if len(window) > 1 else loss).backward()  # type: ignore[no-untyped-call]
+            mean += value * share
+        return mean
+
+    def _forward(self, batch: Batch, step: int) -> Tensor:
+        told = self._told(batch.labels, step)
+        logits = first_output(self._model(*batch.inputs, **told))  # [N, K] or [N, T, K]
+        return self._loss.of(logits, batch.labels)
+
+    def _told(self, labels: Tensor, step: int) -> dict[str, Any]:
+        """What a model that writes sequences is given in training, beside its inputs."""
+        forcing = self._recipe.train.teacher_forcing
+        if forcing is None:
+            return {}
+        share = teacher_forcing_share(step, self._total_steps, forcing)
+        return {"targets": labels, "teacher_forcing": share}
+
+    def _diverged(self, loss: float, batch: Batch, step: int, rate: float) -> DivergedError:
+        optim = self._recipe.optim
+        norms = ", ".join(f"{norm:.3g}" for norm in self._norms) or "none yet"
+        rows = ", ".join(str(row) for row in batch.rows[:ROWS_TOLD])
+        more = " and more" if len(batch.rows) > ROWS_TOLD else ""
+        return DivergedError(
+            f"the loss is {loss} at step {step} (epoch {step // self._epoch_steps + 1}, learning "
+            f"rate {rate:.3g}); lower optim.{optim.choice}.lr ({optim.chosen.lr:g}) or optim.clip "
+            f"({_clip_in_words(optim.clip)}), and look for NaN in the inputs; gradient norms of "
+            f"the steps before: {norms}; training rows of the batch: {rows}{more}. The last "
+            "checkpoint is kept"
+        )
+
+
+def clip_gradient(model: nn.Module, clip: ClipPart | None) -> float:
+    """Limits the gradient in place.
+
+    Returns:
+        Its norm before.
+    """
+    if clip is not None and clip.value is not None:
+        norm = gradient_norm(model)
+        nn.utils.clip_grad_value_(model.parameters(), clip.value)
+        return norm
+    limit = math.inf if clip is None or clip.norm is None else clip.norm
+    return nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """The norm of the whole gradient."""
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    return nn.utils.get_total_norm(found).item()
+
+
+def _clip_in_words(clip: ClipPart | None) -> str:
+    return "none" if clip is None else f"{clip.choice} {clip.chosen:g}"
