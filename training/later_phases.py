@@ -54,13 +54,21 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
         lr_share: its peak learning rate, as a share of the training's.
     """
     train: dict[str, Any] = {"epochs": epochs}
+    # Names of the network's parts are gone behind a rewritten one, and its ranges have no average.
+    rewritten = phase == "qat"
+    model: dict[str, Any] = {}
+    if rewritten:
+        train |= {"ema": None, "activation_checkpoint": ()}
+    if rewritten or recipe.model.unfreeze_at is not None:
+        model |= {"freeze": (), "unfreeze_at": None}
     if (forcing := recipe.train.teacher_forcing) is not None:
         train["teacher_forcing"] = forcing.model_copy(update={"first": forcing.last})
     return recipe.model_copy(
         update={
             "name": f"{recipe.name}, {phase}",
             "train": recipe.train.model_copy(update=train),
-            "optim": recipe.optim.slower(lr_share, one_group=phase == "qat"),
+            "optim": recipe.optim.slower(lr_share, one_group=rewritten),
+            "model": recipe.model.model_copy(update=model),
         }
     )
 

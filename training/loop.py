@@ -24,8 +24,10 @@ from safetensors.torch import load_model
 from torch import nn
 
 from model_store.signature import Signature
+from training.activation_checkpoint import activations_recomputed
 from training.checkpoint import CheckpointFolder
 from training.datasets import Split, Splits
+from training.freezing import Freezing
 from training.later_phases import (
     example_of,
     fine_tuning,
@@ -45,6 +47,7 @@ from training.run_folder import PhaseFolder, RunFolder
 from training.task_metric import Tally, tally
 from training.trackers import open_trackers
 from training.train_state import TrainState, after_epoch
+from training.weight_average import WeightAverage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,29 +148,34 @@ def _learn(
     resume: bool,
 ) -> TrainState:
     """Epochs until they or the patience run out; the folder keeps the best weights."""
+    freezing = Freezing(model, recipe.model)
     optimizer = build_optimizer(model, recipe.optim)
     epoch_steps = steps_per_epoch(splits.train.rows, recipe)
-    stepper = Stepper(model, optimizer, recipe, loss, epoch_steps)
+    average = WeightAverage(model, recipe.train.ema)
+    stepper = Stepper(model, optimizer, recipe, loss, epoch_steps, average)
     checkpoints = CheckpointFolder(folder.checkpoints)
-    state = _start(checkpoints, model, optimizer, resume, console)
+    state = _start(checkpoints, average.evaluated, optimizer, stepper, resume, console)
     with (
+        activations_recomputed(model, recipe.train.activation_checkpoint),
         open_trackers(recipe.track, folder, state.epoch) as trackers,
         open_progress(console, recipe, splits.train.rows, state.epoch) as progress,
     ):
         while not state.finished:
             model.train()
+            freezing.begin_epoch(state.epoch + 1)
             metrics = _train_epoch(stepper, splits.train, recipe, state, progress)
-            metrics |= evaluate(model, splits.validation, recipe, "val", loss)
+            metrics |= evaluate(average.evaluated, splits.validation, recipe, "val", loss)
             state = after_epoch(state, metrics, recipe, epoch_steps)
             for tracker in trackers:
                 tracker.log(state.epoch, metrics)
             # The state comes last: until then a resumed run repeats this epoch.
             due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
             if due or state.best_epoch == state.epoch:
-                checkpoints.save_weights(model, state.epoch)
+                checkpoints.save_weights(average.evaluated, state.epoch)
             if due:
-                checkpoints.save_state(state, optimizer)
+                checkpoints.save_state(state, optimizer, stepper.state())
             progress.end_epoch(state.epoch, metrics)
+    freezing.release()
     return state
 
 
@@ -246,11 +254,12 @@ def _start(
     checkpoints: CheckpointFolder,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    stepper: Stepper,
     resume: bool,
     console: Console,
 ) -> TrainState:
     if resume and checkpoints.exists:
-        state = checkpoints.load(model, optimizer)
+        state = checkpoints.load(model, optimizer, stepper.restore)
         say(console, f"resuming after epoch {state.epoch} from {checkpoints.path}")
         return state
     if resume:

@@ -8,7 +8,7 @@ batch counts by what its labels weigh.
 
 import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from training.errors import DivergedError
+from training.errors import DivergedError, RecipeError
 from training.losses import Loss
 from training.model import first_output
 from training.optimizer_parts import ClipPart
 from training.optimizers import set_learning_rate
 from training.recipe import Recipe
 from training.schedule import learning_rate_factor, teacher_forcing_share
+from training.weight_average import WeightAverage
 
 NORMS_TOLD = 5
 """Gradient norms of earlier steps that a message about a lost run names."""
 ROWS_TOLD = 64
 """Rows of a batch that it names."""
+
+
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What layers that are safe in it compute in, by `train.precision`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,10 @@ class Stepper:
         recipe: the run.
         loss: what is minimised.
         epoch_steps: steps of one epoch.
+        average: follows every step.
+
+    Raises:
+        RecipeError: the model's device cannot train in this precision.
     """
 
     def __init__(
@@ -75,10 +84,14 @@ class Stepper:
         recipe: Recipe,
         loss: Loss,
         epoch_steps: int,
+        average: WeightAverage | None = None,
     ) -> None:
         self._model, self._optimizer, self._recipe, self._loss = model, optimizer, recipe, loss
         self._epoch_steps = epoch_steps
         self._total_steps = recipe.train.epochs * epoch_steps
+        self._average = average or WeightAverage(model, None)
+        self._device = next(model.parameters()).device.type
+        self._scaler = _scaler(recipe.train.precision, self._device)
         self._norms: collections.deque[float] = collections.deque(maxlen=NORMS_TOLD)
 
     def step(self, window: Sequence[Batch], step: int, rate_factor: float) -> Stepped:
@@ -110,11 +123,23 @@ class Stepper:
             norm = norms[0]
         else:
             loss = self._gradient(window, step, rate)
+            self._scaler.unscale_(self._optimizer)
             norm = clip_gradient(self._model, optim.clip)
-            self._optimizer.step()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
         self._norms.append(norm)
+        self._average.update()
         weight = sum(self._loss.weight_of(batch.labels) for batch in window)
         return Stepped(loss, weight, norm, rate)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it, and of the average."""
+        return {"scaler": self._scaler.state_dict(), **self._average.state()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a `state`."""
+        self._scaler.load_state_dict(saved["scaler"])
+        self._average.restore(saved)
 
     def _gradient(self, window: Sequence[Batch], step: int, rate: float) -> float:
         """Leaves the gradient of the window's mean loss in the parameters, and returns the loss."""
@@ -127,14 +152,17 @@ class Stepper:
             value = loss.item()
             if not math.isfinite(value):
                 raise self._diverged(value, batch, step, rate)
-            (loss * share if len(window) > 1 else loss).backward()  # type: ignore[no-untyped-call]
+            part = self._scaler.scale(loss * share if len(window) > 1 else loss)
+            part.backward()  # type: ignore[no-untyped-call]
             mean += value * share
         return mean
 
     def _forward(self, batch: Batch, step: int) -> Tensor:
         told = self._told(batch.labels, step)
-        logits = first_output(self._model(*batch.inputs, **told))  # [N, K] or [N, T, K]
-        return self._loss.of(logits, batch.labels)
+        precision = AUTOCAST[self._recipe.train.precision]
+        with torch.autocast(self._device, precision, enabled=precision is not torch.float32):
+            logits = first_output(self._model(*batch.inputs, **told))  # [N, K] or [N, T, K]
+        return self._loss.of(logits.float(), batch.labels)
 
     def _told(self, labels: Tensor, step: int) -> dict[str, Any]:
         """What a model that writes sequences is given in training, beside its inputs."""
@@ -156,6 +184,16 @@ class Stepper:
             f"the steps before: {norms}; training rows of the batch: {rows}{more}. The last "
             "checkpoint is kept"
         )
+
+
+def _scaler(precision: str, device: str) -> torch.amp.GradScaler:
+    """Keeps small gradients of FP16 above 0; it does nothing in other precisions."""
+    if precision == "fp16" and device == "cpu":
+        raise RecipeError(
+            "train.precision fp16 needs a GPU, and the model is on the CPU, where torch is slower "
+            "in fp16 than in fp32; take bf16 or fp32"
+        )
+    return torch.amp.GradScaler(device, enabled=precision == "fp16")
 
 
 def clip_gradient(model: nn.Module, clip: ClipPart | None) -> float:

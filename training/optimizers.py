@@ -4,16 +4,14 @@ In: a model and the recipe's `optim`. Out: an optimizer of torch, each of whose 
 `lr_scale` beside torch's own keys: its factor on the learning rate of the schedule.
 """
 
-import fnmatch
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from training.errors import RecipeError
+from training.model_names import matching, named_parameters
 from training.optimizer_parts import OptimPart
-from training.preprocessing import Preprocessed
 
 NORMS = (
     nn.modules.batchnorm._NormBase,
@@ -24,8 +22,6 @@ NORMS = (
 """Layers whose parameters `norm` in `no_decay` names."""
 KEYWORDS = ("bias", "norm")
 """Words of `no_decay` that are no patterns."""
-NAMES_TOLD = 40
-"""Names of the model that a message about a pattern lists."""
 
 
 def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer:
@@ -94,31 +90,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Gives each group its share of the rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_scale"]
-
-
-def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each parameter once, under the name that the network itself gives it."""
-    prefix = "network." if isinstance(model, Preprocessed) else ""
-    return {name.removeprefix(prefix): p for name, p in model.named_parameters()}
-
-
-def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
-    """The names that a pattern fits.
-
-    Args:
-        pattern: as in a shell, such as `head.*`.
-        names: what there is.
-        key: where the recipe says so, for messages.
-
-    Raises:
-        RecipeError: it fits none.
-    """
-    known = list(names)
-    found = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
-    if not found:
-        shown = ", ".join(known[:NAMES_TOLD]) + (" and more" if len(known) > NAMES_TOLD else "")
-        raise RecipeError(f"{key} {pattern!r} fits nothing of the model, which has {shown}")
-    return found
 
 
 def _spared(model: nn.Module, optim: OptimPart, names: dict[str, nn.Parameter]) -> set[str]:

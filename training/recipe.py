@@ -20,12 +20,13 @@ from training.auto_export import AutoPart, ExportChoice
 from training.compression import PrunePart, QatPart
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
 from training.loss_parts import LossPart
+from training.model_parts import FreezePart, InitPart
 from training.optimizer_parts import OptimPart
 from training.preprocess import Preprocess, check_order, python_step
 from training.schedule_parts import SchedulePart
 
 
-class ModelPart(RecipePart):
+class ModelPart(FreezePart):
     """Which network is trained."""
 
     target: str
@@ -37,6 +38,8 @@ class ModelPart(RecipePart):
     """Names of what `forward` returns, in order. Change it when the network returns a tuple; the
     first output is the one that is trained: [rows, classes], or [rows, T, classes] where a row has
     T labels."""
+    init: InitPart = InitPart()
+    """The first weights of its layers, by type. Give it when learning does not begin."""
 
     @field_validator("outputs")
     @classmethod
@@ -84,6 +87,15 @@ class TrainPart(RecipePart):
     teacher_forcing: TeacherForcing | None = None
     """For a model that writes sequences: in training, `forward` is also given `targets` (the
     labels) and `teacher_forcing` (a share). Give it when the model takes them."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What layers that are safe in it compute in while they learn; weights, and evaluation, stay
+    FP32. Take `bf16` for speed on GPUs and on processors with bfloat16, `fp16` on older GPUs."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Share of the averaged weights that each step keeps; the average is what is evaluated and
+    published. null for the weights themselves. Give 0.99 to 0.9999, more for more steps."""
+    activation_checkpoint: tuple[str, ...] = ()
+    """Patterns of names of layers, such as `blocks.*`, whose activations are computed twice and not
+    kept. Give it when memory runs out; a step takes up to a third longer."""
 
 
 class StopPart(RecipePart):
@@ -225,6 +237,20 @@ class Recipe(RecipePart):
             raise ValueError(
                 "prune.structured cannot follow a network that is told answers; "
                 "take structured: false, or drop train.teacher_forcing"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> "Recipe":
+        if self.optim.lbfgs is not None and self.train.precision != "fp32":
+            raise ValueError(
+                f"optim.lbfgs compares losses that train.precision {self.train.precision} is too "
+                "coarse for; take fp32"
+            )
+        if self.optim.muon is not None and self.prune is not None and not self.prune.structured:
+            raise ValueError(
+                "optim.muon moves whole matrices, and prune without structured must keep single "
+                "weights at 0; take another optimizer"
             )
         return self
 

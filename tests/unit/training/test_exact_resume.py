@@ -15,6 +15,7 @@ from training.run_folder import RunFolder
 
 EPOCHS, CUT = 4, 2
 MATRICES = {"target": "tests.unit.training.test_optimizers:network"}
+MODEL = recipe().document()["model"]
 OPTIMIZERS = ("sgd", "adam", "rmsprop", "adagrad", "adadelta", "nadam", "radam", "adafactor")
 
 
@@ -58,6 +59,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "one_cycle": {"schedule": {"one_cycle": {}}},
     "wsd": {"schedule": {"wsd": {}}},
+    "ema": {"train": {"epochs": EPOCHS, "threads": 1, "ema": 0.9}},
+    "bf16": {"train": {"epochs": EPOCHS, "threads": 1, "precision": "bf16"}},
+    "unfreeze_at": {"model": {**MODEL, "freeze": ["features.*"], "unfreeze_at": {"epoch": 4}}},
     "constant": {"schedule": {"constant": {}}, "loss": {"focal": {"weight": "balanced"}}},
 }
 
