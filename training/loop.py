@@ -11,7 +11,7 @@ that was killed and resumed ends with the same weights, bit for bit on one CPU.
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from model_store.signature import Signature
 from training.activation_checkpoint import activations_recomputed
 from training.checkpoint import CheckpointFolder
 from training.datasets import Split, Splits
+from training.debugging import profiled, watched
 from training.freezing import Freezing
 from training.later_phases import (
     example_of,
@@ -45,7 +46,7 @@ from training.recipe import Recipe
 from training.reproducibility import reproducible
 from training.run_folder import PhaseFolder, RunFolder
 from training.task_metric import Tally, tally
-from training.trackers import open_trackers
+from training.trackers import HistogramTracker, open_trackers
 from training.train_state import TrainState, after_epoch
 from training.weight_average import WeightAverage
 
@@ -157,16 +158,22 @@ def _learn(
     state = _start(checkpoints, average.evaluated, optimizer, stepper, resume, console)
     with (
         activations_recomputed(model, recipe.train.activation_checkpoint),
+        watched(model, recipe.debug) as watch,
+        profiled(recipe.profile, folder.profile) as profile_step,
         open_trackers(recipe.track, folder, state.epoch) as trackers,
         open_progress(console, recipe, splits.train.rows, state.epoch) as progress,
     ):
         while not state.finished:
             model.train()
             freezing.begin_epoch(state.epoch + 1)
-            metrics = _train_epoch(stepper, splits.train, recipe, state, progress)
+            after_step = (watch.after_step, profile_step)
+            metrics = _train_epoch(stepper, splits.train, recipe, state, progress, after_step)
             metrics |= evaluate(average.evaluated, splits.validation, recipe, "val", loss)
+            metrics |= watch.metrics()
             state = after_epoch(state, metrics, recipe, epoch_steps)
             for tracker in trackers:
+                if isinstance(tracker, HistogramTracker):
+                    tracker.log_histograms(state.epoch, watch.histograms())
                 tracker.log(state.epoch, metrics)
             # The state comes last: until then a resumed run repeats this epoch.
             due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
@@ -180,7 +187,12 @@ def _learn(
 
 
 def _train_epoch(
-    stepper: Stepper, split: Split, recipe: Recipe, state: TrainState, progress: TrainingProgress
+    stepper: Stepper,
+    split: Split,
+    recipe: Recipe,
+    state: TrainState,
+    progress: TrainingProgress,
+    after_step: Sequence[Callable[[], None]],
 ) -> dict[str, float]:
     """One pass over the training rows."""
     loss_sum, norm_sum, weight, step, rate = 0.0, 0.0, 0.0, state.step, 0.0
@@ -191,6 +203,8 @@ def _train_epoch(
         weight += found.weight
         norm_sum += found.gradient_norm
         rate = found.learning_rate
+        for look in after_step:
+            look()
         progress.advance(sum(len(batch.rows) for batch in window))
     return {
         "train/loss": loss_sum / weight,

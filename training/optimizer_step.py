@@ -10,6 +10,7 @@ import collections
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from training.debugging import first_not_finite
 from training.errors import DivergedError, RecipeError
 from training.losses import Loss
 from training.model import first_output
@@ -124,7 +126,7 @@ class Stepper:
         else:
             loss = self._gradient(window, step, rate)
             self._scaler.unscale_(self._optimizer)
-            norm = clip_gradient(self._model, optim.clip)
+            norm = self._checked(clip_gradient(self._model, optim.clip), window, step, rate)
             self._scaler.step(self._optimizer)
             self._scaler.update()
         self._norms.append(norm)
@@ -151,9 +153,17 @@ class Stepper:
             loss = self._forward(batch, step)
             value = loss.item()
             if not math.isfinite(value):
-                raise self._diverged(value, batch, step, rate)
+                run = partial(self._forward, batch, step)
+                where = first_not_finite(self._model, run, batch.inputs)
+                raise self._diverged(f"the loss is {value}", [batch], step, rate, where)
             part = self._scaler.scale(loss * share if len(window) > 1 else loss)
-            part.backward()  # type: ignore[no-untyped-call]
+            try:
+                part.backward()  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                if not torch.is_anomaly_enabled():
+                    raise
+                lost = "a gradient is no number"
+                raise self._diverged(lost, [batch], step, rate, str(error)) from error
             mean += value * share
         return mean
 
@@ -172,17 +182,29 @@ class Stepper:
         share = teacher_forcing_share(step, self._total_steps, forcing)
         return {"targets": labels, "teacher_forcing": share}
 
-    def _diverged(self, loss: float, batch: Batch, step: int, rate: float) -> DivergedError:
+    def _checked(self, norm: float, window: Sequence[Batch], step: int, rate: float) -> float:
+        """A gradient that is no number must not reach the weights; a scaler leaves it out."""
+        if math.isfinite(norm):
+            return norm
+        if self._scaler.is_enabled():
+            return 0.0
+        where = "debug.anomaly=true shows from which operation"
+        raise self._diverged(f"the gradient's norm is {norm}", window, step, rate, where)
+
+    def _diverged(
+        self, lost: str, window: Sequence[Batch], step: int, rate: float, where: str
+    ) -> DivergedError:
         optim = self._recipe.optim
         norms = ", ".join(f"{norm:.3g}" for norm in self._norms) or "none yet"
-        rows = ", ".join(str(row) for row in batch.rows[:ROWS_TOLD])
-        more = " and more" if len(batch.rows) > ROWS_TOLD else ""
+        places = np.concatenate([batch.rows for batch in window])
+        rows = ", ".join(str(row) for row in places[:ROWS_TOLD])
+        more = f" and {len(places) - ROWS_TOLD} more" if len(places) > ROWS_TOLD else ""
         return DivergedError(
-            f"the loss is {loss} at step {step} (epoch {step // self._epoch_steps + 1}, learning "
-            f"rate {rate:.3g}); lower optim.{optim.choice}.lr ({optim.chosen.lr:g}) or optim.clip "
-            f"({_clip_in_words(optim.clip)}), and look for NaN in the inputs; gradient norms of "
-            f"the steps before: {norms}; training rows of the batch: {rows}{more}. The last "
-            "checkpoint is kept"
+            f"{lost} at step {step} (epoch {step // self._epoch_steps + 1}, learning rate "
+            f"{rate:.3g}); lower optim.{optim.choice}.lr ({optim.chosen.lr:g}) or optim.clip "
+            f"({_clip_in_words(optim.clip)}), and look for NaN in the inputs; {where}; gradient "
+            f"norms of the steps before: {norms}; training rows of the batch: {rows}{more}; the "
+            "last checkpoint is kept"
         )
 
 

@@ -18,6 +18,7 @@ from model_store.manifest import check_name
 from model_store.signature import DynamicAxes, Labels, Padding, TensorName
 from training.auto_export import AutoPart, ExportChoice
 from training.compression import PrunePart, QatPart
+from training.debug_parts import DebugPart, ProfilePart
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
 from training.loss_parts import LossPart
 from training.model_parts import FreezePart, InitPart
@@ -177,6 +178,11 @@ class Recipe(RecipePart):
     """How often a run can be picked up. Change it when epochs are very short."""
     track: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard", "jsonl")
     """Where the numbers of every epoch go. Change it to write less."""
+    debug: DebugPart = DebugPart()
+    """What is looked at in every step. Give it when a network does not learn."""
+    profile: ProfilePart | None = None
+    """Which steps are recorded in `profile.json` of the run's folder; null for none. Give it when
+    training is slower than it should be."""
     max_batch_size: int = Field(default=64, ge=1, le=65_536)
     """Most rows a server runs at once. Raise it for small networks on large machines."""
     padding: Padding | None = None
@@ -270,6 +276,8 @@ class Recipe(RecipePart):
         later = {
             "checkpoint",
             "track",
+            "debug",
+            "profile",
             "max_batch_size",
             "padding",
             "dynamic",

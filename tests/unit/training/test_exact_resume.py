@@ -33,8 +33,8 @@ def cut_off(runs: Path, chosen: Recipe, monkeypatch: pytest.MonkeyPatch) -> None
     """Trains two epochs and loses the third."""
     whole = loop._train_epoch
 
-    def until_cut(stepper: Any, split: Any, recipe: Any, state: Any, progress: Any) -> Any:
-        found = whole(stepper, split, recipe, state, progress)
+    def until_cut(stepper: Any, split: Any, recipe: Any, state: Any, *others: Any) -> Any:
+        found = whole(stepper, split, recipe, state, *others)
         if state.epoch == CUT:
             raise CutOffError
         return found
