@@ -54,11 +54,13 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
         lr_share: its peak learning rate, as a share of the training's.
     """
     train: dict[str, Any] = {"epochs": epochs}
-    # Names of the network's parts are gone behind a rewritten one, and its ranges have no average.
+    # A rewritten network has other names, its ranges have no average, and it rounds FP32.
     rewritten = phase == "qat"
     model: dict[str, Any] = {}
+    debug: dict[str, Any] = {}
     if rewritten:
-        train |= {"ema": None, "activation_checkpoint": ()}
+        train |= {"ema": None, "activation_checkpoint": (), "precision": "fp32"}
+        debug |= {"gradients": (), "activations": ()}
     if rewritten or recipe.model.unfreeze_at is not None:
         model |= {"freeze": (), "unfreeze_at": None}
     if (forcing := recipe.train.teacher_forcing) is not None:
@@ -69,6 +71,7 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
             "train": recipe.train.model_copy(update=train),
             "optim": recipe.optim.slower(lr_share, one_group=rewritten),
             "model": recipe.model.model_copy(update=model),
+            "debug": recipe.debug.model_copy(update=debug),
         }
     )
 

@@ -17,6 +17,7 @@ from tests.unit.training.test_optimizers import batches, stepper
 from training import networks
 from training.errors import RecipeError
 from training.loop import Trained, evaluate, train
+from training.later_phases import fine_tuning
 from training.losses import make_loss
 from training.model import build_model
 from training.optimizer_step import Stepper
@@ -216,3 +217,21 @@ def test_what_the_model_cannot_do_is_refused(
 def test_options_that_exclude_each_other_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         recipe(**changes)
+
+
+def test_later_phases_go_on_with_what_still_fits() -> None:
+    part = {**MODEL, "freeze": ["features.0.*"]}
+    train = {"epochs": 9, "ema": 0.9, "precision": "bf16", "activation_checkpoint": ["features"]}
+    optim = {"sgd": {"lr": 1.0}, "groups": [{"match": "head.*"}], "layer_decay": 0.5, "clip": 3}
+    chosen = recipe(model=part, train=train, optim=optim, debug={"gradients": ["head.*"]})
+    pruned = fine_tuning(chosen, "pruned", epochs=2, lr_share=0.1)
+    assert pruned.model.freeze == ("features.0.*",)
+    assert (pruned.train.epochs, pruned.train.ema, pruned.optim.chosen.lr) == (2, 0.9, 0.1)
+    unfrozen = recipe(model={**part, "unfreeze_at": {"epoch": 2}})
+    assert fine_tuning(unfrozen, "pruned", epochs=2, lr_share=0.1).model.freeze == ()
+    # A network rewritten for 8 bits has other names.
+    rounded = fine_tuning(chosen, "qat", epochs=2, lr_share=0.1)
+    assert rounded.model.freeze == rounded.optim.groups == rounded.debug.gradients == ()
+    assert (rounded.train.ema, rounded.train.precision) == (None, "fp32")
+    assert rounded.train.activation_checkpoint == ()
+    assert (rounded.optim.layer_decay, rounded.optim.clip) == (None, chosen.optim.clip)
