@@ -16,8 +16,8 @@ from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_optimizers import batches, stepper
 from training import networks
 from training.errors import RecipeError
-from training.loop import Trained, evaluate, train
 from training.later_phases import fine_tuning
+from training.loop import Trained, evaluate, train
 from training.losses import make_loss
 from training.model import build_model
 from training.optimizer_step import Stepper
@@ -231,7 +231,7 @@ def test_later_phases_go_on_with_what_still_fits() -> None:
     assert fine_tuning(unfrozen, "pruned", epochs=2, lr_share=0.1).model.freeze == ()
     # A network rewritten for 8 bits has other names.
     rounded = fine_tuning(chosen, "qat", epochs=2, lr_share=0.1)
-    assert rounded.model.freeze == rounded.optim.groups == rounded.debug.gradients == ()
+    assert (rounded.model.freeze, rounded.optim.groups, rounded.debug.gradients) == ((), (), ())
     assert (rounded.train.ema, rounded.train.precision) == (None, "fp32")
     assert rounded.train.activation_checkpoint == ()
     assert (rounded.optim.layer_decay, rounded.optim.clip) == (None, chosen.optim.clip)
