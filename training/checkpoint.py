@@ -13,6 +13,7 @@ import hashlib
 import io
 import random
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,19 @@ class CheckpointFolder:
         save_model(model, str(temporary))  # copes with weights that two layers share
         temporary.replace(self.weights_path(epoch))
 
-    def save_state(self, state: TrainState, optimizer: torch.optim.Optimizer) -> None:
-        """Commits a checkpoint whose weights, and those of the best epoch, are saved already."""
+    def save_state(
+        self,
+        state: TrainState,
+        optimizer: torch.optim.Optimizer,
+        beside: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Commits a checkpoint whose weights, and those of the best epoch, are saved already.
+
+        Args:
+            state: how far the run is.
+            optimizer: its memory.
+            beside: tensors and plain numbers that the run needs too; `load` gives them back.
+        """
         kept = {self.weights_path(epoch) for epoch in (state.epoch, state.best_epoch)}
         document = {
             "format": FORMAT,
@@ -70,6 +82,7 @@ class CheckpointFolder:
             "weights_sha256": {path.name: _sha256(path) for path in kept},
             "optimizer": optimizer.state_dict(),
             "random": _random_state(),
+            "beside": dict(beside or {}),
         }
         buffer = io.BytesIO()
         torch.save(document, buffer)
@@ -77,8 +90,18 @@ class CheckpointFolder:
         for path in set(self.path.glob("epoch-*.safetensors")) - kept:
             path.unlink()
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        restore: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> TrainState:
         """Puts the model, the optimizer and the random generators back where they were.
+
+        Args:
+            model: gets the newest weights.
+            optimizer: of what is trained.
+            restore: is given what was saved beside them.
 
         Raises:
             CheckpointError: a file is missing, damaged, of another format or of another model.
@@ -99,6 +122,8 @@ class CheckpointFolder:
         try:
             load_model(model, str(self.weights_path(state.epoch)))
             optimizer.load_state_dict(document["optimizer"])
+            if restore is not None:
+                restore(document["beside"])
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path} does not fit the model, whose code has changed since: {error}; "

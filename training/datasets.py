@@ -85,7 +85,7 @@ def load_splits(recipe: Recipe) -> Splits:
     if not isinstance(found, Mapping) or set(found) != set(SPLIT_NAMES):
         what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
         raise DataError(f"{target} returned {what}; return a mapping with {list(SPLIT_NAMES)}")
-    ignored = recipe.loss.cross_entropy.ignore_index
+    ignored = recipe.loss.ignore_index
     text = python_step(recipe.preprocess) is not None
     train, validation, test = (
         _split(found[name], f"{target}: split '{name}'", ignored, text) for name in SPLIT_NAMES

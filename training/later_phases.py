@@ -53,16 +53,25 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
         epochs: how many.
         lr_share: its peak learning rate, as a share of the training's.
     """
-    adamw = recipe.optim.adamw
     train: dict[str, Any] = {"epochs": epochs}
-    optim = {"lr": adamw.lr * lr_share}
+    # A rewritten network has other names, its ranges have no average, and it rounds FP32.
+    rewritten = phase == "qat"
+    model: dict[str, Any] = {}
+    debug: dict[str, Any] = {}
+    if rewritten:
+        train |= {"ema": None, "activation_checkpoint": (), "precision": "fp32"}
+        debug |= {"gradients": (), "activations": ()}
+    if rewritten or recipe.model.unfreeze_at is not None:
+        model |= {"freeze": (), "unfreeze_at": None}
     if (forcing := recipe.train.teacher_forcing) is not None:
         train["teacher_forcing"] = forcing.model_copy(update={"first": forcing.last})
     return recipe.model_copy(
         update={
             "name": f"{recipe.name}, {phase}",
             "train": recipe.train.model_copy(update=train),
-            "optim": recipe.optim.model_copy(update={"adamw": adamw.model_copy(update=optim)}),
+            "optim": recipe.optim.slower(lr_share, one_group=rewritten),
+            "model": recipe.model.model_copy(update=model),
+            "debug": recipe.debug.model_copy(update=debug),
         }
     )
 

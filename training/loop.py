@@ -9,25 +9,27 @@ that was killed and resumed ends with the same weights, bit for bit on one CPU.
 """
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
 from safetensors.torch import load_model
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from model_store.signature import Signature
+from training.activation_checkpoint import activations_recomputed
 from training.checkpoint import CheckpointFolder
-from training.datasets import IGNORED_LABEL, Split, Splits
-from training.errors import DivergedError, StoppedError
+from training.datasets import Split, Splits
+from training.debugging import profiled, watched
+from training.errors import StoppedError
+from training.freezing import Freezing
 from training.later_phases import (
     example_of,
     fine_tuning,
@@ -35,17 +37,20 @@ from training.later_phases import (
     quantization_aware,
     try_compression,
 )
+from training.losses import Loss, make_loss
 from training.model import build_model, first_output, try_model
+from training.optimizer_step import Batch, Stepper
+from training.optimizers import build_optimizer
 from training.progress import TrainingProgress, open_progress, say
 from training.pruning import zeros_held
-from training.recipe import OptimPart, Recipe
+from training.recipe import Recipe
 from training.reproducibility import reproducible
 from training.run_folder import PhaseFolder, RunFolder
-from training.schedule import learning_rate_factor, teacher_forcing_share
 from training.task_metric import Tally, tally
-from training.trackers import open_trackers
+from training.trackers import HistogramTracker, open_trackers
 from training.train_state import TrainState, after_epoch
 from training.watcher import LaterPhase, Nobody, Watcher
+from training.weight_average import WeightAverage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,8 @@ class Trained:
     """What the network became with rounding, for artifacts of `method: qat`."""
     signature: Signature
     """What it takes and gives."""
+    loss: Loss | None = None
+    """What was minimised."""
     state: TrainState
     """How the run ended."""
 
@@ -87,7 +94,7 @@ def train(
         StoppedError: the watcher asked for it.
         RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says.
         CheckpointError: the checkpoint is damaged.
-        DivergedError: the loss is no longer a number.
+        DivergedError: the loss is no longer a number; the last checkpoint stays.
     """
     watcher = watcher or Nobody()
     if not (resume and CheckpointFolder(folder.checkpoints).exists):
@@ -95,11 +102,12 @@ def train(
     with reproducible(recipe.seed, recipe.train.threads):
         model = build_model(recipe, list(splits.train.inputs))
         signature = try_model(model, splits, recipe)
+        loss = make_loss(recipe.loss, splits.train.labels, signature.outputs[0].shape[-1])
         try_compression(model, recipe, splits.train, signature)
-        state = _learn(model, recipe, splits, folder, console, resume, watcher)
+        state = _learn(model, recipe, loss, splits, folder, console, resume, watcher)
     weights, qat_weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch), None
     load_model(model, str(weights))
-    later = partial(_fine_tune, splits=splits, console=console, resume=resume)
+    later = partial(_fine_tune, loss=loss, splits=splits, console=console, resume=resume)
     if recipe.prune is not None:
         say(console, prune(model, recipe.prune, example_of(splits.train)))
         tuned = fine_tuning(recipe, "pruned", recipe.prune.fine_tune_epochs, recipe.prune.lr_share)
@@ -115,6 +123,7 @@ def train(
         weights=weights,
         qat_weights=qat_weights,
         signature=signature,
+        loss=loss,
         state=state,
     )
 
@@ -123,6 +132,7 @@ def _fine_tune(
     model: nn.Module,
     recipe: Recipe,
     *,
+    loss: Loss,
     splits: Splits,
     folder: PhaseFolder,
     console: Console,
@@ -136,7 +146,7 @@ def _fine_tune(
     """
     held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
     with reproducible(recipe.seed, recipe.train.threads), held:
-        state = _learn(model, recipe, splits, folder, console, resume, watcher)
+        state = _learn(model, recipe, loss, splits, folder, console, resume, watcher)
     weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch)
     load_model(model, str(weights))
     return weights, state
@@ -145,6 +155,7 @@ def _fine_tune(
 def _learn(
     model: nn.Module,
     recipe: Recipe,
+    loss: Loss,
     splits: Splits,
     folder: PhaseFolder,
     console: Console,
@@ -152,162 +163,136 @@ def _learn(
     watcher: Watcher,
 ) -> TrainState:
     """Epochs until they or the patience run out; the folder keeps the best weights."""
+    freezing = Freezing(model, recipe.model)
     optimizer = build_optimizer(model, recipe.optim)
+    epoch_steps = steps_per_epoch(splits.train.rows, recipe)
+    average = WeightAverage(model, recipe.train.ema)
+    stepper = Stepper(model, optimizer, recipe, loss, epoch_steps, average)
     checkpoints = CheckpointFolder(folder.checkpoints)
-    state = _start(checkpoints, model, optimizer, resume, console)
-    rows = splits.train.rows
+    state = _start(checkpoints, average.evaluated, optimizer, stepper, resume, console)
     with (
+        activations_recomputed(model, recipe.train.activation_checkpoint),
+        watched(model, recipe.debug) as watch,
+        profiled(recipe.profile, folder.profile) as profile_step,
         open_trackers(recipe.track, folder, state.epoch) as trackers,
-        open_progress(console, recipe, rows, state.epoch) as progress,
+        open_progress(console, recipe, splits.train.rows, state.epoch) as progress,
     ):
         while not state.finished:
-            metrics = _train_epoch(model, optimizer, splits.train, recipe, state, progress)
-            metrics |= evaluate(model, splits.validation, recipe, "val")
-            state = after_epoch(state, metrics, recipe, steps_per_epoch(rows, recipe))
+            model.train()
+            freezing.begin_epoch(state.epoch + 1)
+            after_step = (watch.after_step, profile_step)
+            metrics = _train_epoch(stepper, splits.train, recipe, state, progress, after_step)
+            metrics |= evaluate(average.evaluated, splits.validation, recipe, "val", loss)
+            metrics |= watch.metrics()
+            state = after_epoch(state, metrics, recipe, epoch_steps)
             for tracker in trackers:
+                if isinstance(tracker, HistogramTracker):
+                    tracker.log_histograms(state.epoch, watch.histograms())
                 tracker.log(state.epoch, metrics)
             # The state comes last: until then a resumed run repeats this epoch.
             stopping = watcher.stop_asked
             due = state.finished or state.epoch % recipe.checkpoint.every_epochs == 0
             due = due or stopping
             if due or state.best_epoch == state.epoch:
-                checkpoints.save_weights(model, state.epoch)
+                checkpoints.save_weights(average.evaluated, state.epoch)
             if due:
-                checkpoints.save_state(state, optimizer)
+                checkpoints.save_state(state, optimizer, stepper.state())
             progress.end_epoch(state.epoch, metrics)
             watcher.end_epoch(state.epoch, metrics)
             if stopping and not state.finished:
                 raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
+    freezing.release()
     return state
 
 
 def _train_epoch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    stepper: Stepper,
     split: Split,
     recipe: Recipe,
     state: TrainState,
     progress: TrainingProgress,
+    after_step: Sequence[Callable[[], None]],
 ) -> dict[str, float]:
-    """One pass over the training rows, N of them in each step."""
-    total_steps = recipe.train.epochs * steps_per_epoch(split.rows, recipe)
-    model.train()
-    loss_sum, norm_sum, rate, step, labels_seen = 0.0, 0.0, 0.0, state.step, 0
-    for inputs, labels in _shuffled_batches(split, recipe, state.epoch):
-        rate = recipe.optim.adamw.lr * learning_rate_factor(step, total_steps, recipe.schedule)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        told = _told(labels, recipe, step, total_steps)
-        logits = first_output(model(*inputs, **told))  # [N, K] or [N, T, K]
-        loss = _loss(logits, labels, recipe)
-        if not math.isfinite(loss.item()):
-            raise DivergedError(
-                f"the loss is {loss.item()} at step {step} (epoch {state.epoch + 1}, learning "
-                f"rate {rate:.3g}); lower optim.adamw.lr ({recipe.optim.adamw.lr:g}) or optim.clip "
-                f"({recipe.optim.clip}), and look for NaN in the inputs"
-            )
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        limit = math.inf if recipe.optim.clip is None else recipe.optim.clip
-        norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
+    """One pass over the training rows."""
+    loss_sum, norm_sum, weight, step, rate = 0.0, 0.0, 0.0, state.step, 0.0
+    for window in _windows(_shuffled_batches(split, recipe, state.epoch), recipe.optim.accumulate):
+        found = stepper.step(window, step, state.rate_factor)
         step += 1
-        counted = _counted(labels)
-        loss_sum += loss.item() * counted
-        labels_seen += counted
-        norm_sum += norm.item()
-        progress.advance(len(labels))
-    steps = step - state.step
+        loss_sum += found.loss * found.weight
+        weight += found.weight
+        norm_sum += found.gradient_norm
+        rate = found.learning_rate
+        for look in after_step:
+            look()
+        progress.advance(sum(len(batch.rows) for batch in window))
     return {
-        "train/loss": loss_sum / labels_seen,
-        "train/gradient_norm": norm_sum / steps,
+        "train/loss": loss_sum / weight,
+        "train/gradient_norm": norm_sum / (step - state.step),
         "train/learning_rate": rate,
     }
 
 
-def evaluate(model: nn.Module, split: Split, recipe: Recipe, name: str) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, split: Split, recipe: Recipe, name: str, loss: Loss | None = None
+) -> dict[str, float]:
     """Loss and accuracy of a model over a split; `exact_match` too where a row has T labels.
 
     Args:
         model: put into evaluation mode.
         split: the rows.
-        recipe: gives the loss and the batch size.
+        recipe: gives the batch size.
         name: goes before the metrics' names, as in `val/accuracy`.
+        loss: what is minimised; None makes it from the recipe and this split.
     """
     model.eval()
-    loss_sum, answers = 0.0, Tally()
+    loss_sum, weight_sum, answers = 0.0, 0.0, Tally()
     with torch.inference_mode():
         for start in range(0, split.rows, recipe.data.batch_size):
             rows = np.arange(start, min(start + recipe.data.batch_size, split.rows))
-            inputs, labels = _batch(split, rows)
-            logits = first_output(model(*inputs))
-            loss_sum += _loss(logits, labels, recipe).item() * _counted(labels)
+            batch = _batch(split, rows)
+            logits = first_output(model(*batch.inputs))
+            loss = loss or make_loss(recipe.loss, split.labels, logits.shape[-1])
+            weight = loss.weight_of(batch.labels)
+            loss_sum += loss.of(logits, batch.labels).item() * weight
+            weight_sum += weight
             answers += tally(logits.numpy(), split.labels[rows])
-    metrics = {"loss": loss_sum / answers.labels, **answers.metrics()}
+    metrics = {"loss": loss_sum / weight_sum, **answers.metrics()}
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
-def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer:
-    """AdamW; biases and norms (all that has one dimension) are spared from weight decay."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": optim.adamw.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=optim.adamw.lr)
-
-
 def steps_per_epoch(rows: int, recipe: Recipe) -> int:
-    """Batches of one epoch; the last one may be short."""
-    return math.ceil(rows / recipe.data.batch_size)
+    """Steps of the optimizer in one epoch; the last batch may be short, and the last window."""
+    return math.ceil(math.ceil(rows / recipe.data.batch_size) / recipe.optim.accumulate)
 
 
-def _shuffled_batches(
-    split: Split, recipe: Recipe, epoch: int
-) -> Iterator[tuple[list[Tensor], Tensor]]:
+def _windows(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Groups of batches, the last of which may be short."""
+    while window := list(itertools.islice(batches, size)):
+        yield window
+
+
+def _shuffled_batches(split: Split, recipe: Recipe, epoch: int) -> Iterator[Batch]:
     """All rows in an order that depends on the seed and the epoch alone."""
     order = np.random.default_rng((recipe.seed, epoch)).permutation(split.rows)
     for start in range(0, split.rows, recipe.data.batch_size):
         yield _batch(split, order[start : start + recipe.data.batch_size])
 
 
-def _batch(split: Split, rows: npt.NDArray[np.int64]) -> tuple[list[Tensor], Tensor]:
+def _batch(split: Split, rows: npt.NDArray[np.int64]) -> Batch:
     inputs = [torch.from_numpy(array[rows]) for array in split.inputs.values()]
-    return inputs, torch.from_numpy(split.labels[rows])
-
-
-def _loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """The mean over all labels that count."""
-    return functional.cross_entropy(
-        logits.flatten(0, -2),
-        labels.flatten(),
-        label_smoothing=recipe.loss.cross_entropy.label_smoothing,
-        ignore_index=IGNORED_LABEL,
-    )
-
-
-def _counted(labels: Tensor) -> int:
-    return int((labels != IGNORED_LABEL).sum().item())
-
-
-def _told(labels: Tensor, recipe: Recipe, step: int, total_steps: int) -> dict[str, Any]:
-    """What a model that writes sequences is given in training, beside its inputs."""
-    forcing = recipe.train.teacher_forcing
-    if forcing is None:
-        return {}
-    share = teacher_forcing_share(step, total_steps, forcing)
-    return {"targets": labels, "teacher_forcing": share}
+    return Batch(rows, inputs, torch.from_numpy(split.labels[rows]))
 
 
 def _start(
     checkpoints: CheckpointFolder,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    stepper: Stepper,
     resume: bool,
     console: Console,
 ) -> TrainState:
     if resume and checkpoints.exists:
-        state = checkpoints.load(model, optimizer)
+        state = checkpoints.load(model, optimizer, stepper.restore)
         say(console, f"resuming after epoch {state.epoch} from {checkpoints.path}")
         return state
     if resume:

@@ -16,6 +16,7 @@ from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import IGNORED_LABEL, Splits
 from training.errors import DataError, RecipeError, TargetError
+from training.initialisation import initialise
 from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
 from training.targets import call_target
@@ -30,7 +31,8 @@ def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
 
     Raises:
         TargetError: the target cannot be found, does not take its arguments or is no module.
-        RecipeError: a step of `preprocess` names an input that is not there.
+        RecipeError: a step of `preprocess` names an input that is not there, or `model.init` a type
+            of layer.
     """
     model = call_target(recipe.model.target, recipe.model.args, "model")
     if not isinstance(model, nn.Module):
@@ -38,6 +40,7 @@ def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
             f"model.target {recipe.model.target} made a {type(model).__name__}; "
             "name a torch.nn.Module"
         )
+    initialise(model, recipe.model.init)
     return preprocessed(recipe, model, input_names)
 
 

@@ -94,8 +94,8 @@ def _prove(
                 for report, artifact in zip(reports, exported, strict=True)
             )
     metrics = {
-        **evaluate(trained.model, splits.validation, recipe, "val"),
-        **evaluate(trained.model, splits.test, recipe, "test"),
+        **evaluate(trained.model, splits.validation, recipe, "val", trained.loss),
+        **evaluate(trained.model, splits.test, recipe, "test", trained.loss),
     }
     return golden, Report(
         run=recipe.name,

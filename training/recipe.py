@@ -18,11 +18,16 @@ from model_store.manifest import check_name
 from model_store.signature import DynamicAxes, Labels, Padding, TensorName
 from training.auto_export import AutoPart, ExportChoice
 from training.compression import PrunePart, QatPart
+from training.debug_parts import DebugPart, ProfilePart
 from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
+from training.loss_parts import LossPart
+from training.model_parts import FreezePart, InitPart
+from training.optimizer_parts import OptimPart
 from training.preprocess import Preprocess, check_order, python_step
+from training.schedule_parts import SchedulePart
 
 
-class ModelPart(RecipePart):
+class ModelPart(FreezePart):
     """Which network is trained."""
 
     target: str
@@ -34,6 +39,8 @@ class ModelPart(RecipePart):
     """Names of what `forward` returns, in order. Change it when the network returns a tuple; the
     first output is the one that is trained: [rows, classes], or [rows, T, classes] where a row has
     T labels."""
+    init: InitPart = InitPart()
+    """The first weights of its layers, by type. Give it when learning does not begin."""
 
     @field_validator("outputs")
     @classmethod
@@ -55,62 +62,6 @@ class DataPart(RecipePart):
     batch_size: int = Field(default=64, ge=1, le=65_536)
     """Rows of one training step. Raise it for speed on large data, and the learning rate with
     it; lower it when memory runs out."""
-
-
-class CrossEntropy(RecipePart):
-    """Softmax cross-entropy with whole-number labels."""
-
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the target spread over all classes. Raise it (0.05 to 0.1) when the network is
-    over-confident; smaller logits also quantize better."""
-    ignore_index: int = -100
-    """The label of places that do not count, such as what follows the end of a sequence. Change it
-    when the data has a number of its own for them."""
-
-
-class LossPart(RecipePart):
-    """What is minimised."""
-
-    cross_entropy: CrossEntropy = CrossEntropy()
-    """One label a row, or T of them. The only loss so far."""
-
-
-class AdamW(RecipePart):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
-
-    lr: float = Field(default=1e-3, gt=0)
-    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """Pull of the weights towards 0; biases and norms are spared. Raise it when validation falls
-    behind training."""
-
-
-class OptimPart(RecipePart):
-    """How the weights move."""
-
-    adamw: AdamW = AdamW()
-    """The optimizer and its settings. The only one so far."""
-    clip: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the gradient; null for no limit. Lower it when single batches throw the
-    loss off."""
-
-
-class Cosine(RecipePart):
-    """Half a cosine from the peak down (Loshchilov and Hutter, 2017, without restarts)."""
-
-    final_lr_share: float = Field(default=0.01, ge=0, le=1)
-    """Learning rate of the last step, as a share of the peak. Raise it when the last epochs learn
-    nothing."""
-
-
-class SchedulePart(RecipePart):
-    """How the learning rate changes, step by step."""
-
-    warmup_share: float = Field(default=0.05, ge=0, lt=1)
-    """Share of all steps during which the rate climbs from 0 to the peak. Raise it when the first
-    epochs are unstable."""
-    cosine: Cosine = Cosine()
-    """How the rate falls after the warm-up. The only shape so far."""
 
 
 class TeacherForcing(RecipePart):
@@ -137,6 +88,15 @@ class TrainPart(RecipePart):
     teacher_forcing: TeacherForcing | None = None
     """For a model that writes sequences: in training, `forward` is also given `targets` (the
     labels) and `teacher_forcing` (a share). Give it when the model takes them."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What layers that are safe in it compute in while they learn; weights, and evaluation, stay
+    FP32. Take `bf16` for speed on GPUs and on processors with bfloat16, `fp16` on older GPUs."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Share of the averaged weights that each step keeps; the average is what is evaluated and
+    published. null for the weights themselves. Give 0.99 to 0.9999, more for more steps."""
+    activation_checkpoint: tuple[str, ...] = ()
+    """Patterns of names of layers, such as `blocks.*`, whose activations are computed twice and not
+    kept. Give it when memory runs out; a step takes up to a third longer."""
 
 
 class StopPart(RecipePart):
@@ -218,6 +178,11 @@ class Recipe(RecipePart):
     """How often a run can be picked up. Change it when epochs are very short."""
     track: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard", "jsonl")
     """Where the numbers of every epoch go. Change it to write less."""
+    debug: DebugPart = DebugPart()
+    """What is looked at in every step. Give it when a network does not learn."""
+    profile: ProfilePart | None = None
+    """Which steps are recorded in `profile.json` of the run's folder; null for none. Give it when
+    training is slower than it should be."""
     max_batch_size: int = Field(default=64, ge=1, le=65_536)
     """Most rows a server runs at once. Raise it for small networks on large machines."""
     padding: Padding | None = None
@@ -281,6 +246,20 @@ class Recipe(RecipePart):
             )
         return self
 
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> "Recipe":
+        if self.optim.lbfgs is not None and self.train.precision != "fp32":
+            raise ValueError(
+                f"optim.lbfgs compares losses that train.precision {self.train.precision} is too "
+                "coarse for; take fp32"
+            )
+        if self.optim.muon is not None and self.prune is not None and not self.prune.structured:
+            raise ValueError(
+                "optim.muon moves whole matrices, and prune without structured must keep single "
+                "weights at 0; take another optimizer"
+            )
+        return self
+
     def listed_exports(self) -> tuple[Export, ...]:
         """The entries of `export`; none if it is `auto`."""
         return () if isinstance(self.export, AutoPart) else self.export
@@ -297,6 +276,8 @@ class Recipe(RecipePart):
         later = {
             "checkpoint",
             "track",
+            "debug",
+            "profile",
             "max_batch_size",
             "padding",
             "dynamic",

@@ -4,7 +4,8 @@
                           /checkpoints/    see `checkpoint`
                           /metrics.jsonl   one line an epoch
                           /tensorboard/
-                          /prune/, /qat/   the same three of each later phase, where there is one
+                          /profile.json    a trace of some steps, where the recipe has `profile`
+                          /prune/, /qat/   the same of each later phase, where there is one
                           /version/        what is published, as it will lie in the store
 
 The digest covers the data and the parts of the recipe that decide the weights, so a run finds its
@@ -36,6 +37,7 @@ class PhaseFolder:
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
+        self.profile = path / "profile.json"
 
 
 class RunFolder(PhaseFolder):

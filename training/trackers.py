@@ -9,7 +9,9 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from training.run_folder import PhaseFolder, write_atomically
 
@@ -22,6 +24,14 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Writes what is still in memory."""
+
+
+@runtime_checkable
+class HistogramTracker(Protocol):
+    """A sink that shows how numbers are spread, too."""
+
+    def log_histograms(self, epoch: int, values: Mapping[str, Tensor]) -> None:
+        """Writes what one epoch, counted from 1, ended with."""
 
 
 class JsonlTracker:
@@ -67,6 +77,11 @@ class TensorBoardTracker:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, epoch)
         self._writer.flush()  # a killed run goes on after this epoch, and must not lack it
+
+    def log_histograms(self, epoch: int, values: Mapping[str, Tensor]) -> None:
+        """See `HistogramTracker.log_histograms`."""
+        for name, tensor in values.items():
+            self._writer.add_histogram(name, tensor, epoch)
 
     def close(self) -> None:
         """See `Tracker.close`."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from training.recipe import Recipe, StopPart
+from training.schedule_parts import Plateau
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,12 @@ class TrainState:
     """The value of `stop.metric` at that epoch."""
     finished: bool = False
     """Whether training is over: all epochs done, or stopped early."""
+    rate_factor: float = 1.0
+    """What `schedule.plateau` has made of the learning rate."""
+    plateau_best: float | None = None
+    """The value of `stop.metric` that it waits to see beaten; None before the first epoch."""
+    plateau_epochs: int = 0
+    """Epochs it has waited."""
 
 
 def after_epoch(
@@ -33,9 +40,23 @@ def after_epoch(
     state = replace(state, epoch=epoch, step=state.step + steps)
     if state.best_epoch == 0 or _is_better(value, state.best_value, recipe.stop):
         state = replace(state, best_epoch=epoch, best_value=value)
+    if recipe.schedule.plateau is not None:
+        state = _after_waiting(state, value, recipe.schedule.plateau, recipe.stop)
     patience = recipe.stop.patience
     gave_up = patience is not None and epoch - state.best_epoch >= patience
     return replace(state, finished=gave_up or epoch >= recipe.train.epochs)
+
+
+def _after_waiting(state: TrainState, value: float, plateau: Plateau, stop: StopPart) -> TrainState:
+    """One epoch of `ReduceLROnPlateau` of torch, with a relative threshold."""
+    best = state.plateau_best
+    margin = -plateau.threshold if stop.metric == "val/loss" else plateau.threshold
+    if best is None or _is_better(value, best * (1 + margin), stop):
+        return replace(state, plateau_best=value, plateau_epochs=0)
+    if state.plateau_epochs < plateau.patience:
+        return replace(state, plateau_epochs=state.plateau_epochs + 1)
+    factor = max(state.rate_factor * plateau.factor, plateau.min_lr_share)
+    return replace(state, rate_factor=factor, plateau_epochs=0)
 
 
 def _is_better(value: float, best: float, stop: StopPart) -> bool:

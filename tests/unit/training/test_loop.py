@@ -18,9 +18,10 @@ from training import networks
 from training.checkpoint import CheckpointFolder
 from training.datasets import Split
 from training.errors import DataError, DivergedError, RunBusyError, StoppedError, TargetError
-from training.loop import Trained, build_optimizer, evaluate, train
+from training.loop import Trained, evaluate, train
 from training.model import build_model
-from training.recipe import OptimPart, Recipe
+from training.optimizers import build_optimizer
+from training.recipe import Recipe
 from training.run_folder import RunFolder
 
 
@@ -103,7 +104,7 @@ def test_gradients_are_clipped(tmp_path: Path) -> None:
 def test_the_schedule_sets_the_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.loop.learning_rate_factor", lambda *_: 0.0)
+    monkeypatch.setattr("training.optimizer_step.learning_rate_factor", lambda *_: 0.0)
     assert moved(tmp_path) == 0
 
 
@@ -152,7 +153,7 @@ def test_the_run_folder_is_found_by_recipe_and_data(tmp_path: Path) -> None:
 
 def test_biases_and_norms_are_spared_from_weight_decay() -> None:
     model = networks.SmallCnn(width=4)
-    decayed, spared = build_optimizer(model, OptimPart()).param_groups
+    decayed, spared = build_optimizer(model, recipe().optim).param_groups
     assert decayed["weight_decay"] > 0
     assert spared["weight_decay"] == 0
     assert all(p.ndim >= 2 for p in decayed["params"])

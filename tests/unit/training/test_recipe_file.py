@@ -134,7 +134,7 @@ def test_overrides_are_yaml_and_the_last_one_wins() -> None:
             "export.2.tolerance.max_abs_difference=2",
         ],
     )
-    assert recipe.optim.adamw.lr == 1e-4
+    assert recipe.optim.chosen.lr == 1e-4
     assert recipe.optim.clip is None
     assert recipe.track == ("jsonl",)
     assert recipe.model.args["width"] == 10.0
