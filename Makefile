@@ -12,7 +12,8 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 BIN := $(VENV)/bin
 # Tests of one file mostly stay together, for they share servers; who has none left takes some.
-SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist worksteal
+# Many wait for a server or a process: one more at a time than there are cores keeps those busy.
+SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
 

@@ -140,11 +140,13 @@ def test_a_disk_with_room_again_takes_the_next_version(tmp_path: Path) -> None:
 
 
 def test_a_limit_on_file_size(store: ModelStore, tmp_path: Path) -> None:
-    """The same where nothing can be mounted; the manifest is the first file above the limit."""
-    process = store_process.start("publish", store.url, tmp_path / "child", 1)
+    """The same where nothing can be mounted; the golden rows are the first file above the limit."""
+    target = ModelStore(str(tmp_path / "target"))
+    process = store_process.start("copy", store.url, target.url, 1)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
     ((printed,),) = store_process.go(process)
-    assert printed.startswith("StorageError: cannot write 'digits/2/manifest.json'")
+    assert printed.startswith("StorageError: cannot write 'digits/1/golden.safetensors'")
     assert "File too large" in printed
-    assert store.versions("digits") == [1]
-    assert_intact(store, tmp_path / "draft")
+    assert target.models() == []
+    copy_version(store, target, "digits", 1)
+    assert_whole(target, 1)
