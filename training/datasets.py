@@ -2,17 +2,21 @@
 
 A data set is a function `f(seed, **args)` that returns a mapping with `train`, `validation` and
 `test`, each a pair `(inputs, labels)`: inputs are NumPy arrays by tensor name, each [rows, ...],
-and labels are whole numbers [rows], or [rows, T] where each row has T of them. The names become
-the inputs of the published model.
+and labels are one array, [rows, ...], whose type and shape follow from the loss: whole numbers for
+classes, 0 and 1, or numbers (`training/rows/label_arrays.py`). For a sum of losses labels may be a
+mapping of several arrays, of which `labels` judges the model. The names of the inputs become those
+of the published model. A split may also be an object that gives its rows one by one, see
+`training.rows.lazy_rows`: training rows are then read as they are needed, and the rows of the other
+splits all at once. What recipes name instead of a function is in `training.sources`.
 """
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from model_store.manifest import DataOrigin
 from model_store.tensors import (
     Array,
     TensorError,
@@ -22,13 +26,19 @@ from model_store.tensors import (
     object_array,
 )
 from training.errors import DataError
-from training.preprocess import python_step
 from training.recipe import Recipe
+from training.recipe_parts.loss_parts import LABELS, LossPart
+from training.recipe_parts.preprocess import python_step
+from training.rows.label_arrays import IGNORED_LABEL as IGNORED_LABEL
+from training.rows.label_arrays import LabelArray, first_row, label_arrays
+from training.rows.lazy_rows import SAMPLE_ROWS, LazyRows, lazy_rows
+from training.sources.data_files import DataReach
+from training.sources.load import load_source
 from training.targets import call_target
 
+__all__ = ["IGNORED_LABEL", "Split", "Splits", "digits", "load_splits"]
+
 SPLIT_NAMES = ("train", "validation", "test")
-IGNORED_LABEL = -100
-"""Stands for the recipe's `ignore_index` in every split: this place does not count."""
 GOLDEN_ROWS = 64
 """Held-out rows that every server replays when it loads the version."""
 
@@ -39,9 +49,13 @@ class Split:
 
     inputs: dict[str, Array]
     """By tensor name, each [rows, ...]."""
-    labels: npt.NDArray[np.int64]
-    """The class of each row, [rows], or of each of its T places, [rows, T]; `IGNORED_LABEL` where
-    none counts."""
+    labels: LabelArray
+    """What judges the model. INT64 for classes: of each row, [rows], or of each of its T places,
+    [rows, T], with `IGNORED_LABEL` where none counts. FP32 for all else: 0 or 1 of each of K
+    labels, [rows, K]; numbers or counts, [rows], [rows, D], or [rows, T, D] with NaN where none
+    counts."""
+    others: dict[str, LabelArray] = field(default_factory=dict)
+    """More labels, by the name that terms of `loss.sum` know them by; each as `labels` are."""
 
     @property
     def rows(self) -> int:
@@ -52,20 +66,41 @@ class Split:
         """The inputs of the first rows."""
         return {name: array[:GOLDEN_ROWS] for name, array in self.inputs.items()}
 
+    def every_labels(self) -> dict[str, LabelArray]:
+        """All labels by name: `labels`, and the others."""
+        return {LABELS: self.labels, **self.others}
+
 
 @dataclass(frozen=True, slots=True)
 class Splits:
     """The three splits of a run: learn from one, choose by one, judge by one."""
 
     train: Split
+    """All training rows; some of them, where `lazy_train` has them."""
     validation: Split
     test: Split
+    lazy_train: LazyRows | None = None
+    """Training rows that are read as they are needed."""
+    origin: DataOrigin | None = None
+    """Where they were read from; None for rows that were made otherwise."""
+    class_names: tuple[str, ...] = ()
+    """Of the labels, in order, if the data has names for them."""
+
+    @property
+    def train_labels(self) -> dict[str, LabelArray]:
+        """All labels of all training rows by name; of those of `train`, where no more are known."""
+        known = None if self.lazy_train is None else self.lazy_train.labels
+        if known is None:
+            return self.train.every_labels()
+        return {LABELS: known.astype(self.train.labels.dtype)}  # type: ignore[dict-item]
 
     def sha256(self) -> str:
         """A digest of every name, type, shape and byte, in a fixed order."""
         digest = hashlib.sha256()
+        if self.lazy_train is not None:
+            digest.update(f"{self.lazy_train.sha256}\n".encode())
         for name, split in zip(SPLIT_NAMES, (self.train, self.validation, self.test), strict=True):
-            for tensor, array in [*sorted(split.inputs.items()), ("labels", split.labels)]:
+            for tensor, array in _arrays(split):
                 digest.update(f"{name} {tensor} {array.dtype.str} {array.shape}\n".encode())
                 text = datatype_of(array) == "BYTES"
                 rows = np.ascontiguousarray(array)
@@ -73,35 +108,69 @@ class Splits:
         return digest.hexdigest()
 
 
-def load_splits(recipe: Recipe) -> Splits:
-    """Calls the recipe's data set and checks what it returns.
+def load_splits(recipe: Recipe, reach: DataReach | None = None) -> Splits:
+    """Reads the recipe's source, or calls its data set, and checks what that gives.
+
+    Args:
+        recipe: the run.
+        reach: what may be read; None for any file.
 
     Raises:
         TargetError: the data set cannot be found or does not take its arguments.
-        DataError: what it returns is not three splits that agree with each other.
+        DataError: a source cannot be read, or three splits do not agree with each other.
     """
-    target = recipe.data.target
-    found = call_target(target, {"seed": recipe.seed, **recipe.data.args}, "data")
+    data = recipe.data
+    if data.target is not None:
+        found = call_target(data.target, {"seed": recipe.seed, **data.args}, "data")
+        return replace(_splits(found, recipe), origin=DataOrigin(source=data.target))
+    classes = recipe.loss.judged_task == "classes"
+    told = recipe.labels.get(recipe.model.outputs[0], ())
+    loaded = load_source(data, recipe.seed, told, reach or DataReach(), classes)
+    origin = DataOrigin(source=data.name, files=loaded.files)
+    splits = _splits(loaded.splits, recipe)
+    return replace(splits, origin=origin, class_names=loaded.class_names)
+
+
+def with_class_names(recipe: Recipe, splits: Splits) -> Recipe:
+    """The recipe, with the names of the data's classes if it has none of its own."""
+    output = recipe.model.outputs[0]
+    if not splits.class_names or output in recipe.labels:
+        return recipe
+    return recipe.model_copy(update={"labels": {**recipe.labels, output: splits.class_names}})
+
+
+def _splits(found: object, recipe: Recipe) -> Splits:
+    name = recipe.data.name
     if not isinstance(found, Mapping) or set(found) != set(SPLIT_NAMES):
         what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-        raise DataError(f"{target} returned {what}; return a mapping with {list(SPLIT_NAMES)}")
-    ignored = recipe.loss.ignore_index
+        raise DataError(f"{name} returned {what}; return a mapping with {list(SPLIT_NAMES)}")
     text = python_step(recipe.preprocess) is not None
+    where = {part: f"{name}: split '{part}'" for part in SPLIT_NAMES}
+    lazy = {part: lazy_rows(found[part], where[part], recipe) for part in SPLIT_NAMES}
+    arrays = {part: found[part] for part in SPLIT_NAMES}
+    for part, rows in lazy.items():
+        if rows is not None and text:
+            raise DataError(
+                f"{where[part]} is read row by row, and preprocess has a python step, which takes "
+                "arrays; do it in the data set, or give arrays"
+            )
+        if rows is not None:
+            arrays[part] = rows.read(SAMPLE_ROWS if part == "train" else None)
     train, validation, test = (
-        _split(found[name], f"{target}: split '{name}'", ignored, text) for name in SPLIT_NAMES
+        _split(arrays[part], where[part], recipe.loss, text) for part in SPLIT_NAMES
     )
-    for name, split in (("validation", validation), ("test", test)):
+    for part, split in (("validation", validation), ("test", test)):
         if _layout(split) != _layout(train):
             raise DataError(
-                f"{target}: split '{name}' has {_layout(split)} and 'train' has {_layout(train)}; "
+                f"{name}: split '{part}' has {_layout(split)} and 'train' has {_layout(train)}; "
                 "names, types and row shapes must agree"
             )
     # A model is called with its inputs in order, and every split must have the same.
     validation, test = (
-        Split({name: split.inputs[name] for name in train.inputs}, split.labels)
+        replace(split, inputs={key: split.inputs[key] for key in train.inputs})
         for split in (validation, test)
     )
-    return Splits(train, validation, test)
+    return Splits(train, validation, test, lazy["train"])
 
 
 def digits(
@@ -142,21 +211,12 @@ def digits(
     return {name: ({"image": images[index]}, labels[index]) for name, index in rows.items()}
 
 
-def _split(found: object, where: str, ignored: int, text: bool) -> Split:
+def _split(found: object, where: str, loss: LossPart, text: bool) -> Split:
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
         raise DataError(f"{where} is not a pair (inputs by name, labels)")
     inputs = {str(name): np.ascontiguousarray(array) for name, array in found[0].items()}
-    labels = np.asarray(found[1])
-    if labels.ndim not in (1, 2) or labels.dtype.kind not in "iu" or labels.size == 0:
-        raise DataError(
-            f"{where}: labels are {labels.dtype} {list(labels.shape)}; give whole numbers [rows] "
-            "or [rows, T]"
-        )
-    labels = np.where(labels == ignored, IGNORED_LABEL, labels.astype(np.int64))
-    counted = (labels != IGNORED_LABEL).reshape(len(labels), -1).any(axis=1)
-    if not counted.all():
-        row = int(np.flatnonzero(~counted)[0])
-        raise DataError(f"{where}: no label of row {row} counts; leave such rows out")
+    others = label_arrays(found[1], where, loss)
+    labels = others.pop(LABELS)
     if not inputs:
         raise DataError(f"{where} has no inputs; give at least one array by name")
     for name, array in inputs.items():
@@ -166,13 +226,14 @@ def _split(found: object, where: str, ignored: int, text: bool) -> Split:
                 f"{len(labels)} labels; give one row for each"
             )
         inputs[name] = _checked(array, f"{where}: input '{name}'", text)
-    return Split(inputs, labels)
+    return Split(inputs, labels, others)
 
 
 def _checked(array: Array, where: str, text: bool) -> Array:
     """The array; strings as objects of type `bytes`, where a Python step takes them."""
     try:
         if datatype_of(array) != "BYTES":
+            _check_finite(array, where)
             return array
         if text:
             return object_array([as_bytes(e) for e in array.ravel().tolist()]).reshape(array.shape)
@@ -184,6 +245,22 @@ def _checked(array: Array, where: str, text: bool) -> Array:
     )
 
 
+def _check_finite(array: Array, where: str) -> None:
+    row = None if array.dtype.kind != "f" else first_row(~np.isfinite(array))
+    if row is not None:
+        value = next(float(v) for v in array[row].ravel() if not np.isfinite(v))
+        raise DataError(
+            f"{where}: row {row} holds {value}; leave the row out, or put a number in its place"
+        )
+
+
 def _layout(split: Split) -> dict[str, str]:
-    arrays = [*sorted(split.inputs.items()), ("labels", split.labels)]
-    return {name: f"{datatype_of(array)} {[-1, *array.shape[1:]]}" for name, array in arrays}
+    return {
+        name: f"{datatype_of(array)} {[-1, *array.shape[1:]]}" for name, array in _arrays(split)
+    }
+
+
+def _arrays(split: Split) -> list[tuple[str, Array]]:
+    """Inputs and labels by name; the names of other labels cannot be those of inputs."""
+    others = [(f"labels.{name}", array) for name, array in sorted(split.others.items())]
+    return [*sorted(split.inputs.items()), (LABELS, split.labels), *others]

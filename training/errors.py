@@ -4,12 +4,15 @@ TrainingError
 ├── RecipeError           a recipe that cannot be read, or has an unknown key or a bad value
 │   └── TargetError       a `target` that names no code, or whose `args` do not fit it
 ├── DataError             data that breaks the contract of a data set
-├── CheckpointError       a checkpoint that is damaged or belongs to another program
+├── CheckpointError       a checkpoint that is damaged, belongs to another program, or cannot be
+│                         written
 ├── RunBusyError          another process works in the same run folder
 ├── StoppedError          a run that was asked to end before it is over; it can be resumed
 ├── DivergedError         the loss is no longer a number
+├── MemoryRunOutError     training needs more memory than there is
 ├── ExportError           one artifact cannot be made; the others go on
 ├── IsolationError        what ran in a process of its own did not return
+├── SweepError            a search that found nothing to publish
 └── NothingProvenError    no artifact kept its tolerance, so nothing is published
 """
 
@@ -31,7 +34,7 @@ class DataError(TrainingError):
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint whose files are missing, damaged or of another format."""
+    """A checkpoint whose files are missing, damaged, of another format, or cannot be written."""
 
 
 class RunBusyError(TrainingError):
@@ -46,12 +49,20 @@ class DivergedError(TrainingError):
     """The loss became infinite or not a number."""
 
 
+class MemoryRunOutError(TrainingError):
+    """Training asked for more memory than the machine, the device or a limit has."""
+
+
 class ExportError(TrainingError):
     """An artifact that cannot be made from this model."""
 
 
 class IsolationError(TrainingError):
     """A call in a process of its own that raised, died, or exceeded a limit."""
+
+
+class SweepError(TrainingError):
+    """No trial of a search came to its end, or its folder belongs to another program."""
 
 
 class NothingProvenError(TrainingError):

@@ -5,9 +5,14 @@ version; events as JSON lines; an exit code.
 
     {"kind": "begun", "folder": "..."}                  the run works in this folder
     {"kind": "metric", "epoch": 3, "metrics": {...}}    an epoch is over
-    {"kind": "published", "model": "m", "version": 4}   the last one, exit code 0
+    {"kind": "published", "model": "m", "version": 4, "alias": " → production"}
+                                                        the last one, exit code 0
     {"kind": "stopped", "text": "..."}                  the last one, exit code 75
-    {"kind": "failed", "text": "..."}                   the last one, exit code 1
+    {"kind": "failed", "text": "...", "error": "..."}   the last one, exit code 1; an error's name
+
+A recipe for several processes is handed to torchrun (`training.together.launcher`), which starts
+this program once more for each of them; so may any other torchrun. The first one tells and
+publishes.
 
 Rules kept here: it goes on from its own checkpoint; it ends, with all it has started, when whoever
 started it is gone (with `--lifeline`), so that two never work on one job; limits are set before any
@@ -17,15 +22,15 @@ code of the recipe is imported.
 import argparse
 import json
 import math
-import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from training.together.lifeline import hold_lifeline
 
 if TYPE_CHECKING:
     from model_store.manifest import Manifest
@@ -35,6 +40,8 @@ STOPPED = 75
 BUSY_S, BUSY_LOOK_S = 120.0, 1.0
 """How long a run may wait for the one before it to let go of its folder, and how often it looks."""
 GIB = 2**30
+STOP, GO_ON = "stop", "go-on"
+"""Files in the launcher's folder: the run is to stop; it has come far enough to be resumed."""
 
 
 class EventWriter:
@@ -42,11 +49,24 @@ class EventWriter:
 
     Args:
         file: where they go, a line each.
+        together: the launcher's folder, if it has started this process.
     """
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], together: Path | None = None) -> None:
         self._file = file
-        self.stop_asked = False
+        self._together = together
+        self._stopping = False
+        self.alias_told = ""
+        """What became of the recipe's alias, once a version is published."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """See `training.watcher.Watcher.stop_asked`."""
+        return self._stopping or (self._together is not None and (self._together / STOP).exists())
+
+    def stop(self, *_: object) -> None:
+        """Asks the run to stop; a handler of signals."""
+        self._stopping = True
 
     def begin(self, folder: Path) -> None:
         """See `training.watcher.Watcher.begin`."""
@@ -54,8 +74,14 @@ class EventWriter:
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `training.watcher.Watcher.end_epoch`."""
+        if self._together is not None:
+            (self._together / GO_ON).touch()
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.write("metric", epoch=epoch, metrics=finite)
+
+    def promoted(self, text: str) -> None:
+        """See `training.watcher.Watcher.promoted`."""
+        self.alias_told = text
 
     def write(self, kind: str, **fields: Any) -> None:
         """Writes one event at once."""
@@ -67,14 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the recipe. Returns the exit code."""
     asked = _parser().parse_args(arguments)
     with asked.events.open("a", encoding="utf-8") as file:
-        events = EventWriter(file)
-
-        def stop(*_: object) -> None:
-            events.stop_asked = True
-
-        signal.signal(signal.SIGTERM, stop)
+        events = EventWriter(file, asked.together)
+        signal.signal(signal.SIGTERM, events.stop)
         if asked.lifeline:
-            threading.Thread(target=_end_with_parent, daemon=True, name="lifeline").start()
+            hold_lifeline()
         set_limits(
             memory_bytes=int(asked.memory_limit_gib * GIB),
             file_bytes=int(asked.file_limit_gib * GIB),
@@ -103,34 +125,111 @@ def _limit(kind: int, value: int) -> None:
 
 def _run(asked: argparse.Namespace, events: EventWriter) -> int:
     from model_store.errors import StoreError
-    from training.errors import StoppedError, TrainingError
-    from training.recipe_file import parse_recipe
+    from training.errors import MemoryRunOutError, StoppedError, TrainingError
 
+    # A launcher has heard our last words; torchrun starts anew only what ends without any.
+    stopped, failed = (STOPPED, 1) if asked.together is None else (0, 0)
     try:
-        recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
-        from training.pipeline import run
-
-        def attempt() -> "Manifest":
-            return run(recipe, asked.store, asked.runs_dir, resume=True, watcher=events)
-
-        manifest = _once_alone(attempt)
+        manifest = _run_here_or_together(asked, events)
     except StoppedError as error:
         events.write("stopped", text=str(error))
-        return STOPPED
-    except MemoryError:
-        events.write("failed", text=_too_much_memory(asked.memory_limit_gib, "MemoryError"))
-        return 1
+        return stopped
+    except MemoryRunOutError as error:
+        limit = f"({asked.memory_limit_gib:g})"
+        text = f"{error}; or have memory_limit_gib of the service {limit} raised"
+        _tell_failure(events, error, text)
+        return failed
+    except MemoryError as error:
+        _tell_failure(events, error, _too_much_memory(asked.memory_limit_gib, "MemoryError"))
+        return failed
     except (TrainingError, StoreError, OSError) as error:
-        events.write("failed", text=str(error))
-        return 1
+        _tell_failure(events, error, str(error))
+        return failed
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if "allocate memory" in text or "bad_alloc" in text:
             text = _too_much_memory(asked.memory_limit_gib, text)
-        events.write("failed", text=text)
+            _tell_failure(events, error, text)
+        elif asked.together is not None and isinstance(error, RuntimeError):
+            events.write("crashed", text=text)  # as others do when one of them is lost
+        else:
+            _tell_failure(events, error, text)
         raise  # the log has the rest
-    events.write("published", model=manifest.model, version=manifest.version)
+    if manifest is not None:
+        events.write(
+            "published", model=manifest.model, version=manifest.version, alias=events.alias_told
+        )
     return 0
+
+
+def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Manifest | None":
+    """Returns what was published; None where another process does that, and tells of it.
+
+    Raises:
+        TrainingError: see `training.errors`.
+        StoreError: the store cannot be opened or written.
+    """
+    from training.recipe_file import parse_recipe
+
+    recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
+    from training.together.ranks import ALONE, join_ranks, started_by_torchrun
+
+    ranks = ALONE
+    if started_by_torchrun():
+        ranks = join_ranks()
+    elif recipe.train.processes > 1:
+        from training.together.launcher import run_together
+
+        run_together(recipe, _same_for_all(asked), events)
+        return None
+    from training.pipeline import assist, run
+    from training.sources.data_files import DataReach
+
+    # The recipe may be a stranger's: beside the working directory, which holds its code, it reads
+    # what the operator lends.
+    reach = DataReach(folders=(Path.cwd(), *asked.data_folder))
+    go_on = asked.together is not None and (asked.together / GO_ON).exists()
+    resume = go_on or not asked.anew
+    if not ranks.is_first:
+        assist(recipe, asked.store, asked.runs_dir, resume, events, reach, ranks)
+        return None
+    sign = None
+    if asked.sign_with is not None:
+        from model_store.signing import signer_with
+
+        sign = signer_with(asked.sign_with)
+
+    def attempt() -> "Manifest":
+        return run(
+            recipe,
+            asked.store,
+            asked.runs_dir,
+            resume=resume,
+            sign=sign,
+            watcher=events,
+            reach=reach,
+            ranks=ranks,
+        )
+
+    return _once_alone(attempt)
+
+
+def _same_for_all(asked: argparse.Namespace) -> list[str]:
+    """The arguments of each of several processes."""
+    given = {
+        "recipe": asked.recipe.absolute(),
+        "store": asked.store,
+        "runs-dir": asked.runs_dir,
+        "memory-limit-gib": asked.memory_limit_gib,
+        "file-limit-gib": asked.file_limit_gib,
+        "open-files-limit": asked.open_files_limit,
+    }
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return [*words, *(f"--data-folder={folder.absolute()}" for folder in asked.data_folder)]
+
+
+def _tell_failure(events: EventWriter, error: Exception, text: str) -> None:
+    events.write("failed", text=text, error=type(error).__name__)
 
 
 def _once_alone(attempt: Callable[[], "Manifest"], look_s: float = BUSY_LOOK_S) -> "Manifest":
@@ -160,20 +259,20 @@ def _too_much_memory(limit_gib: float, text: str) -> str:
     )
 
 
-def _end_with_parent() -> None:
-    """Waits for the end of standard input, which whoever started this holds open."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Runs one recipe for the training service.")
     parser.add_argument("--recipe", type=Path, required=True, help="YAML file.")
     parser.add_argument("--store", required=True, help="URL of the model store.")
     parser.add_argument("--runs-dir", type=Path, required=True, help="Folder of the run.")
     parser.add_argument("--events", type=Path, required=True, help="File to append events to.")
+    parser.add_argument(
+        "--data-folder", type=Path, action="append", default=[],
+        help="Folder that data may be read from, beside the working directory; may be repeated.",
+    )  # fmt: skip
     parser.add_argument("--lifeline", action="store_true", help="End when standard input does.")
+    parser.add_argument("--anew", action="store_true", help="Do not go on from a checkpoint.")
+    parser.add_argument("--sign-with", type=Path, help="PEM file of a private key.")
+    parser.add_argument("--together", type=Path, help="The launcher's folder; set by it alone.")
     for name in ("memory-limit-gib", "file-limit-gib"):
         parser.add_argument(f"--{name}", type=float, default=0.0, help="0 for none.")
     parser.add_argument("--open-files-limit", type=int, default=0, help="0 for none.")

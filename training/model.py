@@ -14,11 +14,12 @@ from model_store.signature import Signature, SignatureError, TensorSpec
 from model_store.sized_rows import at_other_sizes
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
-from training.datasets import IGNORED_LABEL, Splits
+from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.initialisation import initialise
+from training.learning.initialisation import initialise
 from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
+from training.rows.label_fit import check_labels_fit
 from training.targets import call_target
 
 
@@ -82,8 +83,8 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
 
     Raises:
         TargetError: the model fails, gives another number of outputs than the recipe names, its
-            first output does not have the labels' shape and the classes, or it cannot be told
-            answers as the recipe says.
+            outputs do not have the shape that the labels ask for, or it cannot be told answers
+            as the recipe says.
         DataError: a label is not one of the classes, or a row does not fit the padding or the
             dynamic axes.
         RecipeError: the padding or the dynamic axes do not fit the model's inputs and outputs, or
@@ -98,8 +99,8 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
             f"model.target {target} returns {len(outputs)} outputs and model.outputs names "
             f"{list(recipe.model.outputs)}; name each of them, in order"
         )
-    _check_first_output(outputs[0], splits, recipe, _shapes(inputs))
-    _check_labels(splits, recipe, classes=outputs[0].shape[-1])
+    named = dict(zip(recipe.model.outputs, outputs, strict=True))
+    check_labels_fit(named, splits, recipe, _shapes(inputs))
     _check_teaching(model, recipe)
     signature = _signature(recipe, inputs, outputs)
     if signature.padding is not None:
@@ -126,9 +127,18 @@ def _tensors(arrays: list[Array]) -> list[Tensor]:
     return [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays]
 
 
-def first_output(found: Tensor | tuple[Tensor, ...] | list[Tensor]) -> Tensor:
-    """What is trained: the only output of a model, or the first of several."""
-    return found if isinstance(found, Tensor) else found[0]
+Outputs = Tensor | tuple[Tensor, ...] | list[Tensor]
+"""What a model gave: its only output, or all of them in order."""
+
+
+def outputs_of(found: Outputs) -> tuple[Tensor, ...]:
+    """All outputs of a model, in order."""
+    return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
+def first_output(found: Outputs) -> Tensor:
+    """What judges a model: its only output, or the first of several."""
+    return outputs_of(found)[0]
 
 
 def _try(model: nn.Module, inputs: Mapping[str, Array], target: str) -> list[Array]:
@@ -223,31 +233,6 @@ def _signature(recipe: Recipe, inputs: Mapping[str, Array], outputs: list[Array]
 
 def _shapes(inputs: Mapping[str, Array]) -> str:
     return ", ".join(f"'{name}' {list(array.shape)}" for name, array in inputs.items())
-
-
-def _check_first_output(logits: Array, splits: Splits, recipe: Recipe, shapes: str) -> None:
-    labels = splits.train.labels[:2]
-    if logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape:
-        return
-    expected = "[rows, classes]" if labels.ndim == 1 else f"[rows, {labels.shape[1]}, classes]"
-    raise TargetError(
-        f"model.target {recipe.model.target} gives shape {list(logits.shape)} for inputs {shapes}; "
-        f"the first output must be {expected}, for the labels are {list(labels.shape)}"
-    )
-
-
-def _check_labels(splits: Splits, recipe: Recipe, classes: int) -> None:
-    found = (splits.train, splits.validation, splits.test)
-    labels = np.concatenate([split.labels[split.labels != IGNORED_LABEL] for split in found])
-    if labels.min() < 0 or labels.max() >= classes:
-        raise DataError(
-            f"labels go from {labels.min()} to {labels.max()}, and the model has {classes} "
-            "classes; give model.args as many as the data has"
-        )
-    if recipe.stop.metric == "val/exact_match" and splits.train.labels.ndim == 1:
-        raise RecipeError(
-            "stop.metric is 'val/exact_match', and each row has one label only; use 'val/accuracy'"
-        )
 
 
 def _check_teaching(model: nn.Module, recipe: Recipe) -> None:

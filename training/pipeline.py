@@ -5,22 +5,29 @@ from pathlib import Path
 from rich.console import Console
 
 from model_store.manifest import Manifest
-from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
-from training.attempts import prove_auto
-from training.auto_export import AutoPart
-from training.datasets import Splits, load_splits
-from training.departure import with_departure
-from training.export import export_all
-from training.loop import Trained, evaluate, train
-from training.preprocessing import with_statistics
-from training.progress import say
-from training.publish import promote, publish
-from training.python_step import open_recipe_step
+from training.auto.attempts import prove_auto
+from training.datasets import Splits
+from training.exporters.export import export_all
+from training.learning.evaluation import evaluate
+from training.learning.loop import Trained, train
+from training.learning.loop import assist as assist_training
+from training.preparation import prepare
+from training.promotion import promote
+from training.proof.departure import with_departure
+from training.proof.live_comparison import compare_with_live
+from training.proof.task_metric import TaskMetric
+from training.proof.verify import Reference, reference, verify_apart
+from training.publish import publish
 from training.recipe import Recipe
-from training.report import AutoReport, Report, print_table
+from training.recipe_parts.auto_export import AutoPart
+from training.reporting.curves import read_curves
+from training.reporting.examiner import examine
+from training.reporting.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
-from training.verify import Reference, reference, verify_apart
+from training.sources.data_files import DataReach
+from training.together.ranks import ALONE, Ranks
+from training.tracking.progress import say
 from training.watcher import Watcher
 
 
@@ -32,6 +39,8 @@ def run(
     console: Console | None = None,
     sign: Sign | None = None,
     watcher: Watcher | None = None,
+    reach: DataReach | None = None,
+    ranks: Ranks = ALONE,
 ) -> Manifest:
     """Trains the recipe and publishes what is proven.
 
@@ -43,6 +52,8 @@ def run(
         console: shows progress and the table; the standard output by default.
         sign: makes the version's signature; None leaves it unsigned.
         watcher: told how far the run is, and may stop it.
+        reach: which files of data may be read; None for any.
+        ranks: who trains with this process, which is the first of them; the others `assist`.
 
     Returns:
         The manifest of the published version.
@@ -53,31 +64,76 @@ def run(
     """
     console = console or Console()
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
-    raw = load_splits(recipe)
-    step = open_recipe_step(recipe)
-    splits = raw if step is None else step.prepared(raw)
-    recipe = with_statistics(recipe, splits)
+    prepared = prepare(recipe, store, reach, ranks)
+    recipe, raw, splits, step = prepared.recipe, prepared.raw, prepared.splits, prepared.step
     folder = RunFolder(Path(runs_dir), recipe, raw.sha256())
     with folder.locked():
         if watcher:
             watcher.begin(folder.path)
-        trained = train(recipe, splits, folder, console, resume, watcher)
+        trained = train(recipe, splits, folder, console, resume, watcher, prepared.first, ranks)
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
+        with console.status("comparing with the live version"):
+            found = compare_with_live(recipe, trained, splits, golden, report.metrics, store, step)
+        names = recipe.labels.get(recipe.model.outputs[0], ())
+        report = report.model_copy(
+            update={
+                "comparison": found,
+                "curves": read_curves(recipe, folder),
+                "examination": examine(
+                    golden.metric,
+                    golden.test_outputs[golden.signature.outputs[0].name],
+                    golden.test.labels,
+                    names,
+                    raw.test.inputs,
+                ),
+            }
+        )
         print_table(report, console)
         manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
-        moved = promote(recipe, manifest, store)
-    outcome = f" → {PRODUCTION}" if moved else f"; {PRODUCTION} stays where it is"
+        promotion = promote(recipe, manifest, store, found)
+        if watcher:
+            watcher.promoted(promotion.text)
     signed = ", signed" if sign else ""
-    say(console, f"published {manifest.model} {manifest.version}{signed}{outcome}")
+    say(console, f"published {manifest.model} {manifest.version}{signed}{promotion.text}")
     return manifest
+
+
+def assist(
+    recipe: Recipe,
+    store_url: str,
+    runs_dir: Path,
+    resume: bool,
+    watcher: Watcher,
+    reach: DataReach,
+    ranks: Ranks,
+) -> None:
+    """Trains along with the first rank, which does everything else alone.
+
+    Args:
+        recipe: the run.
+        store_url: the same store as there.
+        runs_dir: the same folder as there.
+        resume: the same as there.
+        watcher: may have all ranks end the run.
+        reach: the same as there.
+        ranks: who trains with this process.
+
+    Raises:
+        TrainingError: see `training.errors`.
+    """
+    prepared = prepare(recipe, ModelStore(store_url), reach, ranks)
+    recipe = prepared.recipe
+    folder = RunFolder(runs_dir, recipe, prepared.raw.sha256())
+    first = prepared.first
+    assist_training(recipe, prepared.splits, folder, resume, watcher, first, ranks)
 
 
 def _prove(
     recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
 ) -> tuple[Reference, Report]:
     """Exports the artifacts of the recipe, and replays each against the checkpoint."""
-    golden, checkpoint = reference(trained, splits.test)
+    golden, checkpoint = reference(trained, splits.test, TaskMetric.of(recipe))
     auto: AutoReport | None = None
     if isinstance(recipe.export, AutoPart):
         trial = prove_auto(recipe, recipe.export.auto, trained, splits, golden, files, console)

@@ -15,7 +15,9 @@ from model_store.strict import nearest_name
 from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.preprocess import (
+from training.learning.reproducibility import reproducible
+from training.recipe import Recipe
+from training.recipe_parts.preprocess import (
     FIRST_ID,
     UNKNOWN_ID,
     Lookup,
@@ -27,8 +29,6 @@ from training.preprocess import (
     Scale,
     TorchStep,
 )
-from training.recipe import Recipe
-from training.reproducibility import reproducible
 from training.targets import call_target
 
 STEPS = "preprocess_steps"

@@ -1,7 +1,6 @@
 """Publishes what is proven: lays out the files of a version and hands them to the model store.
 
-In: a report with at least one proven artifact, and the files. Out: the manifest of a new version,
-and a pointer that moved if the recipe says so.
+In: a report with at least one proven artifact, and the files. Out: the manifest of a new version.
 """
 
 import hashlib
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from model_store.errors import ConflictError
 from model_store.golden import GoldenRows
 from model_store.manifest import (
     Artifact,
@@ -21,23 +19,23 @@ from model_store.manifest import (
     Golden,
     Lineage,
     Manifest,
+    Parent,
     PythonStep,
     Verification,
 )
 from model_store.onnx_safety import check_onnx
-from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore, Sign
 from training.datasets import Splits
 from training.errors import NothingProvenError
+from training.exporters.triton_config import config_pbtxt
+from training.learning.loop import Trained
 from training.library_versions import library_versions
-from training.loop import Trained
+from training.proof.verify import Reference
 from training.python_step import Step, served_signature
 from training.recipe import Recipe
 from training.recipe_file import resolved_yaml
-from training.report import ArtifactReport, Report
-from training.report_page import report_page
-from training.triton_config import config_pbtxt
-from training.verify import Reference
+from training.reporting.report import ArtifactReport, Report
+from training.reporting.report_page import report_page
 
 REPORT, REPORT_PAGE = "report.json", "report.html"
 RECIPE, CHECKPOINT = "recipe.resolved.yaml", "checkpoint.safetensors"
@@ -107,42 +105,17 @@ def publish(
         artifacts=artifacts,
         golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
         python_step=None if step is None else _python_step(step, expected, folder),
-        lineage=_lineage(folder / RECIPE, splits, report),
+        lineage=_lineage(folder / RECIPE, splits, report, trained.parent),
+        slo=recipe.publish.slo,
         files=tuple(file_entry(folder, name) for name in files),
     )
     return store.publish(draft, folder, sign=sign)
-
-
-def promote(recipe: Recipe, manifest: Manifest, store: ModelStore) -> bool:
-    """Points `production` at the new version, if the recipe says so.
-
-    Returns:
-        Whether the pointer moved.
-
-    Raises:
-        ConflictError: somebody else moved a pointer at the same moment.
-    """
-    model, when = manifest.model, recipe.publish.promote
-    if when == "never" or (when == "first" and _is_live(store, model)):
-        return False
-    try:
-        store.promote(model, manifest.version, why=f"trained from recipe '{recipe.name}'")
-    except ConflictError:
-        if when == "first" and _is_live(store, model):
-            return False  # somebody else's version was first
-        raise
-    return True
 
 
 def file_entry(folder: Path, name: str) -> FileEntry:
     """The manifest's entry for a file as it lies in the folder."""
     data = (folder / name).read_bytes()
     return FileEntry(file=name, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-
-
-def _is_live(store: ModelStore, model: str) -> bool:
-    pointers = store.pointers(model)
-    return pointers is not None and PRODUCTION in pointers.aliases
 
 
 def _python_step(step: Step, expected: Reference, folder: Path) -> PythonStep:
@@ -156,8 +129,7 @@ def _python_step(step: Step, expected: Reference, folder: Path) -> PythonStep:
 
 def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
     assert proven.max_abs_difference is not None, "a proven artifact was measured"
-    assert proven.agreement is not None, "a proven artifact was measured"
-    assert proven.accuracy is not None, "a proven artifact was measured"
+    assert proven.metric is not None, "a proven artifact was measured"
     if proven.kind == "onnx":
         check_onnx((folder / proven.file).read_bytes(), proven.file)
     return Artifact(
@@ -169,9 +141,11 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
         made_with=proven.made_with,
         verification=Verification(
             max_abs_difference=proven.max_abs_difference,
-            agreement=proven.agreement,
+            # What has no classes agrees by definition.
+            agreement=1.0 if proven.agreement is None else proven.agreement,
             max_probability_shift=proven.max_probability_shift or 0.0,
-            metrics={"accuracy": proven.accuracy},
+            metrics={proven.metric.name: proven.metric.value},
+            judged_by=proven.metric,
             tolerance=proven.tolerance,
         ),
         latency_ms=proven.latency_ms,
@@ -188,13 +162,15 @@ def _write_triton_config(
     (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
 
 
-def _lineage(recipe_path: Path, splits: Splits, report: Report) -> Lineage:
+def _lineage(recipe_path: Path, splits: Splits, report: Report, parent: Parent | None) -> Lineage:
     return Lineage(
         recipe_sha256=hashlib.sha256(recipe_path.read_bytes()).hexdigest(),
         data_sha256=splits.sha256(),
+        data=splits.origin,
         git_commit=_git_commit(),
         library_versions={"python": platform.python_version(), **library_versions(LIBRARIES)},
         metrics=report.metrics,
+        parent=parent,
     )
 
 

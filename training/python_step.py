@@ -4,9 +4,10 @@ In: a recipe and raw splits. Out: the splits as the model takes them, and what a
 the same. The file's own bytes are what runs, here and there.
 """
 
+import hashlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array, datatype_of
 from training.datasets import Split, Splits
 from training.errors import DataError, TargetError
-from training.preprocess import PythonStep, python_step
 from training.recipe import Recipe
+from training.recipe_parts.preprocess import PythonStep, python_step
 
 WHERE = "preprocess.0.python"
 ROWS_AT_ONCE = 256
@@ -36,6 +37,10 @@ class Step:
     """Of its file."""
     run: StepFunction
 
+    def source_sha256(self) -> str:
+        """Of its file, as a manifest names it."""
+        return hashlib.sha256(self.source).hexdigest()
+
     def prepared(self, raw: Splits) -> Splits:
         """What the model takes, for every split.
 
@@ -43,7 +48,8 @@ class Step:
             TargetError: the step fails, or gives something that no model takes.
             DataError: a row's result depends on the rows beside it, or on when it is asked.
         """
-        splits = Splits(*(self._split(split) for split in (raw.train, raw.validation, raw.test)))
+        train, validation, test = map(self._split, (raw.train, raw.validation, raw.test))
+        splits = Splits(train, validation, test)
         self._check_alone(raw.test, splits.test)
         return splits
 
@@ -59,7 +65,7 @@ class Step:
                 f"{WHERE}: {self.name} gives other names or shapes for other rows ({error}); "
                 "let it cut and pad to one"
             ) from error
-        return Split(joined, split.labels)
+        return replace(split, inputs=joined)
 
     def _try(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         try:

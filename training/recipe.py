@@ -9,26 +9,47 @@ configured in two places.
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
 from model_store.signature import DynamicAxes, Labels, Padding, TensorName
-from training.auto_export import AutoPart, ExportChoice
-from training.compression import PrunePart, QatPart
-from training.debug_parts import DebugPart, ProfilePart
-from training.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry, RecipePart
-from training.loss_parts import LossPart
-from training.model_parts import FreezePart, InitPart
-from training.optimizer_parts import OptimPart
-from training.preprocess import Preprocess, check_order, python_step
-from training.schedule_parts import SchedulePart
+from model_store.slo import Slo
+from model_store.strict import nearest_name
+from training.recipe_parts.auto_export import AutoPart, ExportChoice
+from training.recipe_parts.compression import PrunePart, QatPart
+from training.recipe_parts.data_parts import DataPart
+from training.recipe_parts.debug_parts import DebugPart, ProfilePart
+from training.recipe_parts.export_entries import (
+    Export,
+    OnnxExport,
+    OnnxInt8Export,
+    QatEntry,
+    RecipePart,
+)
+from training.recipe_parts.loss_parts import LossPart
+from training.recipe_parts.model_parts import FreezePart, InitPart
+from training.recipe_parts.optimizer_parts import OptimPart
+from training.recipe_parts.parallel_part import ParallelPart, check_parallel
+from training.recipe_parts.preprocess import Preprocess, check_order, python_step
+from training.recipe_parts.promotion_rule import PromotePart
+from training.recipe_parts.schedule_parts import SchedulePart
+from training.recipe_parts.task import METRICS
+from training.recipe_parts.tracking_parts import TrackerName, TrackingPart
+
+STOP_METRICS = ("val/loss", *sorted({f"val/{n}" for names in METRICS.values() for n in names}))
+"""All that `stop.metric` may be, of some task."""
+VERSION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}@[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""`model@version` or `model@alias`."""
 
 
 class ModelPart(FreezePart):
     """Which network is trained."""
+
+    # `from` is a word of Python's, so the field has another name.
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
     target: str
     """Your `torch.nn.Module`: `path/file.py:Name` (from the working directory) or
@@ -37,10 +58,14 @@ class ModelPart(FreezePart):
     """Keyword arguments of the target. Change them to size the network."""
     outputs: tuple[TensorName, ...] = Field(default=("logits",), min_length=1)
     """Names of what `forward` returns, in order. Change it when the network returns a tuple; the
-    first output is the one that is trained: [rows, classes], or [rows, T, classes] where a row has
-    T labels."""
+    first output is the one that is judged: [rows, classes], or [rows, T, classes] where a row has
+    T labels; [rows, D] or what else the labels are where they are numbers."""
     init: InitPart = InitPart()
     """The first weights of its layers, by type. Give it when learning does not begin."""
+    from_: Annotated[str, Field(pattern=VERSION_NAME)] | None = Field(default=None, alias="from")
+    """A version in the store whose weights it begins with, such as `digits@3` or
+    `digits@production`, as far as names and shapes agree; null begins anew. Give it where there is
+    less data than an older model has seen."""
 
     @field_validator("outputs")
     @classmethod
@@ -48,20 +73,6 @@ class ModelPart(FreezePart):
         if len(set(value)) != len(value):
             raise ValueError("every output needs a name of its own")
         return value
-
-
-class DataPart(RecipePart):
-    """Which rows it learns from."""
-
-    target: str
-    """A function `f(seed, **args)` that returns the splits (see `training.datasets`). Change it to
-    train on other data."""
-    args: dict[str, JsonValue] = Field(default={})
-    """Keyword arguments of the target. Give `seed` here to keep the same splits while the seed of
-    the run changes."""
-    batch_size: int = Field(default=64, ge=1, le=65_536)
-    """Rows of one training step. Raise it for speed on large data, and the learning rate with
-    it; lower it when memory runs out."""
 
 
 class TeacherForcing(RecipePart):
@@ -77,14 +88,23 @@ class TeacherForcing(RecipePart):
     """Share of symbols at the last step. Raise it when learning falls apart towards the end."""
 
 
-class TrainPart(RecipePart):
+class TrainPart(ParallelPart):
     """How long, and on what."""
 
     epochs: int = Field(default=20, ge=1, le=100_000)
     """Passes over the training rows. Raise it while the validation metric still climbs."""
+    steps_per_epoch: int | None = Field(default=None, ge=1)
+    """Steps of the optimizer after which an epoch is over; null for all rows. Give it for streams
+    without an end, and for epochs too long to wait for a validation."""
+    deterministic: bool = True
+    """Whether torch must take algorithms that give the same bits in every run, and raise where it
+    has none. Set it false when that is too slow; a resumed run then ends a little elsewhere."""
     threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads; 0 takes what torch finds. Fix a number to get the same bits on machines with
     different numbers of cores."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = "auto"
+    """Where it learns: `cpu`, `cuda`, `cuda:1`, or `auto`, which takes a GPU where torch finds one.
+    Give it to keep a run on the processor, or apart from others."""
     teacher_forcing: TeacherForcing | None = None
     """For a model that writes sequences: in training, `forward` is also given `targets` (the
     labels) and `teacher_forcing` (a share). Give it when the model takes them."""
@@ -102,10 +122,12 @@ class TrainPart(RecipePart):
 class StopPart(RecipePart):
     """Which epoch is best, and when to give up."""
 
-    metric: Literal["val/accuracy", "val/exact_match", "val/loss"] = "val/loss"
-    """What decides which epoch is best. Take `val/accuracy` when only the top class matters and
-    there are thousands of validation rows, `val/exact_match` when a row has several labels and
-    must get all of them right."""
+    metric: Annotated[str, Field(json_schema_extra={"enum": list(STOP_METRICS)})] = "val/loss"
+    """What decides which epoch is best, and when the learning rate falls on a plateau. Take
+    `val/accuracy` when only the top class matters and there are thousands of validation rows,
+    `val/exact_match` when a row has several labels and must get all of them right, `val/macro_f1`
+    when rare classes matter as much as others; of numbers `val/rmse`, `val/mae` or `val/r2`, of
+    labels 0 and 1 `val/f1`."""
     patience: int | None = Field(default=None, ge=1)
     """Epochs without a better value before training stops; null never stops early. Set it when
     epochs are expensive."""
@@ -116,6 +138,12 @@ class CheckpointPart(RecipePart):
 
     every_epochs: int = Field(default=1, ge=1)
     """Epochs between checkpoints. Raise it when writing takes longer than you mind losing."""
+    every_steps: int | None = Field(default=None, ge=1)
+    """Steps of the optimizer between checkpoints within an epoch; null for none. Give it when an
+    epoch takes longer than you mind losing."""
+    keep: int = Field(default=1, ge=1, le=10_000)
+    """How many of the last checkpoints' weights stay in the folder, beside those of the best epoch.
+    Raise it to look at them later, or to average them; a run resumes from the last."""
 
 
 class ExportLimits(RecipePart):
@@ -127,14 +155,14 @@ class ExportLimits(RecipePart):
     """Memory. Raise it for models whose weights fill a good part of it."""
 
 
-class PublishPart(RecipePart):
+class PublishPart(PromotePart):
     """Where the proven artifacts go."""
 
     model: str
     """Name of the model in the store. Change it to publish beside another model, not over it."""
-    promote: Literal["never", "first", "always"] = "first"
-    """When the version becomes `production`: `first` only if nothing is yet. Take `always` where
-    nobody looks before traffic moves, `never` where somebody must."""
+    slo: Slo | None = None
+    """What callers may count on, which alerts are made of: `availability`, `latency_ms`,
+    `latency_share`. null for 0.999, and 0.99 within 250 ms; give what the model's callers need."""
 
     @field_validator("model")
     @classmethod
@@ -176,8 +204,11 @@ class Recipe(RecipePart):
     too much accuracy, with entries of `method: qat`."""
     checkpoint: CheckpointPart = CheckpointPart()
     """How often a run can be picked up. Change it when epochs are very short."""
-    track: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard", "jsonl")
-    """Where the numbers of every epoch go. Change it to write less."""
+    track: tuple[TrackerName, ...] = ("tensorboard", "jsonl")
+    """Where the numbers of every epoch go. Change it to write less, or add `mlflow` or `wandb`,
+    which are extras."""
+    tracking: TrackingPart = TrackingPart()
+    """Where `mlflow` and `wandb` find their servers. Change it to see several models together."""
     debug: DebugPart = DebugPart()
     """What is looked at in every step. Give it when a network does not learn."""
     profile: ProfilePart | None = None
@@ -223,6 +254,29 @@ class Recipe(RecipePart):
         return self
 
     @model_validator(mode="after")
+    def _condition_of_the_task(self) -> "Recipe":
+        compared = self.publish.comparison()
+        known = ["test/loss", *(f"test/{name}" for name in METRICS[self.loss.judged_task])]
+        if compared is not None and compared.metric not in known:
+            raise ValueError(
+                f"publish.if compares {compared.metric}, and the loss is about "
+                f"{self.loss.judged_task}, which has no such metric"
+                f"{nearest_name(compared.metric, known)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _metric_of_the_task(self) -> "Recipe":
+        task = self.loss.judged_task
+        known = ["val/loss", *(f"val/{name}" for name in METRICS[task])]
+        if self.stop.metric not in known:
+            raise ValueError(
+                f"stop.metric is '{self.stop.metric}', and the loss is about {task}, which has no "
+                f"such metric{nearest_name(self.stop.metric, known)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _every_export_once(self) -> "Recipe":
         names = [entry.name for entry in self.listed_exports()]
         if len(set(names)) != len(names):
@@ -260,6 +314,11 @@ class Recipe(RecipePart):
             )
         return self
 
+    @model_validator(mode="after")
+    def _processes_fit(self) -> "Recipe":
+        check_parallel(self)
+        return self
+
     def listed_exports(self) -> tuple[Export, ...]:
         """The entries of `export`; none if it is `auto`."""
         return () if isinstance(self.export, AutoPart) else self.export
@@ -276,6 +335,7 @@ class Recipe(RecipePart):
         later = {
             "checkpoint",
             "track",
+            "tracking",
             "debug",
             "profile",
             "max_batch_size",
@@ -287,6 +347,9 @@ class Recipe(RecipePart):
             "publish",
         }
         document = {k: v for k, v in self.document().items() if k not in later}
+        del document["data"]["workers"]  # a run may go on with more or fewer
+        for key in ParallelPart.model_fields:  # a run may go on with other processes
+            del document["train"][key]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 

@@ -65,7 +65,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
         )
     for override in overrides:
         _apply(document, override)
-    return _validate(document, source)
+    return validate_recipe(document, source)
 
 
 def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -82,7 +82,7 @@ def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe
     document = _parse_yaml(text, where)
     for override in overrides:
         _apply(document, override)
-    return _validate(document, where)
+    return validate_recipe(document, where)
 
 
 def resolved_yaml(recipe: Recipe) -> str:
@@ -123,39 +123,75 @@ def _apply(document: dict[str, Any], override: str) -> None:
     """Sets one value in place; keys that do not exist yet are made, and validated later."""
     path, equals, text = override.partition("=")
     parts = path.strip().split(".")
+    what = f"--set {override!r}"
     if not equals or not all(parts):
-        raise RecipeError(f"--set {override!r} is not of the form a.b=c, as in optim.adamw.lr=1e-3")
+        raise RecipeError(f"{what} is not of the form a.b=c, as in optim.adamw.lr=1e-3")
+    set_value(document, parts, parse_value(text, what), what)
+
+
+def parse_value(text: str, what: str) -> Any:
+    """A value as recipes read it.
+
+    Args:
+        text: YAML.
+        what: it stands in, for messages.
+
+    Raises:
+        RecipeError: it is not YAML.
+    """
     try:
-        value = yaml.load(text, _RecipeLoader)  # noqa: S506 - the loader is a SafeLoader
+        return yaml.load(text, _RecipeLoader)  # noqa: S506 - the loader is a SafeLoader
     except yaml.YAMLError as error:
-        raise RecipeError(f"--set {override!r}: the value is not YAML: {error}") from error
+        raise RecipeError(f"{what}: the value is not YAML: {error}") from error
+
+
+def set_value(document: dict[str, Any], parts: Sequence[str], value: Any, what: str) -> None:
+    """Sets one value in place; keys that do not exist yet are made, and validated later.
+
+    Args:
+        document: a recipe's.
+        parts: the keys on the way; a part may also be the position in a list.
+        value: the value.
+        what: asks for it, for messages.
+
+    Raises:
+        RecipeError: a part is no position of a list, or of something that has no keys.
+    """
     place: Any = document
     for position, part in enumerate(parts):
         here = ".".join(parts[:position])
         if isinstance(place, list):
-            key: int | str = _index(part, place, here, override)
+            key: int | str = _index(part, place, here, what)
         elif isinstance(place, dict):
             key = part
             if place.get(part) is None:
                 place[part] = {}
         else:
-            raise RecipeError(f"--set {override!r}: '{here}' is {place!r}, which has no keys")
+            raise RecipeError(f"{what}: '{here}' is {place!r}, which has no keys")
         if position == len(parts) - 1:
             place[key] = value
         else:
             place = place[key]
 
 
-def _index(part: str, place: list[Any], here: str, override: str) -> int:
+def _index(part: str, place: list[Any], here: str, what: str) -> int:
     if not part.isdecimal() or int(part) >= len(place):
         raise RecipeError(
-            f"--set {override!r}: '{here}' is a list; give a position from 0 to {len(place) - 1}, "
-            f"not '{part}'"
+            f"{what}: '{here}' is a list; give a position from 0 to {len(place) - 1}, not '{part}'"
         )
     return int(part)
 
 
-def _validate(document: dict[str, Any], where: str) -> Recipe:
+def validate_recipe(document: dict[str, Any], where: str) -> Recipe:
+    """The recipe of a document.
+
+    Args:
+        document: plain values.
+        where: it is from, for messages.
+
+    Raises:
+        RecipeError: it has an unknown key or a bad value.
+    """
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:

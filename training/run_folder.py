@@ -6,6 +6,7 @@
                           /tensorboard/
                           /profile.json    a trace of some steps, where the recipe has `profile`
                           /prune/, /qat/   the same of each later phase, where there is one
+                          /transfer.json   which weights of `model.from` were taken, if it is given
                           /version/        what is published, as it will lie in the store
 
 The digest covers the data and the parts of the recipe that decide the weights, so a run finds its
@@ -53,6 +54,7 @@ class RunFolder(PhaseFolder):
         digest = hashlib.sha256(f"{recipe.training_digest()} {data_sha256}".encode()).hexdigest()
         super().__init__(runs_dir / f"{recipe.name}-{digest[:12]}")
         self.version = self.path / "version"
+        self.transfer = self.path / "transfer.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -61,15 +63,7 @@ class RunFolder(PhaseFolder):
         Raises:
             RunBusyError: another process holds it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunBusyError(
-                    f"another process trains in {self.path}; wait for it, or give this run "
-                    "another --runs-dir"
-                ) from None
+        with locked_folder(self.path):
             yield
 
     def forget_phases(self) -> None:
@@ -88,6 +82,25 @@ class RunFolder(PhaseFolder):
         shutil.rmtree(self.version, ignore_errors=True)
         self.version.mkdir(parents=True)
         return self.version
+
+
+@contextlib.contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Holds a folder, made if absent; the system lets go when the process dies, however it dies.
+
+    Raises:
+        RunBusyError: another process holds it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunBusyError(
+                f"another process trains in {path}; wait for it, or give this run "
+                "another folder (--runs-dir, --sweeps-dir)"
+            ) from None
+        yield
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -63,6 +63,16 @@ def call_target(target: str, args: Mapping[str, Any], key: str) -> Any:
     return function(**args)
 
 
+def check_target(target: str, args: Mapping[str, Any], key: str) -> None:
+    """Checks that a target is there and takes its arguments, without calling it.
+
+    Raises:
+        TargetError: see `call_target`.
+    """
+    with contextlib.suppress(ValueError):
+        _check_arguments(inspect.signature(load_target(target, f"{key}.target")), args, target, key)
+
+
 def _check_arguments(
     signature: inspect.Signature, args: Mapping[str, Any], target: str, key: str
 ) -> None:

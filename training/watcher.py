@@ -10,13 +10,20 @@ class Watcher(Protocol):
 
     @property
     def stop_asked(self) -> bool:
-        """Whether the run is to end after this epoch, with a checkpoint of it."""
+        """Whether the run is to end after this step, with a checkpoint of it."""
 
     def begin(self, folder: Path) -> None:
         """The run works in this folder."""
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """An epoch, counted from 1, is over, and its checkpoint written if one was due."""
+        """An epoch, counted from 1, is over, and its checkpoint written if one was due.
+
+        Raises:
+            StoppedError: the run is to end here.
+        """
+
+    def promoted(self, text: str) -> None:
+        """A version is published: what became of the recipe's alias, and why."""
 
 
 class Nobody:
@@ -29,6 +36,9 @@ class Nobody:
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher.end_epoch`."""
+
+    def promoted(self, text: str) -> None:
+        """See `Watcher.promoted`."""
 
 
 class LaterPhase:
@@ -55,3 +65,7 @@ class LaterPhase:
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher.end_epoch`."""
         self._watcher.end_epoch(self._epochs + epoch, metrics)
+
+    def promoted(self, text: str) -> None:
+        """See `Watcher.promoted`."""
+        self._watcher.promoted(text)

@@ -20,8 +20,10 @@ class Mlp(nn.Module):
     Args:
         features: number of features F.
         hidden: width of each hidden layer.
-        classes: number of classes K.
+        classes: number of classes K, or of numbers that are answered.
         dropout: share of hidden features dropped, in training only.
+        mean: of the labels, where they are numbers; what the layers give is around 0.
+        spread: of the labels, where they are numbers.
     """
 
     def __init__(
@@ -30,8 +32,11 @@ class Mlp(nn.Module):
         hidden: Sequence[int] = (64, 32),
         classes: int = 2,
         dropout: float = 0.1,
+        mean: float = 0.0,
+        spread: float = 1.0,
     ) -> None:
         super().__init__()
+        self.mean, self.spread = mean, spread
         # Some features vary by thousandths: the usual epsilon would drown them.
         self.standardise = nn.BatchNorm1d(features, eps=1e-12, affine=False)
         widths = [features, *hidden]
@@ -41,8 +46,10 @@ class Mlp(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features FP32 [N, F] to logits [N, K]."""
+        """Features FP32 [N, F] to logits [N, K], or to numbers in the labels' unit."""
         # Outliers would take most of the 8 bits of a quantized artifact.
         usual = self.standardise(features).clamp(-FARTHEST, FARTHEST)
-        logits: Tensor = self.layers(usual)
-        return logits
+        found: Tensor = self.layers(usual)
+        if (self.mean, self.spread) == (0.0, 1.0):
+            return found
+        return found * self.spread + self.mean

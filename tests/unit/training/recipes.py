@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_model
 
 from training.datasets import Split, Splits
-from training.export import EXAMPLE_ROWS, Exported, ExportJob, export_one
-from training.loop import Trained
+from training.exporters.export import EXAMPLE_ROWS, Exported, ExportJob, export_one
+from training.learning.loop import Trained
+from training.learning.train_state import TrainState
 from training.model import build_model, try_model
 from training.recipe import Recipe
-from training.train_state import TrainState
 
 CLASSES = 3
 DATA = "0" * 64

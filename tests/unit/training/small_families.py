@@ -57,7 +57,8 @@ class Family:
     def splits(self, rows: int = 80) -> Splits:
         """Rows with labels that mean nothing."""
         labels = np.random.default_rng(0).integers(0, CLASSES, (rows, *self.label_shape))
-        return Splits(*(Split(self.rows(rows, seed), labels) for seed in (1, 2, 3)))
+        train, validation, test = (Split(self.rows(rows, seed), labels) for seed in (1, 2, 3))
+        return Splits(train, validation, test)
 
 
 _LENGTHS = {"padding": {"inputs": {"columns": 1}, "lengths": "lengths", "buckets": [4, LONGEST]}}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from training.auto_export import AutoExport, AutoPart
 from training.errors import RecipeError
 from training.recipe import Recipe
 from training.recipe_file import load_recipe, parse_recipe, resolved_yaml
+from training.recipe_parts.auto_export import AutoExport, AutoPart
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
 

@@ -1,6 +1,10 @@
 """Checkpoints: data only, whole or not at all, and everything a run needs to go on."""
 
+import contextlib
+import errno
 import random
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.checkpoint import CheckpointFolder
 from training.errors import CheckpointError
-from training.train_state import TrainState
+from training.learning.checkpoint import CheckpointFolder
+from training.learning.train_state import TrainState
 
 STATE = TrainState(epoch=2, step=10, best_epoch=1, best_value=0.5, finished=False)
 
@@ -78,6 +82,64 @@ def test_a_crash_before_the_state_is_written_leaves_the_checkpoint_before(tmp_pa
     folder.save_weights(model, 3)  # and then the process dies
     (folder.path / "state.pt.tmp").write_bytes(b"half of it")
     assert folder.load(model, optimizer).epoch == 2
+
+
+@contextlib.contextmanager
+def cannot_grow(file_bytes: int) -> Iterator[None]:
+    """No file of this process may become larger: writes fail as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_weights_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    folder, model, optimizer = saved(tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    words = f"cannot write a checkpoint to {folder.path}: .*free space there, .*--resume"
+    with cannot_grow(100), pytest.raises(CheckpointError, match=words):
+        folder.save_weights(model, 3)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    assert folder.load(model, optimizer) == STATE
+
+
+def test_a_disk_that_takes_no_more_state_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model, optimizer = saved(tmp_path)
+    step(model, optimizer)
+    folder.save_weights(model, 2, in_epoch=4)
+
+    def full(path: Path, data: bytes) -> None:
+        path.with_name(path.name + ".tmp").write_bytes(data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    later = TrainState(epoch=2, step=14, in_epoch=4, best_epoch=1, best_value=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.learning.checkpoint.write_atomically", full)
+        with pytest.raises(CheckpointError, match=r"No space left on device; free space"):
+            folder.save_state(later, optimizer)
+    assert not list(folder.path.glob("*.tmp"))
+    assert folder.load(model, optimizer) == STATE
+    folder.save_state(later, optimizer)
+    assert folder.load(model, optimizer) == later
+
+
+def test_the_last_few_weights_stay_in_the_order_of_time(tmp_path: Path) -> None:
+    folder, model, optimizer = saved(tmp_path)
+    for epoch, in_epoch in ((2, 4), (2, 12), (3, 0), (3, 2)):
+        folder.save_weights(model, epoch, in_epoch)
+    folder.save_weights(model, 9)  # of a run that was killed before it wrote its state
+    state = TrainState(epoch=3, step=17, in_epoch=2, best_epoch=1, best_value=0.5)
+    folder.save_state(state, optimizer, keep=3)
+    assert sorted(path.name for path in folder.path.glob("epoch-*")) == [
+        "epoch-000001.safetensors",
+        "epoch-000002-step-00000012.safetensors",
+        "epoch-000003-step-00000002.safetensors",
+        "epoch-000003.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("name", ["state.pt", "epoch-000001.safetensors"])

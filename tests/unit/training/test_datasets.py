@@ -10,7 +10,8 @@ import pytest
 from training import datasets
 from training.datasets import load_splits
 from training.errors import DataError, RecipeError
-from training.recipe import DataPart, ModelPart, PublishPart, Recipe
+from training.recipe import ModelPart, PublishPart, Recipe
+from training.recipe_parts.data_parts import DataPart
 
 
 def recipe(recipe_seed: int = 7, target: str = "training.datasets:digits", **args: Any) -> Recipe:

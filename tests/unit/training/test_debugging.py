@@ -14,15 +14,16 @@ from torch import nn
 
 from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_optimizers import batches, network, stepper
-from training import networks, optimizer_step
-from training.checkpoint import CheckpointFolder
-from training.debug_parts import DebugPart
-from training.debugging import watched
+from training import networks
 from training.errors import DivergedError, RecipeError
-from training.loop import Trained, train
+from training.learning import optimizer_step
+from training.learning.checkpoint import CheckpointFolder
+from training.learning.debugging import watched
+from training.learning.loop import Trained, train
+from training.learning.optimizers import build_optimizer
 from training.model import build_model
-from training.optimizers import build_optimizer
 from training.recipe import Recipe
+from training.recipe_parts.debug_parts import DebugPart
 from training.run_folder import RunFolder
 
 EPOCH_STEPS = 5
@@ -73,8 +74,26 @@ def test_sizes_of_gradients_and_activations_are_means_over_the_steps() -> None:
     assert torch.equal(watch.histograms()["gradients/3.weight"], last.flatten())
 
 
+def test_what_comes_back_to_a_layer_is_looked_at_and_evaluation_is_not() -> None:
+    model, batch = network(), batches()[0]
+    with watched(model, DebugPart(backward=("3",))) as watch:
+        logits = model(*batch.inputs)
+        nn.functional.cross_entropy(logits, batch.labels).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            model(*batch.inputs)
+    chosen = nn.functional.one_hot(batch.labels, logits.shape[1])
+    expected = (logits.softmax(1) - chosen) / len(logits)
+    assert watch.metrics() == pytest.approx(
+        {"backward/3": expected.square().mean().sqrt().item()}, rel=1e-4
+    )
+    torch.testing.assert_close(watch.histograms()["backward/3"], expected.detach().flatten())
+
+
 def test_a_watched_run_ends_with_the_same_bits_and_its_figures_are_tracked(tmp_path: Path) -> None:
-    debug = {"anomaly": True, "gradients": ["head.*"], "activations": ["features.[02]"]}
+    layers = ["features.[02]"]
+    debug = {
+        "anomaly": True, "gradients": ["head.*"], "activations": layers, "backward": layers
+    }  # fmt: skip
     plain = recipe(train={"epochs": 2, "threads": 1})
     chosen = recipe(
         train={"epochs": 2, "threads": 1}, debug=debug, profile={"wait": 1, "active": 2}
@@ -86,10 +105,11 @@ def test_a_watched_run_ends_with_the_same_bits_and_its_figures_are_tracked(tmp_p
 
     folder = RunFolder(tmp_path / "watched", chosen, DATA)
     names = {"gradients/head.2.weight", "gradients/head.2.bias"}
-    names |= {"activations/features.0", "activations/features.2"}
+    kinds = ("gradients", "activations", "backward")
+    names |= {f"{kind}/features.{place}" for kind in kinds[1:] for place in (0, 2)}
     for line in folder.metrics.read_text().splitlines():
         figures = json.loads(line)
-        assert names == {name for name in figures if "/" in name and name.split("/")[0][-1] == "s"}
+        assert names == {name for name in figures if name.startswith(kinds)}
         assert all(figures[name] > 0 for name in names)
     events = EventAccumulator(str(folder.tensorboard), size_guidance={"histograms": 0})
     events.Reload()
@@ -124,6 +144,9 @@ def test_a_lost_run_names_step_rows_norms_and_keeps_the_last_good_checkpoint(
     norms = text.split("steps before: ")[1].split(";")[0].split(", ")
     assert len(norms) == 5
     assert all(float(norm) > 0 for norm in norms)
+    largest = text.split("largest first: ")[1].split(";")[0].split(", ")
+    assert len(largest) == 5
+    assert all(name.split(".")[0] in ("features", "head") for name in largest)
     rows = text.split("rows of the batch: ")[1].split(";")[0].split(", ")
     assert len({int(row) for row in rows}) == 16
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from model_store.tensors import Array
-from training.data_sets.breast_cancer import breast_cancer
 from training.data_sets.digits import as_columns, as_ink, as_numbers, as_raw, at_sizes, enlarge
 from training.datasets import IGNORED_LABEL, digits
 
@@ -66,14 +65,6 @@ def test_numbers_are_digits_side_by_side_and_end() -> None:
         assert (row[end + 1 :] == IGNORED_LABEL).all()
     again = as_numbers(SEED, rows=64, longest=3)["test"]
     np.testing.assert_array_equal(again[0]["columns"], inputs["columns"])
-
-
-def test_tumours_are_split_by_class() -> None:
-    found = breast_cancer(SEED)
-    shares = [labels.mean() for _, labels in found.values()]
-    assert shares == pytest.approx([0.627] * 3, abs=0.01)
-    assert sum(len(labels) for _, labels in found.values()) == 569
-    assert found["train"][0]["features"].dtype == np.float32
 
 
 def test_a_scan_holds_the_image_in_whole_numbers(images: tuple[Array, Array]) -> None:

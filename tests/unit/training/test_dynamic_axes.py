@@ -15,15 +15,15 @@ from model_store.signature import Padding, Signature, SignatureError, TensorSpec
 from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits, untrained
-from training import verify as verify_module
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.export import Exported, export_all
-from training.loop import Trained
+from training.exporters.export import Exported, export_all
+from training.learning.loop import Trained
 from training.model import build_model, try_model
+from training.proof import verify as verify_module
+from training.proof.runners import module_runner
+from training.proof.verify import reference, verify
 from training.recipe import Recipe
-from training.runners import module_runner
-from training.verify import reference, verify
 
 DYNAMIC = {"image": {2: [6, 12], 3: [8, 16]}}
 EXPORTS = [{"kind": "onnx"}, {"kind": "torchscript"}, {"kind": "onnx", "precision": "int8"}]

@@ -8,15 +8,18 @@ import pytest
 from rich.console import Console
 
 from tests.unit.training.recipes import DATA, recipe, splits
-from training import loop
-from training.loop import Trained, train
+from training.learning import loop
+from training.learning.loop import Trained, train
 from training.recipe import Recipe
 from training.run_folder import RunFolder
 
 EPOCHS, CUT = 4, 2
 MATRICES = {"target": "tests.unit.training.test_optimizers:network"}
 MODEL = recipe().document()["model"]
-OPTIMIZERS = ("sgd", "adam", "rmsprop", "adagrad", "adadelta", "nadam", "radam", "adafactor")
+OPTIMIZERS = (
+    *("sgd", "adam", "rmsprop", "adagrad", "adadelta", "nadam", "radam", "adafactor"),
+    *("adamax", "asgd", "rprop"),
+)
 
 
 class CutOffError(Exception):
@@ -33,8 +36,8 @@ def cut_off(runs: Path, chosen: Recipe, monkeypatch: pytest.MonkeyPatch) -> None
     """Trains two epochs and loses the third."""
     whole = loop._train_epoch
 
-    def until_cut(stepper: Any, split: Any, recipe: Any, state: Any, *others: Any) -> Any:
-        found = whole(stepper, split, recipe, state, *others)
+    def until_cut(run: Any, loader: Any, state: Any, *others: Any) -> Any:
+        found = whole(run, loader, state, *others)
         if state.epoch == CUT:
             raise CutOffError
         return found

@@ -12,13 +12,13 @@ from model_store.tensors import Array
 from services.inference.backends.open_backend import open_backend
 from tests.fixtures.exported_models import artifact_of
 from tests.unit.training.recipes import export_here, recipe, splits, untrained
-from training import export
 from training.errors import ExportError
-from training.export import Exported
-from training.loop import Trained
+from training.exporters import export
+from training.exporters.export import Exported
+from training.learning.loop import Trained
 from training.model import run_model
-from training.runners import file_runner
-from training.verify import reference, verify_apart
+from training.proof.runners import file_runner
+from training.proof.verify import reference, verify_apart
 
 KINDS = {
     "torchscript": 1e-6,

@@ -18,11 +18,11 @@ from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits, untrained
 from tests.unit.training.small_networks import Perceptron
 from training.datasets import Split, Splits
-from training.export import Exported, export_all
+from training.exporters.export import Exported, export_all
 from training.exporters.onnx_graph import export_onnx
 from training.exporters.onnx_int8 import export_onnx_dynamic_int8, export_onnx_static_int8
-from training.loop import Trained
-from training.runners import file_runner
+from training.learning.loop import Trained
+from training.proof.runners import file_runner
 
 ALL = [{"kind": "onnx", "precision": "int8"}, {"kind": "torchscript"}, {"kind": "onnx"}]
 

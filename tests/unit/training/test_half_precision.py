@@ -12,12 +12,13 @@ import torch
 
 from model_store.manifest import MadeWith
 from tests.unit.training.recipes import export_here, recipe, splits, untrained
-from training import half_precision, verify
 from training.errors import ExportError
-from training.export import Exported
-from training.half_precision import half_device
-from training.runners import Runner, file_runner, module_runner
-from training.verify import Reference
+from training.exporters import half_precision
+from training.exporters.export import Exported
+from training.exporters.half_precision import half_device
+from training.proof import verify
+from training.proof.runners import Runner, file_runner, module_runner
+from training.proof.verify import Reference
 
 HALF = {"kind": "onnx", "precision": "fp16"}
 

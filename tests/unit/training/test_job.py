@@ -20,14 +20,26 @@ class Runs:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder, self._monkeypatch = folder, monkeypatch
         self.codes: list[int] = []
+        self.folders: tuple[Path, ...] | None = None
 
     def __call__(self, outcome: Any, recipe: str = RECIPE) -> list[dict[str, Any]]:
-        def run(recipe: Any, store: str, folder: Path, *, resume: bool, watcher: Any) -> Any:
+        def run(
+            recipe: Any,
+            store: str,
+            folder: Path,
+            *,
+            resume: bool,
+            watcher: Any,
+            reach: Any,
+            **_: Any,
+        ) -> Any:
             assert (store, resume) == ("s3://b/store", True)
+            self.folders = reach.folders
             watcher.begin(folder / recipe.name)
             watcher.end_epoch(1, {"val/loss": 0.5, "train/loss": float("nan")})
             if isinstance(outcome, Exception):
                 raise outcome
+            watcher.promoted("; production stays where it is")
             return SimpleNamespace(model="tiny", version=4)
 
         self._monkeypatch.setattr(training.pipeline, "run", run)
@@ -37,6 +49,7 @@ class Runs:
             job.main([
                 "--recipe", str(self._folder / "recipe.yaml"), "--store", "s3://b/store",
                 "--runs-dir", "/runs", "--events", str(events), "--memory-limit-gib", "512",
+                "--data-folder", "/lent",
             ])
         )  # fmt: skip
         return [json.loads(line) for line in events.read_text().splitlines()]
@@ -54,9 +67,19 @@ def test_a_run_tells_where_it_works_how_it_goes_and_what_it_published(runs: Runs
     assert runs(None) == [
         {"kind": "begun", "folder": "/runs/tiny"},
         {"kind": "metric", "epoch": 1, "metrics": {"val/loss": 0.5}},
-        {"kind": "published", "model": "tiny", "version": 4},
+        {
+            "kind": "published",
+            "model": "tiny",
+            "version": 4,
+            "alias": "; production stays where it is",
+        },
     ]
     assert runs.codes == [0]
+
+
+def test_data_lies_in_the_working_directory_or_where_the_operator_lends_it(runs: Runs) -> None:
+    runs(None)
+    assert runs.folders == (Path.cwd(), Path("/lent"))
 
 
 @pytest.mark.parametrize(

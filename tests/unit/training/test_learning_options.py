@@ -16,15 +16,18 @@ from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_optimizers import batches, stepper
 from training import networks
 from training.errors import RecipeError
-from training.later_phases import fine_tuning
-from training.loop import Trained, evaluate, train
-from training.losses import make_loss
+from training.learning.evaluation import evaluate
+from training.learning.freezing import Freezing
+from training.learning.later_phases import fine_tuning
+from training.learning.loop import Trained, train
+from training.learning.objective import make_objective
+from training.learning.optimizer_step import Stepper
+from training.learning.optimizers import build_optimizer
+from training.learning.weight_average import WeightAverage
 from training.model import build_model
-from training.optimizer_step import Stepper
-from training.optimizers import build_optimizer
 from training.recipe import Recipe
+from training.recipe_parts.model_parts import FreezePart
 from training.run_folder import RunFolder
-from training.weight_average import WeightAverage
 
 MODEL = recipe().document()["model"]
 
@@ -73,6 +76,20 @@ def test_what_is_frozen_stays_as_it_was_statistics_too(tmp_path: Path) -> None:
     assert changed == {"head.2.weight", "head.2.bias"}
 
 
+def test_statistics_of_a_frozen_norm_without_weights_stay_too() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
+    for pattern, moves in (("[01].*", False), ("0.*", True)):
+        norm = model[1]
+        assert isinstance(norm, nn.BatchNorm1d)
+        norm.reset_running_stats()
+        freezing = Freezing(model.train(), FreezePart(freeze=(pattern,)))
+        freezing.begin_epoch(1)
+        model(torch.randn(8, 4))
+        freezing.release()
+        assert norm.running_mean is not None
+        assert bool(norm.running_mean.any()) is moves, pattern
+
+
 def test_what_is_frozen_learns_from_the_epoch_on_that_the_recipe_names(tmp_path: Path) -> None:
     part = {**MODEL, "freeze": ["features.*"], "unfreeze_at": {"epoch": 2}}
     for epochs, moves in ((1, False), (2, True)):
@@ -92,7 +109,7 @@ def test_the_average_is_that_of_torch_and_is_what_is_published(tmp_path: Path) -
     average = WeightAverage(model, 0.8)
     follow = get_ema_multi_avg_fn(0.8)  # type: ignore[no-untyped-call]
     expected = AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
-    loss = make_loss(chosen.loss, splits().train.labels, 3)
+    loss = make_objective(chosen, splits().train.every_labels(), [3])
     moved = Stepper(model, build_optimizer(model, chosen.optim), chosen, loss, 4, average)
     for step, batch in enumerate(batches()):
         moved.step([batch], step, 1.0)
@@ -132,7 +149,7 @@ def test_recomputed_activations_change_no_bit(patterns: list[str], tmp_path: Pat
 
 def test_recomputing_keeps_fewer_activations() -> None:
     def kept(patterns: list[str]) -> int:
-        from training.activation_checkpoint import activations_recomputed
+        from training.learning.activation_checkpoint import activations_recomputed
 
         model, found = fresh(), list[int]()
 
@@ -172,7 +189,7 @@ def test_fp16_scales_what_would_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
 
     fine = stepper(fresh(), recipe()).step(batches()[:1], 0, 1.0)
-    monkeypatch.setattr("training.optimizer_step._scaler", scaler)
+    monkeypatch.setattr("training.learning.optimizer_step._scaler", scaler)
     model = fresh()
     moved = stepper(model, recipe(train={"precision": "fp16"}))
     for step, batch in enumerate(batches()[:2]):

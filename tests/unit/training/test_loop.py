@@ -15,12 +15,13 @@ from torch import nn
 
 from tests.unit.training.recipes import DATA, recipe, splits
 from training import networks
-from training.checkpoint import CheckpointFolder
 from training.datasets import Split
 from training.errors import DataError, DivergedError, RunBusyError, StoppedError, TargetError
-from training.loop import Trained, evaluate, train
+from training.learning.checkpoint import CheckpointFolder
+from training.learning.evaluation import evaluate
+from training.learning.loop import Trained, train
+from training.learning.optimizers import build_optimizer
 from training.model import build_model
-from training.optimizers import build_optimizer
 from training.recipe import Recipe
 from training.run_folder import RunFolder
 
@@ -55,7 +56,7 @@ def test_a_finished_run_is_not_trained_again(
 ) -> None:
     chosen = recipe(train={"epochs": 2})
     first = trained(tmp_path, chosen)
-    monkeypatch.setattr("training.loop._train_epoch", None)
+    monkeypatch.setattr("training.learning.loop._train_epoch", None)
     assert trained(tmp_path, chosen, resume=True).state == first.state
 
 
@@ -104,7 +105,7 @@ def test_gradients_are_clipped(tmp_path: Path) -> None:
 def test_the_schedule_sets_the_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.optimizer_step.learning_rate_factor", lambda *_: 0.0)
+    monkeypatch.setattr("training.learning.optimizer_step.learning_rate_factor", lambda *_: 0.0)
     assert moved(tmp_path) == 0
 
 
@@ -199,7 +200,7 @@ def test_several_outputs_are_named_by_the_recipe(
         ({"target": "no/such/file.py:Net"}, "there is no file"),
         ({"target": "SmallCnn"}, "write path/file.py:Name or package.module:Name"),
         ({"target": "training.networks:__doc__"}, "is a str; name a class or function"),
-        ({"target": "training.schedule:math.pi"}, "has no 'math.pi'"),
+        ({"target": "training.learning.schedule:math.pi"}, "has no 'math.pi'"),
         ({"target": "builtins:dict"}, "made a dict; name a torch.nn.Module"),
         (
             {"target": "training.networks:SmallCnn", "args": {"witdh": 4}},
@@ -244,7 +245,7 @@ def test_evaluation_weighs_a_short_last_batch_by_its_rows() -> None:
 
 
 class Stopping:
-    """Asks the run to end in its second epoch, when no checkpoint would be due."""
+    """Asks the run to end behind its first epoch, when no checkpoint would be due."""
 
     stop_asked = False
 
@@ -259,14 +260,18 @@ class Stopping:
         self.told.append(epoch)
         self.stop_asked = epoch == 1
 
+    def promoted(self, text: str) -> None:
+        raise AssertionError("the pipeline tells that")
+
 
 def test_a_run_that_is_asked_to_stop_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     chosen = recipe(train={"epochs": 4}, checkpoint={"every_epochs": 4})
     undisturbed = trained(tmp_path / "a", chosen).weights.read_bytes()
     folder, watcher = RunFolder(tmp_path / "b", chosen, DATA), Stopping()
     silent = Console(file=io.StringIO())
-    with folder.locked(), pytest.raises(StoppedError, match="stopped after epoch 2"):
+    with folder.locked(), pytest.raises(StoppedError, match="stopped after step 1 of epoch 2"):
         train(chosen, splits(), folder, silent, watcher=watcher)
+    watcher.stop_asked = False
     with folder.locked():
         again = train(chosen, splits(), folder, silent, resume=True, watcher=watcher)
     assert watcher.told == [1, 2, 3, 4]
@@ -278,9 +283,10 @@ def test_a_later_phase_counts_its_epochs_on_and_stops_too(tmp_path: Path) -> Non
     undisturbed = trained(tmp_path / "a", chosen).weights.read_bytes()
     folder, watcher = RunFolder(tmp_path / "b", chosen, DATA), Stopping()
     silent = Console(file=io.StringIO())
-    with folder.locked(), pytest.raises(StoppedError, match="stopped after epoch 1"):
+    with folder.locked(), pytest.raises(StoppedError, match="stopped after step 1 of epoch 1"):
         train(chosen, splits(), folder, silent, watcher=watcher)
-    assert watcher.told == [1, 2]
+    assert watcher.told == [1]
+    watcher.stop_asked = False
     with folder.locked():
         again = train(chosen, splits(), folder, silent, resume=True, watcher=watcher)
     assert watcher.told == [1, 2, 3]

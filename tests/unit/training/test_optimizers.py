@@ -10,11 +10,11 @@ from torch import nn
 from tests.unit.training.recipes import CLASSES, recipe, splits
 from training import networks
 from training.errors import RecipeError
-from training.losses import make_loss
-from training.optimizer_parts import OptimPart
-from training.optimizer_step import Batch, Stepper
-from training.optimizers import build_optimizer, parameter_groups
+from training.learning.objective import make_objective
+from training.learning.optimizer_step import Batch, Stepper
+from training.learning.optimizers import build_optimizer, parameter_groups
 from training.recipe import Recipe
+from training.recipe_parts.optimizer_parts import OptimPart
 
 TORCH: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}),
@@ -27,6 +27,9 @@ TORCH: dict[str, tuple[Any, dict[str, Any]]] = {
     "radam": (torch.optim.RAdam, {"betas": (0.8, 0.9)}),
     "adafactor": (torch.optim.Adafactor, {"beta2_decay": -0.7}),
     "muon": (torch.optim.Muon, {"momentum": 0.9}),
+    "adamax": (torch.optim.Adamax, {"betas": (0.8, 0.9), "weight_decay": 0.1}),
+    "asgd": (torch.optim.ASGD, {"lambd": 0.1, "t0": 2.0, "weight_decay": 0.1}),
+    "rprop": (torch.optim.Rprop, {"etas": (0.4, 1.3), "step_sizes": (1e-4, 0.1)}),
     "lbfgs": (torch.optim.LBFGS, {"max_iter": 3, "history_size": 4}),
 }
 
@@ -46,7 +49,7 @@ def network(seed: int = 0, bias: bool = False) -> nn.Module:
 
 
 def stepper(model: nn.Module, chosen: Recipe, epoch_steps: int = 4) -> Stepper:
-    loss = make_loss(chosen.loss, splits().train.labels, CLASSES)
+    loss = make_objective(chosen, splits().train.every_labels(), [CLASSES])
     return Stepper(model, build_optimizer(model, chosen.optim), chosen, loss, epoch_steps)
 
 
@@ -75,6 +78,21 @@ def test_each_optimizer_moves_weights_as_that_of_torch(name: str) -> None:
     for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(found, expected)
     assert not torch.equal(next(ours.parameters()), next(network().parameters()))
+
+
+def test_what_torch_has_a_recipe_has_but_for_sparse_gradients() -> None:
+    has = {name for name in vars(torch.optim) if isinstance(getattr(torch.optim, name), type)}
+    named = {type(OptimPart.model_validate({name: {}}).chosen).__name__ for name in TORCH}
+    assert has - named == {"Optimizer", "SparseAdam"}
+
+
+def test_a_group_of_an_optimizer_without_decay_has_none() -> None:
+    assert sizes(rprop={}, groups=[{"match": "head.*", "lr_scale": 2}]).keys() == {
+        (1.0, 0.0),
+        (2.0, 0.0),
+    }
+    with pytest.raises(ValidationError, match="rprop has no weight decay; drop that of groups"):
+        OptimPart.model_validate({"rprop": {}, "groups": [{"match": "*", "weight_decay": 0.1}]})
 
 
 def groups(**optim: Any) -> list[dict[str, Any]]:

@@ -20,15 +20,15 @@ from tests.unit.training.padded_texts import (
     text_splits,
 )
 from tests.unit.training.recipes import untrained
-from training import verify as verify_module
 from training.datasets import Split, Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.export import Exported, export_all
-from training.export_entries import OnnxExport
-from training.loop import Trained
+from training.exporters.export import Exported, export_all
+from training.learning.loop import Trained
 from training.model import try_model
-from training.runners import file_runner, module_runner
-from training.verify import Reference, reference, replay_padded, verify
+from training.proof import verify as verify_module
+from training.proof.runners import file_runner, module_runner
+from training.proof.verify import Reference, reference, replay_padded, verify
+from training.recipe_parts.export_entries import OnnxExport
 
 EXPORTS = [{"kind": "onnx"}, {"kind": "torchscript"}, {"kind": "onnx", "precision": "int8"}]
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.training.test_report import artifact
-from training.candidates import simplicity
-from training.pareto_front import MEMORY_BYTES, advantages, drop_reasons
-from training.report import ArtifactReport
+from tests.unit.training.test_report import accuracy, artifact
+from training.auto.candidates import simplicity
+from training.auto.pareto_front import MEMORY_BYTES, advantages, drop_reasons
+from training.reporting.report import ArtifactReport
 
 MIB = 2**20
 LATENCY = {1: 1.0, 8: 4.0, 32: 10.0}
@@ -20,12 +20,16 @@ def measured(name: str = "onnx", **changes: Any) -> ArtifactReport:
     fields: dict[str, Any] = {
         "kind": kind,
         "precision": precision or "fp32",
-        "accuracy": 0.95,
-        "accuracy_interval": (0.92, 0.97),
+        "metric": accuracy(0.95, (0.92, 0.97)),
         "latency_ms": LATENCY,
         "peak_memory_bytes": 100 * MIB,
     }
     return artifact(name, **{**fields, **changes})
+
+
+def value_of(one: ArtifactReport) -> float:
+    assert one.metric is not None
+    return one.metric.value
 
 
 def faster(share: float) -> dict[int, float]:
@@ -40,15 +44,14 @@ def many(draw: st.DrawFn) -> list[ArtifactReport]:
     """Artifacts whose figures are often the same, or apart by about as much as noise is."""
     found = []
     for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=9)):
-        accuracy = draw(st.sampled_from([0.90, 0.95, 0.96, 0.99]))
+        share = draw(st.sampled_from([0.90, 0.95, 0.96, 0.99]))
         latency = {
             rows: draw(st.sampled_from([0.1, 0.14, 1.0, 1.1, 1.2, 1.3, 1.45, 1.6])) * rows
             for rows in (1, 32)
         }
         changes = {
             "method": draw(st.sampled_from(["static", "dynamic"])),
-            "accuracy": accuracy,
-            "accuracy_interval": (accuracy - 0.025, accuracy + 0.025),
+            "metric": accuracy(share, (share - 0.025, share + 0.025)),
             "latency_ms": latency,
             "peak_memory_bytes": draw(
                 st.sampled_from([None, *(mib * MIB for mib in (10, 12, 99, 105, 111, 125))])
@@ -95,7 +98,7 @@ def test_no_kept_one_is_dominated_by_another(proven: list[ArtifactReport]) -> No
                 continue
             no_worse = (
                 all(other.latency_ms[rows] <= ms for rows, ms in one.latency_ms.items())
-                and (other.accuracy or 0) >= (one.accuracy or 0)
+                and value_of(other) >= value_of(one)
                 and (other.peak_memory_bytes or 0) <= (one.peak_memory_bytes or 0)
                 and (other.precision == "fp32" or one.precision != "fp32")
             )
@@ -133,8 +136,8 @@ def test_the_order_of_attempts_decides_nothing(proven: list[ArtifactReport]) -> 
         ({"latency_ms": faster(0.7)}, ["latency"]),
         ({"latency_ms": faster(0.85)}, []),  # as much as noise
         ({"latency_ms": {1: 0.5, 8: 8.0, 32: 20.0}}, ["latency"]),  # of a single row
-        ({"accuracy": 0.975}, ["accuracy"]),
-        ({"accuracy": 0.965}, []),  # within the interval of the other
+        ({"metric": accuracy(0.975)}, ["accuracy"]),
+        ({"metric": accuracy(0.965)}, []),  # within the interval of the other
         ({"peak_memory_bytes": 80 * MIB}, ["memory"]),
         ({"peak_memory_bytes": 95 * MIB}, []),
         ({}, []),

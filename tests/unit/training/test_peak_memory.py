@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training import peak_memory
-from training.peak_memory import PeakMemory
+from training.proof import peak_memory
+from training.proof.peak_memory import PeakMemory
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from tests.unit.training.recipes import recipe
-from training.progress import EpochLines, TerminalBar, open_progress
+from training.tracking.progress import EpochLines, TerminalBar, open_progress
 
 METRICS = {"train/loss": 0.0612, "val/accuracy": 0.9861}
 

@@ -1,24 +1,19 @@
-"""Around publishing: the pointer, the lineage and the configuration for Triton."""
+"""Around publishing: the artifacts, the lineage and the configuration for Triton."""
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from model_store.errors import ConflictError, UnsafeOnnxError
-from model_store.manifest import Manifest
+from model_store.errors import UnsafeOnnxError
+from model_store.metric import MeasuredMetric
 from model_store.parity import Tolerance
 from model_store.signature import Signature, TensorSpec
-from model_store.store import ModelStore
 from tests.fixtures import onnx_models
-from tests.fixtures.store_versions import draft_in
-from tests.unit.training.recipes import recipe
-from training.publish import _artifact, _git_commit, promote
-from training.recipe import Recipe
-from training.report import ArtifactReport
-from training.triton_config import config_pbtxt
+from training.exporters.triton_config import config_pbtxt
+from training.publish import _artifact, _git_commit
+from training.reporting.report import ArtifactReport
 
 SIGNATURE = Signature(
     inputs=(
@@ -28,65 +23,6 @@ SIGNATURE = Signature(
     outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 10)),),
     max_batch_size=64,
 )
-
-
-def published(store: ModelStore, folder: Path) -> Manifest:
-    return store.publish(draft_in(folder, "small"), folder)
-
-
-def with_promote(when: Literal["never", "first", "always"]) -> Recipe:
-    return recipe(publish={"model": "small", "promote": when})
-
-
-def live(store: ModelStore) -> int | None:
-    pointers = store.pointers("small")
-    return pointers.aliases["production"] if pointers else None
-
-
-@pytest.mark.parametrize(
-    ("when", "expected"), [("never", [None, None]), ("first", [1, 1]), ("always", [1, 2])]
-)
-def test_the_recipe_says_when_a_version_goes_live(
-    tmp_path: Path, when: Literal["never", "first", "always"], expected: list[int | None]
-) -> None:
-    store = ModelStore(str(tmp_path / "store"))
-    found: list[int | None] = []
-    for version in (1, 2):
-        manifest = published(store, tmp_path)
-        moved = promote(with_promote(when), manifest, store)
-        found.append(live(store))
-        assert moved == (found[-1] == version)
-    assert found == expected
-
-
-def test_whoever_is_second_with_a_first_version_leaves_the_pointer_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = ModelStore(str(tmp_path / "store"))
-    first, second = published(store, tmp_path), published(store, tmp_path)
-
-    def somebody_else_is_first(*_: object, **__: object) -> None:
-        monkeypatch.undo()
-        store.promote("small", first.version)
-        raise ConflictError("too late")
-
-    monkeypatch.setattr(store, "promote", somebody_else_is_first)
-    assert not promote(with_promote("first"), second, store)
-    assert live(store) == first.version
-
-
-def test_a_conflict_is_passed_on_when_the_version_must_go_live(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = ModelStore(str(tmp_path / "store"))
-    manifest = published(store, tmp_path)
-
-    def conflict(*_: object, **__: object) -> None:
-        raise ConflictError("look again")
-
-    monkeypatch.setattr(store, "promote", conflict)
-    with pytest.raises(ConflictError, match="look again"):
-        promote(with_promote("always"), manifest, store)
 
 
 def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path) -> None:
@@ -99,7 +35,7 @@ def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path)
         refusal=None,
         max_abs_difference=0,
         agreement=1,
-        accuracy=1,
+        metric=MeasuredMetric(name="accuracy", value=1, better="higher"),
         latency_ms={1: 1.0},
         peak_memory_bytes=7,
     )

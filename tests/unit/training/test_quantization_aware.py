@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from tests.unit.training.recipes import DATA, recipe, splits
-from training import loop
 from training.errors import ExportError, RecipeError
-from training.export import Exported, ExportJob, export_one
+from training.exporters.export import Exported, ExportJob, export_one
 from training.exporters.exported_program import exported_program, weights_program
 from training.exporters.quantization_aware import QuantizationAware
-from training.loop import Trained, train
+from training.learning import loop
+from training.learning.loop import Trained, train
 from training.networks import SmallCnn
+from training.proof.verify import reference, verify
 from training.recipe import Recipe
 from training.run_folder import RunFolder
-from training.verify import reference, verify
 
 QAT = {"kind": "pt2", "precision": "int8", "method": "qat"}
 SIGNATURE = Signature(

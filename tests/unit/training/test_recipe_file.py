@@ -9,9 +9,9 @@ import yaml
 from pydantic import BaseModel
 
 from training.errors import RecipeError
-from training.export_entries import OnnxInt8Export
 from training.recipe import Recipe
 from training.recipe_file import load_recipe, parse_recipe, resolved_yaml
+from training.recipe_parts.export_entries import OnnxInt8Export
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
 SMALLEST = """
@@ -51,6 +51,8 @@ def test_every_default_is_written_out_and_reads_back_as_the_same_object() -> Non
         "min_agreement": 0.98,
         "max_probability_shift": 0.5,
         "max_metric_drop": 0.01,
+        "max_spread_share": 0.25,
+        "max_error_rise": 0.02,
     }
 
 
@@ -71,10 +73,11 @@ def test_every_field_says_when_to_change_it() -> None:
         ("optim.adamw.lrr=1", "unknown key 'lrr' in 'optim.adamw' (did you mean 'lr'?)"),
         ("export.1.tolerence={}", "did you mean 'tolerance'?"),
         ("optim.adamw.lr=-1", "'optim.adamw.lr' is -1: Input should be greater than 0"),
+        ("train.precision=bf61", "'bf16' or 'fp16' (did you mean 'bf16'?)"),
         ("optim.adamw.lr=fast", "'optim.adamw.lr' is 'fast'"),
         ("train.epochs=0", "'train.epochs' is 0"),
         ("seed=.nan", "'seed' is nan"),
-        ("stop.metric=val/acuracy", "'val/accuracy', 'val/exact_match' or 'val/loss'"),
+        ("stop.metric=val/acuracy", "no such metric (did you mean 'val/accuracy'?)"),
         ("publish.model=../digits", "model name '../digits' is not allowed"),
         ("name=a/b", "name of a run 'a/b' is not allowed"),
         ("model.outputs=[a, a]", "every output needs a name of its own"),
@@ -96,6 +99,7 @@ def test_every_field_says_when_to_change_it() -> None:
         ("train.teacher_forcing={first: 2}", "less than or equal to 1"),
         ("padding={inputs: {image: 1}}", "'padding.buckets' is missing"),
         ("padding={inputs: {image: 1}, bucket: [8]}", "did you mean 'buckets'?"),
+        ("publish.slo={latency_ms: 300}", "300 is not measured; take 250"),
     ],
 )
 def test_a_bad_value_is_named_with_what_to_do(override: str, words: str) -> None:
@@ -198,9 +202,11 @@ def test_the_padding_of_a_recipe_is_stored_with_every_default() -> None:
 
 def test_only_what_decides_the_weights_decides_the_run_folder() -> None:
     digest = load_recipe(DIGITS).training_digest()
-    for later in ("export=[{kind: onnx}]", "publish.promote=never", "track=[]"):
+    unweighty = ("data.workers=2", "checkpoint.every_steps=5")
+    published = "publish={model: digits, alias: null}"
+    for later in ("export=[{kind: onnx}]", "track=[]", published, *unweighty):
         assert load_recipe(DIGITS, [later]).training_digest() == digest
-    for earlier in ("seed=1", "optim.clip=2", "data.batch_size=8", "model.args.width=8"):
+    for earlier in ("seed=1", "optim.clip=2", "data.sampler=balanced", "model.args.width=8"):
         assert load_recipe(DIGITS, [earlier]).training_digest() != digest
 
 

@@ -5,8 +5,19 @@ from typing import Any
 
 from rich.console import Console
 
+from model_store.metric import MeasuredMetric
 from model_store.parity import Tolerance
-from training.report import ArtifactReport, CheckpointReport, Report, artifact_cells, print_table
+from training.reporting.report import (
+    ArtifactReport,
+    CheckpointReport,
+    Report,
+    artifact_cells,
+    print_table,
+)
+
+
+def accuracy(value: float, interval: tuple[float, float] | None = None) -> MeasuredMetric:
+    return MeasuredMetric(name="accuracy", value=value, interval=interval, better="higher")
 
 
 def artifact(name: str, **changes: Any) -> ArtifactReport:
@@ -20,7 +31,7 @@ def artifact(name: str, **changes: Any) -> ArtifactReport:
         "size_bytes": 44_000,
         "max_abs_difference": 2.4e-7,
         "agreement": 1.0,
-        "accuracy": 0.986,
+        "metric": accuracy(0.986),
         "latency_ms": {1: 0.12, 8: 0.5, 32: 2.0},
         "peak_memory_bytes": 11_000_000,
         **changes,
@@ -36,7 +47,7 @@ def report(*artifacts: ArtifactReport) -> Report:
         best_epoch=1,
         metrics={"test/accuracy": 0.986},
         checkpoint=CheckpointReport(
-            size_bytes=40_000, accuracy=0.986, latency_ms={1: 0.31, 8: 1.0, 32: 4.1}
+            size_bytes=40_000, metric=accuracy(0.986), latency_ms={1: 0.31, 8: 1.0, 32: 4.1}
         ),
         artifacts=artifacts,
     )
@@ -49,7 +60,7 @@ UNMADE = artifact(
     refusal="no file",
     size_bytes=None,
     agreement=None,
-    accuracy=None,
+    metric=None,
     latency_ms={},
     peak_memory_bytes=None,
 )

@@ -10,14 +10,15 @@ import torch
 from rich.console import Console
 
 from model_store.tensors import Array
-from training import loop
 from training.datasets import IGNORED_LABEL, Splits, load_splits
 from training.errors import DataError, RecipeError, TargetError
-from training.loop import Trained, evaluate, train
+from training.learning import loop
+from training.learning.evaluation import evaluate
+from training.learning.loop import Trained, train
+from training.learning.schedule import teacher_forcing_share
 from training.model import build_model, try_model
 from training.recipe import Recipe, TeacherForcing
 from training.run_folder import RunFolder
-from training.schedule import teacher_forcing_share
 
 PADDED, END = -1, 3
 
@@ -161,5 +162,5 @@ def nothing_counts(seed: int) -> dict[str, tuple[dict[str, Array], Array]]:
 
 def test_a_row_whose_labels_all_do_not_count_is_named() -> None:
     chosen = copy_recipe(data={"target": f"{__name__}:nothing_counts"})
-    with pytest.raises(DataError, match=r"split 'validation': no label of row 5 counts"):
+    with pytest.raises(DataError, match=r"split 'validation': labels: none of row 5 counts"):
         load_splits(chosen)

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.unit.training.recipes import DATA, recipe
 from training.run_folder import RunFolder
-from training.trackers import open_trackers
+from training.tracking.trackers import open_trackers
 
 
 def run_folder(tmp_path: Path) -> RunFolder:
@@ -18,7 +18,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 
 
 def log_epochs(folder: RunFolder, epochs: range, names: tuple[str, ...], value: float) -> None:
-    with open_trackers(names, folder, epochs.start - 1) as trackers:
+    with open_trackers(recipe(track=names), folder, epochs.start - 1) as trackers:
         for epoch in epochs:
             for tracker in trackers:
                 tracker.log(epoch, {"val/loss": value})
@@ -62,6 +62,6 @@ def test_tensorboard_has_every_epoch_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["jsonl", "tensorboard"])
 def test_an_epoch_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path, name: str) -> None:
     folder = run_folder(tmp_path)
-    with open_trackers((name,), folder, 0) as (tracker,):
+    with open_trackers(recipe(track=[name]), folder, 0) as (tracker,):
         tracker.log(1, {"val/loss": 0.5})
         assert (jsonl(folder) if name == "jsonl" else scalars(folder)) == [(1, 0.5)]

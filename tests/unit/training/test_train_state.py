@@ -2,8 +2,9 @@
 
 import pytest
 
-from training.recipe import DataPart, ModelPart, PublishPart, Recipe, StopPart, TrainPart
-from training.train_state import TrainState, after_epoch
+from training.learning.train_state import TrainState, after_epoch
+from training.recipe import ModelPart, PublishPart, Recipe, StopPart, TrainPart
+from training.recipe_parts.data_parts import DataPart
 
 
 def states(values: list[float], stop: StopPart, epochs: int = 100) -> list[TrainState]:

@@ -11,11 +11,17 @@ from safetensors.torch import save_model
 
 from tests.unit.training.recipes import recipe
 from tests.unit.training.test_pareto_front import faster, measured
-from training.attempts import folder_of, lay_out, prove_auto
-from training.auto_export import AutoExport
-from training.candidates import Candidate
+from training.auto.attempts import folder_of, lay_out, prove_auto
+from training.auto.candidates import Candidate
+from training.auto.trial import Trial, run_trial
+from training.auto.trial_table import TrialLines, open_trial_table
 from training.datasets import Split, Splits
-from training.export_entries import (
+from training.learning.loop import Trained
+from training.learning.train_state import TrainState
+from training.model import build_model, try_model
+from training.proof.verify import reference
+from training.recipe_parts.auto_export import AutoExport
+from training.recipe_parts.export_entries import (
     AotiExport,
     Export,
     OnnxExport,
@@ -24,13 +30,7 @@ from training.export_entries import (
     OpenVinoInt8Export,
     Pt2Export,
 )
-from training.loop import Trained
-from training.model import build_model, try_model
-from training.report import ArtifactReport, AutoReport
-from training.train_state import TrainState
-from training.trial import Trial, run_trial
-from training.trial_table import TrialLines, open_trial_table
-from training.verify import reference
+from training.reporting.report import ArtifactReport, AutoReport
 
 
 class Attempts:

@@ -11,12 +11,12 @@ import pytest
 from model_store.parity import Parity, Tolerance, worst
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
-from training import verify as verify_module
 from training.datasets import Split
-from training.export import Exported
-from training.export_entries import OnnxExport, OnnxInt8Export
-from training.runners import Runner
-from training.verify import Reference, replay, run_in_batches, verify
+from training.exporters.export import Exported
+from training.proof import verify as verify_module
+from training.proof.runners import Runner
+from training.proof.verify import Reference, replay, run_in_batches, verify
+from training.recipe_parts.export_entries import OnnxExport, OnnxInt8Export
 
 ROWS, CLASSES = 100, 4
 TIGHT = Tolerance(max_abs_difference=1e-4, min_agreement=1.0)
@@ -122,13 +122,14 @@ def test_a_right_artifact_is_proven_with_its_figures(
     monkeypatch.setattr(verify_module, "file_runner", opening(right))
     found = verify(exported(tmp_path), expected)
     assert found.refusal is None
-    assert (found.max_abs_difference, found.agreement, found.accuracy) == (0.0, 1.0, 1.0)
+    assert found.metric is not None
+    assert (found.max_abs_difference, found.agreement, found.metric.value) == (0.0, 1.0, 1.0)
     assert (found.name, found.file, found.size_bytes) == ("onnx", "model.onnx", 8)
     assert sorted(found.latency_ms) == [1, 8, 32]
     assert all(0 < ms < 1000 for ms in found.latency_ms.values())
     limits = {"max_abs_difference": 1e-4, "min_agreement": 0.9, "max_probability_shift": 0.001}
     assert found.tolerance == Tolerance.model_validate(limits)
-    assert found.accuracy_interval == pytest.approx((0.963, 1.0), abs=1e-3)
+    assert found.metric.interval == pytest.approx((0.963, 1.0), abs=1e-3)
     assert found.peak_memory_bytes is not None
 
 
@@ -206,14 +207,15 @@ def test_accuracy_is_measured_on_the_artifact_and_not_on_the_checkpoint(
 
     monkeypatch.setattr(verify_module, "file_runner", opening(always_the_first))
     found = verify(exported(tmp_path), expected)
-    assert found.accuracy == float((expected.test.labels == 0).mean())
+    assert found.metric is not None
+    assert found.metric.value == float((expected.test.labels == 0).mean())
 
 
 def test_a_file_that_does_not_open_is_refused(expected: Reference, tmp_path: Path) -> None:
     found = verify(exported(tmp_path), expected)
     assert found.refusal is not None
     assert found.refusal.startswith("does not run: ")
-    assert found.accuracy is None
+    assert found.metric is None
 
 
 def test_a_file_that_was_never_made_is_refused(expected: Reference, tmp_path: Path) -> None:

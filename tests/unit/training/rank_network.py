@@ -1,0 +1,55 @@
+"""A network with dropout whose second rank can be killed, and rows to train it on."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor, nn
+
+CLASSES, ROWS = 3, 77
+KILLED_AT = 10
+"""The call in training, from 1, at which a rank dies: in the third epoch, of four batches each."""
+
+
+class RankNetwork(nn.Module):
+    """Two layers. The second rank dies once, unless `marker` is there.
+
+    Args:
+        dropout: share of activations.
+        marker: made before it dies; None if it is to live.
+    """
+
+    def __init__(self, dropout: float = 0.0, marker: str | None = None) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(6, 15), nn.ReLU(), nn.Dropout(dropout), nn.Linear(15, 7), nn.BatchNorm1d(7)
+        )
+        self.head = nn.Linear(7, CLASSES)
+        if marker is None:  # what is compared with one process: batch norm would see other rows
+            self.body[4] = nn.LayerNorm(7)
+        self._marker, self._calls = marker, 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[N, 6] to [N, 3]."""
+        if self.training and self._marker and dist.is_initialized() and dist.get_rank() == 1:
+            self._calls += 1
+            if self._calls == KILLED_AT and not Path(self._marker).exists():
+                Path(self._marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.head(self.body(rows).relu())  # type: ignore[no-any-return]
+
+
+def rows(seed: int) -> dict[str, Any]:
+    """Splits whose last batch is short."""
+
+    def split(number: int) -> tuple[dict[str, Any], Any]:
+        random = np.random.default_rng((seed, number))
+        labels = random.integers(0, CLASSES, ROWS)
+        inputs = random.random((ROWS, 6), np.float32)
+        inputs[np.arange(ROWS), labels] += 1
+        return {"rows": inputs}, labels
+
+    return {name: split(place) for place, name in enumerate(("train", "validation", "test"))}

@@ -1,0 +1,49 @@
+"""What each of two processes runs in `test_ranks_together`: recipes, one after the other."""
+
+import argparse
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.unit.training.recipes import DATA
+from training.datasets import load_splits
+from training.job import EventWriter
+from training.learning.loop import assist, train
+from training.recipe import Recipe
+from training.run_folder import RunFolder
+from training.together.lifeline import hold_lifeline
+from training.together.ranks import Ranks, join_ranks
+
+
+class StayingRanks(Ranks):
+    """They have more than one recipe to train."""
+
+    def leave(self) -> None:
+        """They stay."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Trains each recipe of a file, in a folder of its own, and goes on with what was begun."""
+    hold_lifeline()
+    parser = argparse.ArgumentParser()
+    for name in ("recipes", "events", "together"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    asked = parser.parse_args([word for word in arguments if word != "--lifeline"])
+    events = EventWriter(asked.events.open("a"), asked.together)
+    joined = join_ranks()
+    ranks = StayingRanks(joined.rank, joined.world)
+    for name, document in json.loads(asked.recipes.read_text()).items():
+        recipe = Recipe.model_validate(document)
+        folder = RunFolder(asked.recipes.parent / name, recipe, DATA)
+        splits = load_splits(recipe)
+        if ranks.is_first:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            train(recipe, splits, folder, Console(file=io.StringIO()), True, events, None, ranks)
+        else:
+            assist(recipe, splits, folder, True, events, None, ranks)
+    joined.leave()
+    if ranks.is_first:
+        events.write("published", model="all", version=1)

@@ -1,0 +1,88 @@
+"""What the gate lets through: numbers by their spread and their error, labels by F1."""
+
+import numpy as np
+import pytest
+
+from model_store.metric import MeasuredMetric, how_much_worse, is_better, metric_text
+from model_store.parity import Tolerance
+from training.proof.gate import spreads, tolerance_of, too_far_off, too_much_worse
+from training.proof.task_metric import TaskMetric
+from training.recipe_parts.export_entries import OnnxExport, OnnxInt8Export
+from training.recipe_parts.task import Task
+
+LABELS = np.array([[1.0, 100.0], [3.0, 500.0]], np.float32)
+"""Spreads of 1 and 200."""
+NUMBERS = TaskMetric("regression")
+
+
+def metric(name: str, value: float) -> MeasuredMetric:
+    better = TaskMetric("regression" if name == "rmse" else "multi_label")
+    assert better.name == name
+    measured = "lower" if name == "rmse" else "higher"
+    return MeasuredMetric.model_validate({"name": name, "value": value, "better": measured})
+
+
+def test_the_limit_of_outputs_follows_the_spread_of_the_labels() -> None:
+    assert spreads(LABELS).tolist() == [1, 200]
+    assert spreads(np.ones(3, np.float32)).tolist() == [1]
+    found = tolerance_of(OnnxInt8Export(), NUMBERS, LABELS)
+    limits = {"max_abs_difference": 50, "min_agreement": 0, "max_probability_shift": 1}
+    assert found == Tolerance.model_validate(limits)
+    rates = tolerance_of(OnnxInt8Export(), TaskMetric("counts", log_rates=True), LABELS)
+    assert rates.max_abs_difference == 0.25
+    assert tolerance_of(OnnxExport(), TaskMetric("classes"), LABELS).min_agreement == 0.999
+    assert tolerance_of(OnnxExport(), TaskMetric("multi_label"), LABELS).min_agreement == 0
+
+
+@pytest.mark.parametrize(
+    ("off", "task", "reason"),
+    [
+        ([0.2, 40.0], "regression", None),
+        (
+            [0.3, 0.0],
+            "regression",
+            "the test split: column 0 lies up to 0.3 times the standard deviation of its labels "
+            "off, more than 0.25",
+        ),
+        ([0.3, 0.0], "multi_label", None),
+    ],
+)
+def test_each_column_is_held_to_its_own_spread(
+    off: list[float], task: Task, reason: str | None
+) -> None:
+    found = LABELS + np.array([off, [0, 0]])
+    assert too_far_off(OnnxInt8Export(), TaskMetric(task), LABELS, LABELS, found) == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "reason"),
+    [
+        ("rmse", 50.0, 51.0, None),
+        ("rmse", 50.0, 40.0, None),
+        ("rmse", 50.0, 51.1, "the test split: rmse rose from 50 to 51.1, by more than 2.00%"),
+        ("rmse", 0.0, 0.0101, None),
+        ("rmse", 0.0, 0.0103, "the test split: rmse rose from 0 to 0.0103, by more than 2.00%"),
+        ("f1", 0.80, 0.79, None),
+        ("f1", 0.80, 0.78, "the test split: f1 fell from 0.8000 to 0.7800, by more than 0.0100"),
+    ],
+)
+def test_an_error_may_rise_by_a_share_and_f1_fall_by_points(
+    name: str, before: float, after: float, reason: str | None
+) -> None:
+    found = too_much_worse(metric(name, before), metric(name, after), OnnxInt8Export(), LABELS)
+    assert found == reason
+
+
+def test_what_has_no_metric_is_refused() -> None:
+    refusal = too_much_worse(metric("rmse", 1.0), None, OnnxInt8Export(), LABELS)
+    assert refusal == "the test split: the answers are no numbers"
+
+
+def test_directions() -> None:
+    assert is_better("val/rmse", 1.0, 2.0)
+    assert is_better("val/r2", 2.0, 1.0)
+    assert not is_better("mae", 1.0, 1.0)
+    assert how_much_worse("lower", 2.0, 3.0) == 0.5
+    assert how_much_worse("lower", 0.0, 1.0) == float("inf")
+    assert how_much_worse("higher", 0.9, 0.8) == pytest.approx(0.1)
+    assert (metric_text("test/f1", 0.5), metric_text("rmse", 53.2711)) == ("50.0 %", "53.27")

@@ -1,0 +1,1 @@
+"""`export: auto`: what to try, trying it, and what is worth keeping."""

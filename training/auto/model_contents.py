@@ -1,0 +1,93 @@
+"""What a network is made of and what this machine has, as far as exports ask for it.
+
+In: the trained model. Out: the plain records that `training.auto.candidates` decides by.
+"""
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from model_store.cpu_features import cpu_features
+from model_store.signature import Signature
+from model_store.tensors import Array
+from training.auto.candidates import OF_8_BITS, PACKAGES, Machine, ModelContents
+from training.errors import ExportError
+from training.exporters.half_precision import half_device
+from training.model import for_export, run_model
+
+CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
+PRODUCTS = frozenset(
+    {functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm}
+)
+ATTENTION = frozenset(
+    {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
+)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+LSTM = (nn.LSTM, nn.LSTMCell)
+
+
+def model_contents(
+    model: nn.Module, example: Mapping[str, Array], signature: Signature
+) -> ModelContents:
+    """Looks at the model's layers, and at what it calls for an example.
+
+    Args:
+        model: in evaluation mode.
+        example: rows by input name, in the order of its arguments, each [rows, ...].
+        signature: says whether lengths vary.
+    """
+    twin = for_export(model)
+    layers = [*model.modules(), *twin.modules()]
+    with _Calls() as calls:
+        run_model(twin, list(example.values()))
+    return ModelContents(
+        convolutions=bool(CONVOLUTIONS & calls.functions),
+        linear=bool(PRODUCTS & calls.functions),
+        attention=bool(ATTENTION & calls.functions),
+        recurrent=any(isinstance(layer, RECURRENT) for layer in layers),
+        lstm=any(isinstance(layer, LSTM) for layer in layers),
+        varying_length=signature.padding is not None,
+    )
+
+
+def this_machine() -> Machine:
+    """What can be made and run here."""
+    asked = {*PACKAGES.values(), *OF_8_BITS.values()}
+    return Machine(
+        cpu_features=frozenset(cpu_features()),
+        packages=frozenset(name for name in asked if importlib.util.find_spec(name)),
+        compiler=any(shutil.which(name) for name in ("g++", "clang++")),
+        without_fp16=_without_fp16(),
+    )
+
+
+def _without_fp16() -> str:
+    try:
+        half_device()
+    except ExportError as error:
+        return str(error)
+    return ""
+
+
+class _Calls(TorchFunctionMode):
+    """Notes which of torch's functions are called, by whatever code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: set[Callable[..., Any]] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.functions.add(func)
+        return func(*args, **(kwargs or {}))

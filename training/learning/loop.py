@@ -1,0 +1,302 @@
+"""The training loop: plain torch, to be read from top to bottom.
+
+In: a recipe and its splits. Out: a model that holds the weights of its best epoch. Pruning, and
+training for 8 bits, are the same loop again, each from the weights of the phase before.
+
+Rules kept here: a run is a function of the recipe and the data. The order of rows comes from the
+seed and the epoch (`training.rows.loading`), the learning rate from the step, and the checkpoint
+restores the rest, so a run that was killed at any step and resumed ends with the same weights, bit
+for bit on one CPU.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from safetensors.torch import load_model
+from torch import nn
+
+from model_store.manifest import Parent
+from model_store.signature import Signature
+from training.datasets import Splits
+from training.errors import StoppedError
+from training.learning.activation_checkpoint import activations_recomputed
+from training.learning.checkpoint import CheckpointFolder
+from training.learning.debugging import profiled, watched
+from training.learning.device import CPU, training_device
+from training.learning.evaluation import evaluate
+from training.learning.freezing import Freezing
+from training.learning.later_phases import (
+    example_of,
+    fine_tuning,
+    prune,
+    quantization_aware,
+    try_compression,
+)
+from training.learning.objective import Objective, make_objective
+from training.learning.optimizer_step import Stepper
+from training.learning.optimizers import build_optimizer
+from training.learning.out_of_memory import memory_named
+from training.learning.pruning import zeros_held
+from training.learning.reproducibility import reproducible
+from training.learning.run_checkpoints import RunCheckpoints
+from training.learning.train_state import TrainState, after_epoch
+from training.learning.transfer import FirstWeights, TransferReport
+from training.learning.weight_average import WeightAverage
+from training.model import build_model, try_model
+from training.recipe import Recipe
+from training.rows.loading import Loader
+from training.run_folder import PhaseFolder, RunFolder, write_atomically
+from training.together.ranks import ALONE, Ranks
+from training.together.replica import Replica
+from training.together.shared_checkpoint import SharedCheckpoints
+from training.tracking.experiment_trackers import check_installed
+from training.tracking.progress import TrainingProgress, open_progress, say
+from training.tracking.trackers import HistogramTracker, open_trackers
+from training.watcher import LaterPhase, Nobody, Watcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a run leaves behind."""
+
+    model: nn.Module
+    """In evaluation mode, with the weights of the best epoch."""
+    weights: Path
+    """The same weights as safetensors."""
+    qat_weights: Path | None = None
+    """What the network became with rounding, for artifacts of `method: qat`."""
+    signature: Signature
+    """What it takes and gives."""
+    loss: Objective | None = None
+    """What was minimised."""
+    state: TrainState
+    """How the run ended."""
+    parent: Parent | None = None
+    """The version it began with."""
+
+
+def train(
+    recipe: Recipe,
+    splits: Splits,
+    folder: RunFolder,
+    console: Console,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    first: FirstWeights | None = None,
+    ranks: Ranks = ALONE,
+) -> Trained:
+    """Trains until the epochs or the patience run out.
+
+    With other ranks (see `assist`) until the training is over; phases behind it are this one's.
+
+    Args:
+        recipe: the run.
+        splits: the data; the test split is not looked at.
+        folder: keeps checkpoints and metrics.
+        console: shows the progress.
+        resume: goes on from the newest checkpoint, if there is one; otherwise starts anew.
+        watcher: told of every epoch, and may end the run after any step.
+        first: what the network begins with, where the recipe has `model.from`.
+        ranks: who trains with this process, which is the first of them.
+
+    Raises:
+        TargetError: the model is no `nn.Module`, or cannot be made.
+        StoppedError: the watcher asked for it.
+        RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says, or a tracker or
+            a device is not there.
+        CheckpointError: the checkpoint is damaged, or the next one cannot be written.
+        DataError: a row cannot be read.
+        DivergedError: the loss is no longer a number; the last checkpoint stays.
+        MemoryRunOutError: it needs more memory than there is; the last checkpoint stays.
+    """
+    watcher = watcher or Nobody()
+    check_installed(recipe.track)
+    if not (resume and CheckpointFolder(folder.checkpoints).exists):
+        folder.forget_phases()
+    with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic):
+        model, signature, loss, transfer = _begin(recipe, splits, first)
+        if first is not None and transfer is not None:
+            write_atomically(folder.transfer, transfer.to_json())
+            for line in transfer.lines():
+                say(console, f"from {first.parent.words}: {line}")
+        state = _learn(model, recipe, loss, splits, folder, console, resume, watcher, ranks)
+    weights, qat_weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch), None
+    load_model(model, str(weights))
+    later = partial(_fine_tune, loss=loss, splits=splits, console=console, resume=resume)
+    if recipe.prune is not None:
+        say(console, prune(model, recipe.prune, example_of(splits.train)))
+        tuned = fine_tuning(recipe, "pruned", recipe.prune.fine_tune_epochs, recipe.prune.lr_share)
+        watcher = LaterPhase(watcher, state.epoch)
+        weights, state = later(model, tuned, folder=folder.phase("prune"), watcher=watcher)
+    if recipe.qat is not None:
+        tuned = fine_tuning(recipe, "qat", recipe.qat.epochs, recipe.qat.lr_share)
+        rounding = quantization_aware(model.eval(), recipe, splits.train, signature)
+        watcher = LaterPhase(watcher, state.epoch)
+        qat_weights, _ = later(rounding, tuned, folder=folder.phase("qat"), watcher=watcher)
+    return Trained(
+        model=model.eval(),
+        weights=weights,
+        qat_weights=qat_weights,
+        signature=signature,
+        loss=loss,
+        state=state,
+        parent=None if first is None else first.parent,
+    )
+
+
+def assist(
+    recipe: Recipe,
+    splits: Splits,
+    folder: RunFolder,
+    resume: bool,
+    watcher: Watcher,
+    first: FirstWeights | None,
+    ranks: Ranks,
+) -> None:
+    """Trains along with the first rank, and leaves when the training is over.
+
+    Args:
+        recipe: the run.
+        splits: the data, the same as there.
+        folder: where checkpoints are read.
+        resume: the same as there.
+        watcher: may have all ranks end the run.
+        first: the same as there.
+        ranks: who trains with this process.
+
+    Raises:
+        TrainingError: see `train`.
+    """
+    quiet = Console(quiet=True)
+    with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic):
+        model, _, loss, _ = _begin(recipe, splits, first)
+        _learn(model, recipe, loss, splits, folder, quiet, resume, watcher, ranks)
+
+
+def _begin(
+    recipe: Recipe, splits: Splits, first: FirstWeights | None
+) -> tuple[nn.Module, Signature, Objective, TransferReport | None]:
+    """The untrained model, what it takes and gives, what it minimises, and what it began with."""
+    model = build_model(recipe, list(splits.train.inputs))
+    transfer = None if first is None else first.put_into(model)
+    signature = try_model(model, splits, recipe)
+    widths = [spec.shape[-1] for spec in signature.outputs]
+    loss = make_objective(recipe, splits.train_labels, widths)
+    try_compression(model, recipe, splits.train, signature)
+    return model, signature, loss, transfer
+
+
+def _fine_tune(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    loss: Objective,
+    splits: Splits,
+    folder: PhaseFolder,
+    console: Console,
+    resume: bool,
+    watcher: Watcher,
+) -> tuple[Path, TrainState]:
+    """A phase behind the training, with the zeros of pruning held; the model gets its best weights.
+
+    It is a function of the recipe, the data and the weights it begins with, as training is of the
+    first two.
+    """
+    held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
+    with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic), held:
+        state = _learn(model, recipe, loss, splits, folder, console, resume, watcher)
+    weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch)
+    load_model(model, str(weights))
+    return weights, state
+
+
+def _learn(
+    model: nn.Module,
+    recipe: Recipe,
+    loss: Objective,
+    splits: Splits,
+    folder: PhaseFolder,
+    console: Console,
+    resume: bool,
+    watcher: Watcher,
+    ranks: Ranks = ALONE,
+) -> TrainState:
+    """Epochs until they or the patience run out; the folder keeps the best weights."""
+    whole = model.to(training_device(recipe.train.device))
+    replica = Replica(whole, recipe.train, ranks)
+    model = replica.module
+    freezing = Freezing(model, recipe.model)
+    optimizer = build_optimizer(model, recipe.optim)
+    average = WeightAverage(model, recipe.train.ema)
+    checkpoints = SharedCheckpoints(folder.checkpoints, replica, recipe.seed)
+    with (
+        memory_named(recipe),
+        contextlib.closing(Loader(splits, recipe, ranks)) as loader,
+        activations_recomputed(model, recipe.train.activation_checkpoint),
+        watched(model, recipe.debug) as watch,
+        profiled(recipe.profile if ranks.is_first else None, folder.profile) as profile_step,
+    ):
+        stepper = Stepper(model, optimizer, recipe, loss, loader.steps, average, replica)
+        run = RunCheckpoints(
+            recipe, checkpoints, average.evaluated, optimizer, stepper, watch, watcher
+        )
+        state = run.begin(resume, console)
+        replica.begin()
+        after_step = (watch.after_step, profile_step)
+        tracked = recipe if ranks.is_first else recipe.model_copy(update={"track": ()})
+        with (
+            open_trackers(tracked, folder, state.epoch) as trackers,
+            open_progress(console, recipe, loader.rows, state.epoch) as progress,
+        ):
+            progress.advance(min(state.in_epoch * loader.step_rows, loader.rows))
+            while not state.finished:
+                model.train()
+                freezing.begin_epoch(state.epoch + 1)
+                metrics = _train_epoch(run, loader, state, progress, after_step)
+                replica.share_buffers(average.evaluated)
+                metrics |= evaluate(
+                    average.evaluated, splits.validation, recipe, "val", loss, ranks
+                )
+                metrics |= watch.metrics()
+                state = ranks.decided(after_epoch(state, metrics, recipe, loader.steps))
+                for tracker in trackers:
+                    if isinstance(tracker, HistogramTracker):
+                        tracker.log_histograms(state.epoch, watch.histograms())
+                    tracker.log(state.epoch, metrics)
+                # The state comes last: until then a resumed run repeats what came behind it.
+                stopping = run.end_epoch(state)
+                progress.end_epoch(state.epoch, metrics)
+                if ranks.is_first:
+                    watcher.end_epoch(state.epoch, metrics)
+                if stopping and not state.finished:
+                    raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
+    freezing.release()
+    whole.to(CPU)
+    ranks.leave()
+    return state
+
+
+def _train_epoch(
+    run: RunCheckpoints,
+    loader: Loader,
+    state: TrainState,
+    progress: TrainingProgress,
+    after_step: Sequence[Callable[[], None]],
+) -> dict[str, float]:
+    """One pass over the training rows, or what is left of it."""
+    since, waited_s = time.perf_counter(), loader.waited_s
+    first_step = state.step - state.in_epoch
+    for number, window in enumerate(loader.windows(state.epoch, state.in_epoch), state.in_epoch):
+        run.figures.add(run.stepper.step(window, first_step + number, state.rate_factor))
+        for look in after_step:
+            look()
+        progress.advance(loader.rows_of(number))
+        run.end_step(state, number + 1)
+    metrics = run.end_figures()
+    share = (loader.waited_s - waited_s) / max(time.perf_counter() - since, 1e-9)
+    return {**metrics, "train/wait_share": share}

@@ -1,0 +1,337 @@
+"""One step of the optimizer: from a window of batches to changed weights.
+
+In: the batches whose gradients make one step. Out: the loss, and how large the gradient was.
+
+Rule kept here: a window moves the weights as one batch of all its rows would, short ones too: each
+batch counts by what its labels weigh.
+"""
+
+import collections
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from training.errors import DivergedError, RecipeError
+from training.learning.debugging import first_not_finite
+from training.learning.device import device_of, on_device, random_state, restore_random_state
+from training.learning.objective import Objective, Weights
+from training.learning.optimizers import set_learning_rate
+from training.learning.schedule import learning_rate_factor, teacher_forcing_share
+from training.learning.weight_average import WeightAverage
+from training.model_names import named_parameters
+from training.recipe import Recipe
+from training.recipe_parts.loss_parts import LABELS
+from training.recipe_parts.optimizer_parts import ClipPart
+from training.together.ranks import ALONE
+from training.together.replica import Replica, whole_tensors
+
+NORMS_TOLD = 5
+"""Gradient norms of earlier steps, and of parameters, that a message about a lost run names."""
+ROWS_TOLD = 64
+"""Rows of a batch that it names."""
+
+
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What layers that are safe in it compute in, by `train.precision`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that go through the model together."""
+
+    rows: npt.NDArray[np.int64]
+    """Their places in the split, [N]."""
+    inputs: list[Tensor]
+    """The model's arguments, each [N, ...]."""
+    labels: Tensor
+    """[N, ...], as `training.datasets.Split` has them."""
+    others: dict[str, Tensor] = field(default_factory=dict)
+    """More labels by name, for a sum of losses."""
+    counts: bool = True
+    """Whether it weighs anything; a rank that has no row of its own runs another's along."""
+
+    def every_labels(self) -> dict[str, Tensor]:
+        """All labels by name: `labels`, and the others."""
+        return {LABELS: self.labels, **self.others}
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one step saw."""
+
+    loss: float
+    """The mean over the window; of several ranks, what this one adds to their average."""
+    weight: float
+    """What that mean weighs beside those of other ranks and other steps; of a sum of losses, what
+    the first one's does."""
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """The peak's share at this step, before the factors of groups."""
+
+
+class Stepper:
+    """Moves a model by one window after another.
+
+    Args:
+        model: what is trained, in training mode.
+        optimizer: of its parameters.
+        recipe: the run.
+        loss: what is minimised.
+        epoch_steps: steps of one epoch.
+        average: follows every step.
+        replica: of the model, where other processes train it too.
+
+    Raises:
+        RecipeError: the model's device cannot train in this precision.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        loss: Objective,
+        epoch_steps: int,
+        average: WeightAverage | None = None,
+        replica: Replica | None = None,
+    ) -> None:
+        self.replica = replica or Replica(model, recipe.train, ALONE)
+        self._model, self._optimizer, self._recipe, self._loss = model, optimizer, recipe, loss
+        self._parameters = list(model.parameters())
+        self._peak_rate = recipe.optim.chosen.lr
+        self._epoch_steps = epoch_steps
+        self._total_steps = recipe.train.epochs * epoch_steps
+        self._average = average or WeightAverage(model, None)
+        self._device = device_of(model)
+        self._precision = AUTOCAST[recipe.train.precision]
+        self._scaler = _scaler(recipe.train.precision, self._device.type)
+        self._norms: collections.deque[float] = collections.deque(maxlen=NORMS_TOLD)
+
+    def step(self, window: Sequence[Batch], step: int, rate_factor: float) -> Stepped:
+        """Moves the weights once.
+
+        Args:
+            window: the batches of this step, in the host's memory.
+            step: its number in the run, from 0.
+            rate_factor: what `schedule.plateau` has made of the learning rate.
+
+        Raises:
+            DivergedError: the loss is no longer a number.
+        """
+        optim = self._recipe.optim
+        factor = learning_rate_factor(
+            step, self._total_steps, self._recipe.schedule, self._epoch_steps
+        )
+        rate = self._peak_rate * factor * rate_factor
+        set_learning_rate(self._optimizer, rate)
+        shares, weight = self._shares(window)
+        if optim.lbfgs is not None:
+            norms: list[float] = []
+
+            def closure() -> float:
+                loss = self._gradient(window, shares, step, rate)
+                norms.append(gradient_norm(self._parameters))
+                return loss
+
+            loss = float(self._optimizer.step(closure))  # the loss before the step
+            norm = norms[0]
+        else:
+            loss = self._gradient(window, shares, step, rate)
+            self._scaler.unscale_(self._optimizer)
+            norm = self._checked(clip_gradient(self._parameters, optim.clip), window, step, rate)
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        self._norms.append(norm)
+        self._average.update()
+        return Stepped(loss, weight, norm, rate)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it, of the average and of the device's random numbers."""
+        random = random_state(self._device)
+        return {"scaler": self._scaler.state_dict(), **random, **self._average.state()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a `state`."""
+        self._scaler.load_state_dict(saved["scaler"])
+        restore_random_state(self._device, saved)
+        self._average.restore(saved)
+
+    def _gradient(
+        self, window: Sequence[Batch], shares: Sequence[Weights | None], step: int, rate: float
+    ) -> float:
+        """Leaves the gradient of the step's mean loss in the parameters, and returns the loss."""
+        self._optimizer.zero_grad()
+        losses: list[Tensor] = []
+        for batch, share in zip(window, shares, strict=True):
+            with self.replica.held_back(last=batch is window[-1]):
+                loss = self._forward(self.replica.run, batch, step, share)
+                losses.append(loss.detach())
+                part = self._scaler.scale(loss)
+                try:
+                    part.backward()  # type: ignore[no-untyped-call]
+                except RuntimeError as error:
+                    if not torch.is_anomaly_enabled():
+                        raise
+                    self._values(losses, window, step, rate)
+                    lost = "a gradient is no number"
+                    raise self._diverged(lost, [batch], step, rate, str(error)) from error
+        # A device that is asked for a number is waited for, so it is asked when all work is given.
+        return sum(self._values(losses, window, step, rate))
+
+    def _values(
+        self, losses: Sequence[Tensor], window: Sequence[Batch], step: int, rate: float
+    ) -> list[float]:
+        """The losses as numbers, which all must be."""
+        values = [loss.item() for loss in losses]
+        for value, batch in zip(values, window, strict=False):
+            if not math.isfinite(value):
+                where = "train.parallel none shows from which layer"
+                if not self.replica.is_sharded:  # else all ranks would have to run it again
+                    run = partial(self._forward, self._model, batch, step)
+                    where = first_not_finite(self._model, run, batch.inputs)
+                raise self._diverged(f"the loss is {value}", [batch], step, rate, where)
+        return values
+
+    def _forward(
+        self, run: Callable[..., Any], batch: Batch, step: int, shares: Weights | None = None
+    ) -> Tensor:
+        """What is minimised over a batch; see `Objective.of`."""
+        inputs = on_device(batch.inputs, self._device)
+        labels = batch.every_labels()
+        labels = dict(zip(labels, on_device(list(labels.values()), self._device), strict=True))
+        told = self._told(labels[LABELS], step)
+        if self._precision is torch.float32:
+            outputs = run(*inputs, **told)  # [N, K] or [N, T, K], or several
+        else:
+            with torch.autocast(self._device.type, self._precision):
+                outputs = run(*inputs, **told)
+        return self._loss.of(outputs, labels, shares)
+
+    def _shares(self, window: Sequence[Batch]) -> tuple[list[Weights | None], float]:
+        """How much of the labels of a step each batch has, and what the step's mean weighs.
+
+        Processes average their gradients, so the shares of all of them add up to how many they are.
+        """
+        ranks = self.replica.ranks
+        weights = [
+            self._loss.weights(batch.every_labels()) * (1.0 if batch.counts else 0.0)
+            for batch in window
+        ]
+        total: Weights = np.array(ranks.sums(*np.sum(weights, axis=0)))  # [L]
+        if len(window) == ranks.world == 1:
+            return [None], float(total[0])
+        none = np.zeros_like(total)
+        shares: list[Weights | None] = [
+            np.divide(weight * ranks.world, total, out=none.copy(), where=total > 0)
+            for weight in weights
+        ]
+        return shares, float(total[0]) / ranks.world
+
+    def _told(self, labels: Tensor, step: int) -> dict[str, Any]:
+        """What a model that writes sequences is given in training, beside its inputs."""
+        forcing = self._recipe.train.teacher_forcing
+        if forcing is None:
+            return {}
+        share = teacher_forcing_share(step, self._total_steps, forcing)
+        return {"targets": labels, "teacher_forcing": share}
+
+    def _checked(self, norm: float, window: Sequence[Batch], step: int, rate: float) -> float:
+        """A gradient that is no number must not reach the weights; a scaler leaves it out."""
+        if math.isfinite(norm):
+            return norm
+        if self._scaler.is_enabled():
+            return 0.0
+        where = "debug.anomaly=true shows from which operation"
+        raise self._diverged(f"the gradient's norm is {norm}", window, step, rate, where)
+
+    def _largest_gradients(self) -> list[tuple[str, float]]:
+        """Names of parameters with the norms of their gradients; what is no number comes first."""
+        if self.replica.is_sharded:  # all ranks would have to sum up their shares
+            return []
+        parameters = named_parameters(self._model).items()
+        norms = [(n, p.grad.norm().item()) for n, p in parameters if p.grad is not None]
+        norms.sort(key=lambda pair: pair[1] if pair[1] == pair[1] else math.inf, reverse=True)
+        return norms[:NORMS_TOLD]
+
+    def _diverged(
+        self, lost: str, window: Sequence[Batch], step: int, rate: float, where: str
+    ) -> DivergedError:
+        optim = self._recipe.optim
+        norms = ", ".join(f"{norm:.3g}" for norm in self._norms) or "none yet"
+        largest = ", ".join(f"{name} {norm:.3g}" for name, norm in self._largest_gradients())
+        places = np.concatenate([batch.rows for batch in window])
+        rows = ", ".join(str(row) for row in places[:ROWS_TOLD])
+        more = f" and {len(places) - ROWS_TOLD} more" if len(places) > ROWS_TOLD else ""
+        return DivergedError(
+            f"{lost} at step {step} (epoch {step // self._epoch_steps + 1}, learning rate "
+            f"{rate:.3g}); lower optim.{optim.choice}.lr ({optim.chosen.lr:g}) or optim.clip "
+            f"({_clip_in_words(optim.clip)}), and look for NaN in the inputs; {where}; gradient "
+            f"norms of the steps before: {norms}; of parameters now, largest first: "
+            f"{largest or 'none yet'}; training rows of the batch: {rows}{more}; the "
+            "last checkpoint is kept"
+        )
+
+
+def _scaler(precision: str, device: str) -> torch.amp.GradScaler:
+    """Keeps small gradients of FP16 above 0; it does nothing in other precisions."""
+    if precision == "fp16" and device == "cpu":
+        raise RecipeError(
+            "train.precision fp16 needs a GPU, and the model is on the CPU, where torch is slower "
+            "in fp16 than in fp32; take bf16 or fp32"
+        )
+    return torch.amp.GradScaler(device, enabled=precision == "fp16")
+
+
+def clip_gradient(parameters: Sequence[nn.Parameter], clip: ClipPart | None) -> float:
+    """Limits the gradient in place.
+
+    Returns:
+        Its norm before.
+    """
+    found = [p.grad for p in parameters if p.grad is not None]
+    norm = _total_norm(found)
+    if clip is not None and clip.value is not None:
+        nn.utils.clip_grad_value_(parameters, clip.value)
+    elif clip is not None and clip.norm is not None:
+        if _alike(found):
+            torch._foreach_mul_(found, torch.clamp(clip.norm / (norm + 1e-6), max=1.0))
+        else:
+            nn.utils.clip_grads_with_norm_(parameters, clip.norm, norm)
+    # Of shares of a gradient, the norm of the whole.
+    return float(whole_tensors(norm).item())
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
+    """The norm of the whole gradient."""
+    return clip_gradient(parameters, None)
+
+
+def _total_norm(gradients: list[Tensor]) -> Tensor:
+    """What `torch.nn.utils.get_total_norm` gives, bit for bit, in a third of its time.
+
+    That one sorts gradients by device and type first, which for a small network takes longer than
+    the norm.
+    """
+    if not _alike(gradients):
+        return nn.utils.get_total_norm(gradients)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
+
+
+def _alike(gradients: Sequence[Tensor]) -> bool:
+    """Whether they are plain tensors of one device and type."""
+    return len({(type(g), g.device, g.dtype) for g in gradients}) == 1 and (
+        type(gradients[0]) is Tensor
+    )
+
+
+def _clip_in_words(clip: ClipPart | None) -> str:
+    return "none" if clip is None else f"{clip.choice} {clip.chosen:g}"

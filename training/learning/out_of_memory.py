@@ -1,0 +1,45 @@
+"""Memory that runs out while a network learns, said in words.
+
+Torch raises one of its own errors on a GPU, and a plain `RuntimeError` on the processor.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from training.errors import MemoryRunOutError
+from training.recipe import Recipe
+from training.root_cause import root_cause
+
+SIGNS = ("allocate memory", "bad_alloc", "out of memory")
+"""What errors of memory say that are not of a type of their own."""
+
+
+@contextlib.contextmanager
+def memory_named(recipe: Recipe) -> Iterator[None]:
+    """While the block lasts, memory that runs out is told with the size of a batch and what to do.
+
+    Raises:
+        MemoryRunOutError: it ran out; checkpoints that were written stay.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if isinstance(error, RuntimeError) and not is_of_memory(error):
+            raise
+        size = recipe.data.batch_size
+        smaller = max(size // 2, 1)
+        raise MemoryRunOutError(
+            f"memory ran out in training with data.batch_size {size} ({root_cause(error)}); take "
+            f"data.batch_size {smaller} with optim.accumulate {2 * recipe.optim.accumulate} for "
+            "the same steps, train.activation_checkpoint, or train.precision bf16; the last "
+            "checkpoint is kept"
+        ) from error
+
+
+def is_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of torch says that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in SIGNS)

@@ -1,0 +1,59 @@
+"""What a run begins with: its data, and a recipe with what it takes from data and store."""
+
+from dataclasses import dataclass
+
+from model_store.store import ModelStore
+from training.datasets import Splits, load_splits, with_class_names
+from training.errors import RecipeError
+from training.learning.transfer import FirstWeights, with_parent
+from training.preprocessing import with_statistics
+from training.python_step import Step, open_recipe_step
+from training.recipe import Recipe
+from training.recipe_parts.parallel_part import check_shares
+from training.sources.data_files import DataReach
+from training.together.ranks import ALONE, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run begins with."""
+
+    recipe: Recipe
+    """With names of classes, statistics and the number of the version it begins with."""
+    raw: Splits
+    splits: Splits
+    """Behind the Python step, if there is one."""
+    step: Step | None
+    first: FirstWeights | None
+
+
+def prepare(
+    recipe: Recipe,
+    store: ModelStore | None = None,
+    reach: DataReach | None = None,
+    ranks: Ranks = ALONE,
+) -> Prepared:
+    """Loads what a run begins with.
+
+    Args:
+        recipe: the run.
+        store: has the version of `model.from`; None for recipes without.
+        reach: which files of data may be read; None for any.
+        ranks: who share its batches.
+
+    Raises:
+        TrainingError: the data, the step or the version cannot be had.
+        StoreError: the store cannot be read.
+    """
+    first = None
+    if store is not None:
+        recipe, first = with_parent(recipe, store)
+    raw = load_splits(recipe, reach)
+    recipe = with_class_names(recipe, raw)
+    try:
+        check_shares(ranks.world, min(raw.train.rows, recipe.data.batch_size), "their size")
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    step = open_recipe_step(recipe)
+    splits = raw if step is None else step.prepared(raw)
+    return Prepared(with_statistics(recipe, splits), raw, splits, step, first)

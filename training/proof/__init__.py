@@ -1,0 +1,1 @@
+"""Whether an artifact is what was trained, and what it is worth."""

@@ -1,0 +1,123 @@
+"""Calls a function in a process of its own, with limits: what it does to itself harms nobody else.
+
+In: a function that can be imported, and arguments that can be pickled. Out: what it returns, or an
+`IsolationError` that says what became of it: an exception of its own, out of time, out of memory,
+or dead.
+
+Rules kept here: processes are forked from a server that has imported torch and run nothing, because
+a process that has used torch's threads cannot be forked; whatever a function starts ends with it.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from model_store.memory_limit import explained, limit_memory
+from training.errors import IsolationError
+from training.root_cause import root_cause
+
+Result = TypeVar("Result")
+
+PRELOADED = ("torch", "torch._dynamo", "onnx", "onnxscript", "training.model")
+"""What nearly every call needs, and no thread that a fork could break comes with."""
+LAST_WORDS_BYTES = 4096
+
+
+def run_isolated(
+    call: Callable[..., Result], *arguments: Any, time_limit_s: float, memory_limit_bytes: int
+) -> Result:
+    """Calls the function, and waits for what it returns.
+
+    Args:
+        call: of a module; what it raises must be made of text.
+        arguments: its arguments.
+        time_limit_s: seconds it may take.
+        memory_limit_bytes: memory it may ask for, beyond what it begins with.
+
+    Raises:
+        IsolationError: it did not return; the message says why, in one line.
+    """
+    context = process_context()
+    ours, theirs = context.Pipe()
+    with tempfile.NamedTemporaryFile(prefix="flambeau-", suffix=".log") as log:
+        process = context.Process(
+            target=_answer, args=(theirs, log.name, memory_limit_bytes, call, arguments)
+        )
+        process.start()
+        theirs.close()
+        try:
+            if not ours.poll(time_limit_s):
+                raise IsolationError(f"it took longer than {time_limit_s:g} s")
+            found, failure = ours.recv()
+        except EOFError:
+            process.join()
+            raise IsolationError(obituary(process.exitcode, Path(log.name))) from None
+        finally:
+            ours.close()
+            end_process(process)
+    if failure is not None:
+        raise IsolationError(failure)
+    return found  # type: ignore[no-any-return]
+
+
+def process_context() -> "multiprocessing.context.ForkServerContext":
+    """Starts processes as this module's head says."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def _answer(
+    connection: Connection,
+    log: str,
+    memory_limit_bytes: int,
+    call: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    """The other process: sends what the call gave, or why it gave nothing."""
+    enter_isolation(log, memory_limit_bytes)
+    answer: tuple[Any, str | None]
+    try:
+        answer = call(*arguments), None
+    except Exception as error:  # exporters and runtimes raise anything
+        answer = None, explained(error, root_cause(error), memory_limit_bytes)
+    connection.send(answer)
+
+
+def enter_isolation(log: str, memory_limit_bytes: int) -> None:
+    """Makes a new process one that is limited and can be ended with all it has started.
+
+    Args:
+        log: a file that is there; gets both outputs.
+        memory_limit_bytes: memory it may ask for, beyond what it begins with.
+    """
+    os.setsid()  # whatever it starts is ended with it
+    descriptor = os.open(log, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    limit_memory(memory_limit_bytes)
+
+
+def obituary(exit_code: int | None, log: Path) -> str:
+    """How a process ended that sent nothing."""
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - LAST_WORDS_BYTES, 0))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    words = f": {lines[-1][:200]}" if lines else ""
+    if exit_code is not None and exit_code < 0:
+        return f"its process was ended by {signal.Signals(-exit_code).name}{words}"
+    return f"its process ended with status {exit_code}{words}"
+
+
+def end_process(process: Any) -> None:
+    """Ends the process with all it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()

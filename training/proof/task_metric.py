@@ -1,0 +1,199 @@
+"""How good answers are: the one place where outputs meet labels. No torch.
+
+In: outputs and labels of some rows. Out: sums, which are added over batches and over processes, and
+from which every metric of the task follows.
+
+Shapes: N rows, T labels of a row (or none: one label a row), K classes or labels, D numbers of a
+row. What is added is a vector, [S].
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.metric import MeasuredMetric, better_of
+from model_store.tensors import Array
+from training.proof.confidence import ratio_interval, wilson_interval
+from training.recipe import Recipe
+from training.recipe_parts.task import METRICS, Task
+from training.rows.label_arrays import LabelArray, counted
+
+Sums = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """What was counted in some rows; the sums of several batches are added, and of processes."""
+
+    task: Task = "classes"
+    sums: Sums = field(default_factory=lambda: np.zeros(0))
+    """Of `classes`: labels, right ones, rows of T labels, right rows; then by class how often it
+    is the label, how often the answer, and how often both. Of `multi_label`: labels, right ones,
+    rows, right rows, ones in labels and answers together, ones in both. Of numbers, by column:
+    labels, errors, squared errors, labels' sum and their squares'. Empty before the first row."""
+
+    def __add__(self, other: "Tally") -> Self:
+        if not self.sums.size or not other.sums.size:
+            some = self if self.sums.size else other
+            return type(self)(some.task, some.sums)
+        return type(self)(self.task, self.sums + other.sums)
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric of the task, by name; see `training.recipe_parts.task.METRICS`.
+
+        `accuracy` is a share of labels, `exact_match` of rows. `macro_f1` is the mean over the
+        classes that occur, `f1` is of all labels together. `mae` and `rmse` are of all numbers
+        together; `r2` is the mean over the columns.
+        """
+        if self.task == "classes":
+            return _class_metrics(self.sums)
+        if self.task == "multi_label":
+            labels, right, rows, exact, ones, both = self.sums
+            return {
+                "f1": float(2 * both / ones) if ones else 0.0,
+                "accuracy": float(right / labels),
+                "exact_match": float(exact / rows),
+            }
+        return _number_metrics(self.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMetric:
+    """How answers are counted."""
+
+    task: Task = "classes"
+    log_rates: bool = False
+    """Whether answers about counts are logarithms."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """The one of a recipe."""
+        first = recipe.loss.terms[0]
+        return cls(first.single_task, first.poisson is not None and first.poisson.log_input)
+
+    @property
+    def name(self) -> str:
+        """Of the metric that judges artifacts."""
+        return METRICS[self.task][0]
+
+    def tally(self, outputs: Array, labels: LabelArray) -> Tally:
+        """Counts.
+
+        Args:
+            outputs: of classes [N, K], or [N, T, K]; of all else in the labels' shape, where [N, 1]
+                may stand for [N]. Another shape has no right answer.
+            labels: as `training.datasets.Split` has them.
+        """
+        if self.task == "classes":
+            return Tally(self.task, _class_sums(outputs, labels))
+        numbers = self.predicted(outputs, labels)
+        if self.task == "multi_label":
+            return Tally(self.task, _multi_label_sums(numbers, labels))
+        return Tally(self.task, _number_sums(numbers, labels))
+
+    def measured(self, outputs: Array, labels: LabelArray) -> MeasuredMetric | None:
+        """The metric that judges artifacts, with its interval; None if it is no number."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            value = self.tally(outputs, labels).metrics()[self.name]
+            interval = self._interval(value, outputs, labels)
+        if not np.isfinite([value, *interval]).all():
+            return None
+        return MeasuredMetric(
+            name=self.name, value=value, interval=interval, better=better_of(self.name)
+        )
+
+    def _interval(self, value: float, outputs: Array, labels: LabelArray) -> tuple[float, float]:
+        if self.task == "classes":
+            return wilson_interval(value, int(counted(labels).sum()))
+        predicted = self.predicted(outputs, labels).reshape(len(labels), -1)
+        rows = labels.reshape(len(labels), -1).astype(np.float64)
+        if self.task == "multi_label":
+            both, ones = 2 * (predicted * rows).sum(axis=1), (predicted + rows).sum(axis=1)
+            low, high = ratio_interval(both, ones) if ones.any() else (0.0, 1.0)
+            return max(low, 0.0), min(high, 1.0)
+        told = ~np.isnan(rows)
+        squares = np.where(told, (predicted - np.where(told, rows, 0)) ** 2, 0).sum(axis=1)
+        low, high = ratio_interval(squares, told.sum(axis=1).astype(np.float64))
+        return float(np.sqrt(max(low, 0.0))), float(np.sqrt(high))
+
+    def predicted(self, outputs: Array, labels: LabelArray) -> Sums:
+        """The answers in the labels' shape and unit; no numbers where the shape is another."""
+        if outputs.size != labels.size or len(outputs) != len(labels):
+            return np.full(labels.shape, np.nan)
+        found = outputs.reshape(labels.shape).astype(np.float64)
+        if self.task == "multi_label":
+            return (found > 0).astype(np.float64)  # a probability above one half
+        return np.exp(found) if self.log_rates else found
+
+
+def _class_sums(logits: Array, labels: LabelArray) -> Sums:
+    classes = logits.shape[-1]
+    counts = counted(labels)
+    fits = logits.shape[:-1] == labels.shape
+    answers = logits.argmax(axis=-1) if fits else np.full(labels.shape, -1)
+    right = answers == labels
+    sequences = labels.ndim == 2
+    return np.concatenate(
+        [
+            [counts.sum(), (right & counts).sum()],
+            [len(labels), (right | ~counts).all(axis=1).sum()] if sequences else [0, 0],
+            _histogram(labels[counts], classes),
+            _histogram(answers[counts], classes) if fits else np.zeros(classes),
+            _histogram(labels[counts & right], classes),
+        ]
+    ).astype(np.float64)
+
+
+def _histogram(found: Array, classes: int) -> Array:
+    """How often each class occurs, [K]."""
+    return np.bincount(found.astype(np.int64), minlength=classes)[:classes]
+
+
+def _class_metrics(sums: Sums) -> dict[str, float]:
+    labels, right, rows, exact = sums[:4]
+    told, answered, both = sums[4:].reshape(3, -1)
+    occurs = told + answered > 0
+    found = {
+        "accuracy": float(right / labels),
+        "macro_f1": float((2 * both[occurs] / (told + answered)[occurs]).mean()),
+    }
+    if rows:
+        found["exact_match"] = float(exact / rows)
+    return found
+
+
+def _multi_label_sums(answers: Sums, labels: LabelArray) -> Sums:
+    rows = answers.reshape(len(labels), -1)
+    told = labels.reshape(len(labels), -1)
+    right = rows == told
+    both = (rows == 1) & (told == 1)
+    ones = np.nansum(rows) + told.sum()
+    return np.array(
+        [told.size, right.sum(), len(rows), right.all(axis=1).sum(), ones, both.sum()], np.float64
+    )
+
+
+def _number_sums(answers: Sums, labels: LabelArray) -> Sums:
+    columns = 1 if labels.ndim == 1 else labels.shape[-1]
+    told = labels.reshape(-1, columns).astype(np.float64)
+    counts = ~np.isnan(told)
+    errors = np.where(counts, answers.reshape(-1, columns) - told, 0)
+    told = np.where(counts, told, 0)
+    each = (counts, np.abs(errors), errors**2, told, told**2)
+    return np.concatenate([one.sum(axis=0) for one in each]).astype(np.float64)
+
+
+def _number_metrics(sums: Sums) -> dict[str, float]:
+    counts, errors, squares, told, told_squares = sums.reshape(5, -1)
+    around_mean = told_squares - told**2 / np.maximum(counts, 1)
+    # A column that never varies is explained wholly or not at all, as scikit-learn has it.
+    varies = around_mean > 1e-12 * told_squares
+    unexplained = squares / np.where(varies, around_mean, 1)
+    r2 = np.where(varies, 1 - unexplained, np.where(squares > 0, 0.0, 1.0))
+    return {
+        "rmse": float(np.sqrt(squares.sum() / counts.sum())),
+        "mae": float(errors.sum() / counts.sum()),
+        "r2": float(r2.mean()),
+    }

@@ -1,0 +1,53 @@
+"""A part of a recipe in which one key names the thing, as in `optim: {sgd: {...}}`. Pure.
+
+Rules kept here: two names are an error, no name takes the first choice, or is an error where there
+is no usual one, and the resolved recipe holds the chosen name with its defaults and none of the
+others.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from training.recipe_parts.export_entries import RecipePart
+
+
+class OneOf(RecipePart):
+    """Exactly one of `choices`, which are fields with the default None, is given."""
+
+    choices: ClassVar[tuple[str, ...]] = ()
+    """The names that exclude each other."""
+    first_by_default: ClassVar[bool] = True
+    """Whether the first is taken, with its defaults, where none is given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_one(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        named = [choice for choice in cls.choices if choice in data]
+        given = [choice for choice in named if data[choice] is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other; keep one, or set one null")
+        if named and not given:
+            raise ValueError(f"'{named[0]}' is empty; write {named[0]}: {{}} for its defaults")
+        if not (given or cls.first_by_default):
+            raise ValueError(f"nothing is named; give one of {', '.join(cls.choices)}")
+        return data if given else {**data, cls.choices[0]: {}}
+
+    @model_serializer(mode="wrap")
+    def _without_the_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        others = set(self.choices) - {self.choice}
+        return {name: value for name, value in document.items() if name not in others}
+
+    @property
+    def choice(self) -> str:
+        """The name that is given."""
+        return next(name for name in self.choices if getattr(self, name) is not None)
+
+    @property
+    def chosen(self) -> Any:
+        """What stands under that name."""
+        return getattr(self, self.choice)

@@ -1,0 +1,1 @@
+"""The report of a run: JSON, a table, a page with plots."""

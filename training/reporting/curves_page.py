@@ -1,0 +1,72 @@
+"""The curves of a run as plots of a page. Pure: curves in, text out."""
+
+from collections.abc import Sequence
+
+from model_store.metric import is_share
+from training.reporting.curves import Curve, PhaseCurves
+from training.reporting.plot import Mark, draw_plot
+
+PLOT_WIDTH = 420
+"""Pixels: two stand side by side."""
+CURVE_DOT = 2
+TITLES = {
+    "loss": "Loss",
+    "share": "Metrics in percent",
+    "error": "Error",
+    "val/r2": "Share of the variance explained (R²)",
+    "train/learning_rate": "Learning rate",
+    "train/gradient_norm": "Mean gradient norm",
+}
+"""Of what shares a plot, in order; any other metric has a plot of its own."""
+PHASES = {"prune": "Fine-tuning after pruning", "qat": "Training for 8 bits"}
+
+
+def curves_section(phases: Sequence[PhaseCurves], best_epoch: int) -> str:
+    """Plots of each phase, by epoch; empty without any curve.
+
+    Args:
+        phases: the first is the training.
+        best_epoch: of the last phase whose weights are published, which a dashed line marks where
+            the training is the only one.
+    """
+    parts = []
+    for phase in phases:
+        title = PHASES.get(phase.phase, "Learning curves")
+        best = best_epoch if len(phases) == 1 else None
+        parts.append(f"<h2>{title}</h2>{_plots(phase, best)}")
+    return "".join(parts)
+
+
+def _plots(phase: PhaseCurves, best_epoch: int | None) -> str:
+    groups: dict[str, list[Curve]] = {title: [] for title in TITLES}
+    for curve in phase.curves:
+        groups.setdefault(_group(curve.metric), []).append(curve)
+    plots = []
+    for name, curves in groups.items():
+        marks = [_mark(curve) for curve in curves]
+        values = [y for mark in marks for _, y in mark.points]
+        ends = [] if best_epoch is None or not values else [min(values), max(values)]
+        best = [(float(best_epoch or 0), end) for end in ends]
+        title = f"{TITLES.get(name, name)}, by epoch"
+        plots.append(draw_plot(title, marks, lines=True, joined=best, width=PLOT_WIDTH))
+    shown = max((len(curve.points) for curve in phase.curves), default=0)
+    notes = [] if best_epoch is None else ["The dashed line marks the best epoch."]
+    if shown < phase.epochs:
+        notes.append(f"{shown} of {phase.epochs} epochs are shown.")
+    said = f"<p>{' '.join(notes)}</p>" if notes else ""
+    return said + "".join(plots)
+
+
+def _group(metric: str) -> str:
+    """Metrics of one unit share a plot."""
+    last = metric.rpartition("/")[2]
+    if last == "loss":
+        return "loss"
+    return "share" if is_share(metric) else "error" if last in ("rmse", "mae") else metric
+
+
+def _mark(curve: Curve) -> Mark:
+    factor = 100 if is_share(curve.metric) else 1
+    points = tuple((float(epoch), factor * value) for epoch, value in curve.points)
+    tips = tuple(f"{curve.metric}, epoch {epoch:g}: {value:.4g}" for epoch, value in points)
+    return Mark(curve.metric, points, radii=(CURVE_DOT,) * len(points), tips=tips)

@@ -1,0 +1,1 @@
+"""How rows reach the network: read, checked, ordered, varied, and made into batches."""

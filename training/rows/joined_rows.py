@@ -1,0 +1,186 @@
+"""Rows that come one by one, made into arrays: checked, and padded where their lengths differ.
+
+In: rows as a data set gives them, each a pair (inputs by name, label). Out: arrays of all of them.
+
+Rule kept here: every row has the names, types and shapes of the first one, but for its length; one
+that has not is named.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_store.signature import SignatureError
+from model_store.tensors import Array, TensorError, datatype_of
+from training.errors import DataError
+from training.recipe import Recipe
+from training.recipe_parts.task import LABELS_IN_WORDS
+from training.rows.label_arrays import IGNORED_LABEL
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row, without the rows' axis."""
+
+    inputs: dict[str, Array]
+    label: Array
+    """As `training.datasets.Split` has labels."""
+
+
+class RowJoiner:
+    """Makes arrays of rows, as a recipe's `padding` and `loss` say.
+
+    Args:
+        recipe: the run.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._padding = recipe.padding
+        self._task, self._ignored = recipe.loss.judged_task, recipe.loss.terms[0].ignore_index
+        # What stands where a shorter row has no label.
+        self._no_label = float(IGNORED_LABEL) if self._task == "classes" else np.nan
+        outputs = {} if recipe.padding is None else recipe.padding.outputs
+        self._labels_vary = recipe.model.outputs[0] in outputs
+
+    def row(self, found: object, where: str) -> Row:
+        """One row of a data set, as arrays.
+
+        Raises:
+            DataError: it is no pair of inputs by name and a label, or has text in it.
+        """
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
+            raise DataError(f"{where} is not a pair (inputs by name, label)")
+        inputs = {str(name): np.asarray(value) for name, value in found[0].items()}
+        label = self._label(np.asarray(found[1]), where)
+        for name, array in inputs.items():
+            _check_numbers(array, f"{where}: input '{name}'")
+        if not inputs:
+            raise DataError(f"{where} has no inputs; give at least one array by name")
+        return Row(inputs, label)
+
+    def _label(self, label: Array, where: str) -> Array:
+        """INT64 for classes, FP32 for all else."""
+        classes = self._task == "classes"
+        if label.ndim > 2 or label.dtype.kind not in ("iu" if classes else "iufb"):
+            raise DataError(
+                f"{where}: its label is {label.dtype} {list(label.shape)}, and the loss is about "
+                f"{LABELS_IN_WORDS[self._task]}; give one row of those, or take another loss"
+            )
+        if not classes:
+            return label.astype(np.float32)
+        label = np.where(label == self._ignored, IGNORED_LABEL, label.astype(np.int64))
+        if (label == IGNORED_LABEL).all():
+            raise DataError(f"{where}: none of its labels counts; leave such rows out")
+        return label
+
+    def join(
+        self, rows: Sequence[Row], names: Sequence[str], like: Row, full: bool = False
+    ) -> tuple[dict[str, Array], Array]:
+        """Inputs and labels of rows, each [N, ...], padded where they vary in length.
+
+        Args:
+            rows: N of them; there may be none.
+            names: what each is called in a message.
+            like: the row whose names, types and shapes all have.
+            full: pads to the largest bucket, and not to the longest of the rows.
+
+        Raises:
+            DataError: a row has other names, types or shapes than `like`, or is too long.
+        """
+        for row, name in zip(rows, names, strict=True):
+            self._check(row, like, name)
+        lengths = [self._length(row, name) for row, name in zip(rows, names, strict=True)]
+        length = self._padded_length(lengths, full)
+        inputs = {
+            name: _stacked([row.inputs[name] for row in rows], array, self._axis(name), length,
+                           0.0 if self._padding is None else self._padding.values.get(name, 0.0))
+            for name, array in like.inputs.items()
+        }  # fmt: skip
+        axis = 0 if self._labels_vary else None
+        labels = _stacked([row.label for row in rows], like.label, axis, length, self._no_label)
+        return inputs | self._filled_in(inputs, lengths, length), labels
+
+    def _check(self, row: Row, like: Row, where: str) -> None:
+        found, expected = self._layout(row), self._layout(like)
+        if found != expected:
+            raise DataError(
+                f"{where} has {found}, and the first row has {expected}; names, types and shapes "
+                "must agree, but for the axes that padding.inputs names"
+            )
+
+    def _layout(self, row: Row) -> dict[str, str]:
+        labels_axis = 0 if self._labels_vary else None
+        found = {n: _shape_in_words(a, self._axis(n)) for n, a in row.inputs.items()}
+        return {**found, "label": _shape_in_words(row.label, labels_axis)}
+
+    def _axis(self, name: str) -> int | None:
+        """The axis of a row that holds the length; the rows' own is not there."""
+        axis = None if self._padding is None else self._padding.axis_of(name)
+        return None if axis is None else axis - 1
+
+    def _length(self, row: Row, where: str) -> int:
+        if self._padding is None:
+            return 0
+        axes = {name: axis for name in row.inputs if (axis := self._axis(name)) is not None}
+        found = {name: row.inputs[name].shape[axis] for name, axis in axes.items()}
+        if self._labels_vary and row.label.ndim:
+            found["label"] = len(row.label)
+        if len(set(found.values())) != 1:
+            raise DataError(f"{where} has lengths {found}; all of one row must be the same")
+        length = int(next(iter(found.values())))
+        try:
+            self._padding.bucket_of(length)
+        except SignatureError as error:
+            raise DataError(f"{where}: {error}") from error
+        return length
+
+    def _padded_length(self, lengths: Sequence[int], full: bool) -> int:
+        if self._padding is None or not lengths:
+            return 0
+        if full:
+            return self._padding.buckets[-1]
+        longest = max(lengths)
+        return self._padding.bucket_of(longest) if self._padding.static else longest
+
+    def _filled_in(
+        self, inputs: Mapping[str, Array], lengths: Sequence[int], length: int
+    ) -> dict[str, Array]:
+        """The mask and the lengths, where the data set leaves them out."""
+        found: dict[str, Array] = {}
+        if self._padding is None:
+            return found
+        real = np.asarray(lengths, np.int64)
+        if (mask := self._padding.mask) is not None and mask not in inputs:
+            found[mask] = np.arange(length) < real[:, None]
+        if (name := self._padding.lengths) is not None and name not in inputs:
+            found[name] = real
+        return found
+
+
+def _stacked(
+    arrays: Sequence[Array], like: Array, axis: int | None, length: int, value: float
+) -> Array:
+    """Arrays of rows as one, [N, ...], padded on the right along an axis."""
+    shape = list(like.shape)
+    if axis is None:
+        return np.stack(arrays) if arrays else np.empty((0, *shape), like.dtype)
+    shape[axis] = length
+    found = np.full((len(arrays), *shape), value, like.dtype)
+    for row, array in zip(found, arrays, strict=True):
+        np.moveaxis(row, axis, 0)[: array.shape[axis]] = np.moveaxis(array, axis, 0)
+    return found
+
+
+def _shape_in_words(array: Array, varying: int | None) -> str:
+    shape = [-1 if axis == varying else size for axis, size in enumerate(array.shape)]
+    return f"{array.dtype} {shape}"
+
+
+def _check_numbers(array: Array, where: str) -> None:
+    try:
+        text = datatype_of(array) == "BYTES"
+    except TensorError as error:
+        raise DataError(f"{where}: {error}") from error
+    if text:
+        raise DataError(f"{where} holds text or objects; give numbers")

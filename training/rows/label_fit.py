@@ -1,0 +1,97 @@
+"""Whether the outputs of a model fit the labels, before anything is trained. No torch.
+
+In: what the model gives for two rows, and the splits. Out: nothing, or an error that names the
+output, the first row that does not fit, and what to do.
+"""
+
+from collections.abc import Mapping
+
+from model_store.strict import nearest_name
+from model_store.tensors import Array
+from training.datasets import SPLIT_NAMES, Splits
+from training.errors import DataError, RecipeError, TargetError
+from training.recipe import Recipe
+from training.recipe_parts.loss_parts import LABELS, LossTerm
+from training.rows.label_arrays import LabelArray, counted, first_row
+
+EXACT_MATCH = "val/exact_match"
+
+
+def check_labels_fit(
+    outputs: Mapping[str, Array], splits: Splits, recipe: Recipe, inputs: str
+) -> None:
+    """Holds the outputs to the labels of every loss.
+
+    Args:
+        outputs: of the first two training rows, by name, in order.
+        splits: the data.
+        recipe: the run.
+        inputs: names and shapes of those rows, for messages.
+
+    Raises:
+        TargetError: an output has not the shape that labels ask for.
+        DataError: a label is not one of the classes.
+        RecipeError: a loss names an output that is not there, or `stop.metric` is one that these
+            labels do not have.
+    """
+    train = splits.train.every_labels()
+    for term in recipe.loss.terms:
+        name = term.output or next(iter(outputs))
+        if name not in outputs:
+            raise RecipeError(
+                f"loss.sum names the output '{name}', and model.outputs has no such"
+                f"{nearest_name(name, outputs)}"
+            )
+        _check_shape(outputs[name], train[term.labels][:2], term, name, recipe, inputs)
+        if term.single_task == "classes":
+            _check_classes(splits, term, classes=outputs[name].shape[-1])
+    if recipe.stop.metric == EXACT_MATCH and splits.train.labels.ndim == 1:
+        raise RecipeError(
+            f"stop.metric is '{EXACT_MATCH}', and each row has one label only; use 'val/accuracy'"
+        )
+
+
+def _check_shape(
+    output: Array, labels: LabelArray, term: LossTerm, name: str, recipe: Recipe, inputs: str
+) -> None:
+    shape = labels.shape[1:]
+    places = ", ".join(["rows", *map(str, shape)])
+    if term.single_task == "classes":
+        fits = output.shape[:-1] == labels.shape
+        expected = f"[{places}, classes]"
+    else:
+        fits = output.shape == labels.shape or (
+            labels.ndim == 1 and output.shape == (*labels.shape, 1)
+        )
+        expected = f"[{places}]" if shape else "[rows] or [rows, 1]"
+    if fits:
+        return
+    which = "the first output" if name == recipe.model.outputs[0] else f"output '{name}'"
+    raise TargetError(
+        f"model.target {recipe.model.target} gives shape {list(output.shape)} for inputs {inputs}; "
+        f"{which} must be {expected}, for the {_in_words(term)} are {list(labels.shape)} and loss "
+        f"{term.choice} is about {term.single_task}"
+    )
+
+
+def _check_classes(splits: Splits, term: LossTerm, classes: int) -> None:
+    """Class labels are numbers of classes: the first that is none is named, with its row."""
+    for split_name in SPLIT_NAMES:
+        labels = getattr(splits, split_name).every_labels()[term.labels]
+        wrong = counted(labels) & ((labels < 0) | (labels >= classes))
+        row = first_row(wrong)
+        if row is None:
+            continue
+        value = labels[row] if labels.ndim == 1 else labels[row][wrong[row]][0]
+        everything = [s.every_labels()[term.labels] for s in (splits.train, splits.validation)]
+        told = [one[counted(one)] for one in [*everything, splits.test.every_labels()[term.labels]]]
+        low, high = min(int(one.min()) for one in told), max(int(one.max()) for one in told)
+        raise DataError(
+            f"split '{split_name}': the {_in_words(term)} go from {low} to {high}, and the model "
+            f"has {classes} classes, from 0; the first that is none is {value}, in row {row}; give "
+            "model.args as many classes as the data has, or correct the labels"
+        )
+
+
+def _in_words(term: LossTerm) -> str:
+    return "labels" if term.labels == LABELS else f"labels '{term.labels}'"

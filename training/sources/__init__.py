@@ -1,0 +1,1 @@
+"""Where rows come from: a file for each source that a recipe's `data` may name."""

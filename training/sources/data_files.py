@@ -1,0 +1,163 @@
+"""Files of data: found, held to their limits, and noted with their digests.
+
+In: paths of a recipe, from the working directory. Out: files and folders that may be read, and what
+lineage says of them.
+
+Rules kept here: where a recipe may be a stranger's, no path and no link leads out of the folders
+that it may read; nothing that is no plain file is opened; sizes are checked before anything is
+read.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.manifest import DataFile
+from model_store.strict import nearest_name
+from training.errors import DataError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class DataReach:
+    """What a run may read."""
+
+    folders: tuple[Path, ...] | None = None
+    """Folders that data must lie in; None for anywhere, where recipes are one's own."""
+    max_bytes: int = 64 * GIB
+    """Largest size of a file, of the files of a folder together, and of what is made of them."""
+    max_rows: int = 1_000_000_000
+    """Most rows of one file."""
+    max_files: int = 5_000_000
+    """Most files of one folder."""
+
+    def check_size(self, size_bytes: int, what: str) -> None:
+        """Refuses what is too large to be held.
+
+        Raises:
+            DataError: it has more than `max_bytes`.
+        """
+        if size_bytes > self.max_bytes:
+            raise DataError(
+                f"{what} has {size_bytes:,} bytes; {self.max_bytes:,} are the most that is read "
+                "into memory: give fewer rows, or a `target` of your own"
+            )
+
+    def check_rows(self, rows: int, what: str) -> None:
+        """Refuses too many rows.
+
+        Raises:
+            DataError: there are more than `max_rows`.
+        """
+        if rows > self.max_rows:
+            raise DataError(f"{what} has {rows:,} rows; {self.max_rows:,} are the most; give fewer")
+
+
+class DataFiles:
+    """The files of one run's data.
+
+    Args:
+        reach: what may be read.
+    """
+
+    def __init__(self, reach: DataReach) -> None:
+        self.reach = reach
+        self._noted: dict[str, DataFile] = {}
+
+    @property
+    def noted(self) -> tuple[DataFile, ...]:
+        """What was read, in the order of paths."""
+        return tuple(self._noted[path] for path in sorted(self._noted))
+
+    def file(self, path: str) -> Path:
+        """A file that may be read, which is noted.
+
+        Raises:
+            DataError: there is none, it lies where it must not, or it is too large.
+        """
+        found = self._checked(path)
+        if not found.is_file():
+            raise DataError(f"data: {path} is no file; {_what_it_is(found)}")
+        size = found.stat().st_size
+        self.reach.check_size(size, f"data: {path}")
+        self._noted[path] = DataFile(path=path, sha256=_sha256(found), size_bytes=size)
+        return found
+
+    def folder(self, path: str) -> tuple[Path, list[str]]:
+        """A folder that may be read, with the paths in it; it is noted with all its files.
+
+        Raises:
+            DataError: as for `file`, of it and of every file in it.
+        """
+        found = self._checked(path)
+        if not found.is_dir():
+            raise DataError(f"data: {path} is no folder; {_what_it_is(found)}")
+        names = self._files_in(found, path)
+        digest, size = hashlib.sha256(), 0
+        for name in names:
+            file = found / name
+            self._check_inside(file, f"{path}/{name}")
+            if not file.is_file():
+                raise DataError(f"data: {path}/{name} is no plain file; remove it")
+            size += file.stat().st_size
+            self.reach.check_size(size, f"data: {path}")
+            digest.update(f"{_sha256(file)}  {name}\n".encode("utf-8", "surrogateescape"))
+        self._noted[path] = DataFile(
+            path=path, sha256=digest.hexdigest(), size_bytes=size, files=len(names)
+        )
+        return found, names
+
+    def _files_in(self, folder: Path, path: str) -> list[str]:
+        """Paths of all files below a folder, sorted."""
+        names: list[str] = []
+        for parent, folders, files in os.walk(folder):
+            for name in folders:
+                if (Path(parent) / name).is_symlink():
+                    raise DataError(
+                        f"data: {path} has a link to a folder, {name}; links are not followed: put "
+                        "the folder itself there"
+                    )
+            names += [str((Path(parent) / name).relative_to(folder)) for name in files]
+            if len(names) > self.reach.max_files:
+                raise DataError(f"data: {path} has more than {self.reach.max_files:,} files")
+        return sorted(names)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether a path that may be read is a folder."""
+        return self._checked(path).is_dir()
+
+    def _checked(self, path: str) -> Path:
+        if "\0" in path:
+            raise DataError(f"data: path {path!r} has a NUL in it; give a path of this machine")
+        found = Path(path)
+        self._check_inside(found, path)
+        if not found.exists():
+            parent = found.parent
+            known = sorted(os.listdir(parent))[:1000] if parent.is_dir() else []
+            raise DataError(
+                f"data: there is no {path}{nearest_name(found.name, known)}; paths start at the "
+                "working directory"
+            )
+        return found
+
+    def _check_inside(self, found: Path, path: str) -> None:
+        if self.reach.folders is None:
+            return
+        real = found.resolve()
+        if not any(real.is_relative_to(folder.resolve()) for folder in self.reach.folders):
+            raise DataError(
+                f"data: {path} leads out of what this run may read; put the data into the code "
+                "bundle, or have the operator add its folder (data_folders of the service)"
+            )
+
+
+def _what_it_is(found: Path) -> str:
+    kind = "a folder" if found.is_dir() else "a file" if found.is_file() else "something else"
+    return f"it is {kind}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,20 @@
+"""Which path or name belongs to which split. Pure."""
+
+from training.recipe_parts.data_parts import BySplit
+
+SPLITS = ("train", "validation", "test")
+
+
+def by_split(*told: str | BySplit) -> list[str]:
+    """The splits that have files or arrays of their own: all that any of the texts names.
+
+    Without any, all rows lie together, as `train`.
+    """
+    apart = [text for text in told if isinstance(text, BySplit)]
+    named = [s for s in SPLITS if any(getattr(text, s) is not None for text in apart)]
+    return named or ["train"]
+
+
+def text_of(told: str | BySplit, split: str) -> str | None:
+    """The text for a split; None if there is none."""
+    return told if isinstance(told, str) else getattr(told, split)

@@ -1,0 +1,146 @@
+"""CSV and Parquet files as tables of pyarrow (docs/adr/0020).
+
+In: paths of a recipe. Out: rows by split. Rules kept here: a line with another number of cells than
+the first is told with its number, and what a file unpacks to is checked before it is read.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.errors import DataError
+from training.recipe_parts.data_parts import Csv, Parquet, Table
+from training.sources.data_files import DataFiles
+from training.sources.paths import by_split, text_of
+from training.sources.rows import Rows
+from training.sources.table import columns_read, rows_of, rows_put_apart
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EXTRA = "pip install 'flambeau[data]'"
+MAX_COLUMNS = 100_000
+
+
+def read_csv(part: Csv, files: DataFiles) -> dict[str, Rows]:
+    """The rows of one file, or of one for each split.
+
+    Raises:
+        DataError: a line has another number of cells than the first, a cell is no number, ...
+    """
+
+    def read(path: str) -> "pa.Table":
+        return _csv_table(files.file(path), path, part)
+
+    return _rows(part, files, read, "data row {}", first=1)
+
+
+def read_parquet(part: Parquet, files: DataFiles) -> dict[str, Rows]:
+    """The rows of one file, or of one for each split.
+
+    Raises:
+        DataError: it is no Parquet file, a column is missing, a cell is no number, ...
+    """
+
+    def read(path: str) -> "pa.Table":
+        return _parquet_table(files.file(path), path, part, files)
+
+    return _rows(part, files, read, "row {}", first=0)
+
+
+def arrow(what: str) -> Any:
+    """The module `pyarrow`.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise DataError(f"data: {what} needs pyarrow: {EXTRA}") from error
+    return pyarrow
+
+
+def _rows(
+    part: Table, files: DataFiles, read: Callable[[str], "pa.Table"], words: str, first: int
+) -> dict[str, Rows]:
+    found = {}
+    for split in by_split(part.path):
+        path = text_of(part.path, split)
+        assert path is not None, "only splits with a path are read"
+        table = read(path)
+        files.reach.check_rows(table.num_rows, f"data: {path}")
+
+        def place(row: int, path: str = path) -> str:
+            return f"{path}, {words.format(row + first)}"
+
+        found[split] = rows_of(table, part, place, path)
+        if part.split_column is not None:
+            return rows_put_apart(found[split], table, part.split_column, path)
+    return found
+
+
+def _csv_table(file: Path, path: str, part: Csv) -> "pa.Table":
+    """All cells as text, so that what is no number can be told with its row."""
+    pa = arrow("csv")
+    from pyarrow import csv
+
+    ragged: list[Any] = []
+
+    def refuse(row: Any) -> str:
+        ragged.append(row)
+        return "error"
+
+    # On one thread, for only then a ragged row has its number.
+    reading = csv.ReadOptions(use_threads=False)
+    parsing = csv.ParseOptions(
+        delimiter=part.delimiter, newlines_in_values=True, invalid_row_handler=refuse
+    )
+    try:
+        with file.open("rb") as stream:
+            header = csv.open_csv(stream, reading, parsing).schema.names
+        if len(set(header)) != len(header) or len(header) > MAX_COLUMNS:
+            twice = next((name for name in header if header.count(name) > 1), None)
+            what = f"two columns {twice!r}" if twice else f"{len(header):,} columns"
+            raise DataError(f"data: {path} has {what}; give every column a name of its own")
+        convert = csv.ConvertOptions(
+            column_types=dict.fromkeys(header, pa.string()),
+            include_columns=columns_read(part, header, path) or [],
+            strings_can_be_null=False,
+        )
+        return csv.read_csv(file, reading, parsing, convert)
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        if ragged:
+            row = ragged[0]
+            raise DataError(
+                f"data: {path}, line {row.number}: {row.actual_columns} cells, and the first line "
+                f"names {row.expected_columns} columns; the line is {row.text[:80]!r}"
+            ) from error
+        raise DataError(
+            f"data: {path} cannot be read as CSV in UTF-8 with the delimiter "
+            f"{part.delimiter!r}: {error}"
+        ) from error
+
+
+def _parquet_table(file: Path, path: str, part: Parquet, files: DataFiles) -> "pa.Table":
+    pa = arrow("parquet")
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as opened:
+            known = opened.schema_arrow.names
+            wanted = columns_read(part, known, path)
+            if len(known) > MAX_COLUMNS or len(set(known)) != len(known):
+                raise DataError(
+                    f"data: {path} has {len(known):,} columns, or two of one name; give every "
+                    "column a name of its own"
+                )
+            # What is written small may be large: the same value a million times takes a few bytes.
+            rows = opened.metadata.num_rows
+            files.reach.check_rows(rows, f"data: {path}")
+            files.reach.check_size(8 * rows * len(wanted or known), f"data: {path}, unpacked,")
+            table = opened.read(columns=wanted, use_threads=True)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"data: {path} cannot be read as Parquet: {error}") from error
+    files.reach.check_size(table.nbytes, f"data: {path}, unpacked,")
+    return table

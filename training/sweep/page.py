@@ -1,0 +1,111 @@
+"""A search as one HTML page: plots and a table, with nothing to fetch. Pure: a record in, text out.
+
+Plots: the metric by trial, where a dashed line joins those that were the best so far, and by each
+parameter. Trials that ended early are hollow: theirs is the metric of their last epoch.
+"""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from model_store.metric import better_of
+from training.reporting.plot import STYLE, Mark, Point, draw_plot, table_cells
+from training.sweep.parameter import Parameter, parse_parameter
+from training.sweep.records import SweepRecord, TrialRecord
+from training.sweep.table import cells, headings
+
+Across = Callable[[TrialRecord], float]
+"""Where a trial lies on the horizontal axis."""
+
+
+def sweep_page(record: SweepRecord) -> str:
+    """The page."""
+    title = f"search for the best {record.name}"
+    parameters = [parse_parameter(text) for text in record.parameters]
+    paths = [parameter.path for parameter in parameters]
+    best = record.best()
+    rows = "".join(
+        f"<tr{' style=font-weight:bold' if trial is best else ''}>"
+        f"{table_cells('td', cells(trial, paths))}</tr>"
+        for trial in record.trials
+    )
+    plots = _by_trial(record) + "".join(_by_value(record, parameter) for parameter in parameters)
+    return (
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>"
+        f"<style>{STYLE}</style><h1>{escape(title)}</h1><p>{escape(_summary(record))}</p>"
+        f"{plots}{_importances(record)}"
+        f"<table><tr>{table_cells('th', headings(record.metric, paths))}</tr>{rows}</table>"
+        "</html>\n"
+    )
+
+
+def _summary(record: SweepRecord) -> str:
+    states = ", ".join(f"{record.count(state)} {state}" for state in ("done", "pruned", "failed"))
+    best, published = record.best(), record.published
+    texts = [f"{len(record.trials)} trials: {states}."]
+    if best is not None:
+        texts.append(f"The best is trial {best.number}, with {record.metric} {best.value:.4f}.")
+    if published is not None:
+        texts.append(
+            f"Trial {published.trial} is published as {published.model} {published.version}."
+        )
+    return " ".join(texts)
+
+
+def _marks(record: SweepRecord, across: Across) -> list[Mark]:
+    """Trials that are done, and hollow those that ended early."""
+    found = []
+    for state in ("done", "pruned"):
+        points = tuple(
+            (across(trial), trial.value)
+            for trial in record.trials
+            if trial.state == state and trial.value is not None
+        )
+        if points:
+            found.append(Mark(state, points, published=state == "done"))
+    return found
+
+
+def _by_trial(record: SweepRecord) -> str:
+    """The metric by trial, in the order they were begun."""
+    title = f"{record.metric}, by trial"
+    return draw_plot(title, _marks(record, lambda trial: trial.number), joined=_best_so_far(record))
+
+
+def _best_so_far(record: SweepRecord) -> Sequence[Point]:
+    sign = -1 if better_of(record.metric) == "lower" else 1
+    found: list[Point] = []
+    for trial in record.trials:
+        if trial.state != "done" or trial.value is None:
+            continue
+        if not found or sign * trial.value > sign * found[-1][1]:
+            found.append((trial.number, trial.value))
+    return found
+
+
+def _by_value(record: SweepRecord, parameter: Parameter) -> str:
+    """The metric by one parameter; choices that are no numbers by their places."""
+    numbers = all(
+        isinstance(choice, int | float) and not isinstance(choice, bool)
+        for choice in parameter.choices
+    )
+
+    def across(trial: TrialRecord) -> float:
+        value = trial.values[parameter.path]
+        return float(value) if numbers else float(parameter.choices.index(value))
+
+    title = f"{record.metric}, by {parameter.path}"
+    if not numbers:
+        places = (f"{place} {label}" for place, label in enumerate(parameter.labels()))
+        title += f" ({', '.join(places)})"
+    return draw_plot(title, _marks(record, across), log_x=parameter.kind == "log")
+
+
+def _importances(record: SweepRecord) -> str:
+    """Which parameters decided the metric (PED-ANOVA; Watanabe et al., IJCAI 2023)."""
+    if not record.importances:
+        return ""
+    rows = "".join(
+        f"<tr>{table_cells('td', [path, f'{100 * share:.0f} %'])}</tr>"
+        for path, share in sorted(record.importances.items(), key=lambda item: -item[1])
+    )
+    return f"<table><tr>{table_cells('th', ['parameter', 'importance'])}</tr>{rows}</table>"

@@ -1,0 +1,205 @@
+"""One trial in a process of its own: it trains, tells every epoch, and does as it is told.
+
+    trial                       search
+      epoch (number, metrics) ->
+                              <- whether to go on
+      Finished | Pruned | Failed ->
+
+Rules kept here: a trial only trains, and neither exports nor publishes; what it is worth is
+measured with the weights that would be published; it ends, with all it has started, when the search
+is gone. A trial that is run again goes on from its checkpoint.
+"""
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from model_store.memory_limit import GIB, explained
+from training.errors import StoppedError
+from training.proof.isolated_run import (
+    end_process,
+    enter_isolation,
+    obituary,
+    process_context,
+)
+from training.recipe import Recipe
+from training.root_cause import root_cause
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch is over."""
+
+    number: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The training is over."""
+
+    metrics: dict[str, float]
+    """Of the validation rows, under the weights that would be published."""
+    epochs: int
+    folder: str
+    """Name of the run's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """It ended because it was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It came to nothing."""
+
+    reason: str
+
+
+Told = Epoch | Finished | Pruned | Failed
+
+
+class TrialProcess:
+    """A trial that runs.
+
+    Args:
+        recipe: of the trial.
+        runs_dir: where its run goes.
+        log: what it prints; anew each time.
+        threads: of the CPU, where the recipe leaves that open.
+        memory_gib: memory it may ask for.
+    """
+
+    def __init__(
+        self, recipe: Recipe, runs_dir: Path, log: Path, *, threads: int, memory_gib: float
+    ) -> None:
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+        context = process_context()
+        self.connection, theirs = context.Pipe()
+        self.started_at = time.monotonic()
+        self._process = context.Process(
+            target=_work,
+            args=(theirs, str(log), recipe, runs_dir, threads, int(memory_gib * GIB)),
+        )
+        self._process.start()
+        theirs.close()
+
+    @property
+    def took_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.started_at
+
+    def hear(self) -> Told:
+        """What it tells next; `Failed` if it died. Waits for it."""
+        try:
+            told: Told = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            return Failed(obituary(self._process.exitcode, self._log))
+        return told
+
+    def answer(self, go_on: bool) -> None:
+        """Says whether it is to go on, behind an epoch; one that has died need not know."""
+        try:
+            self.connection.send(go_on)
+        except OSError:
+            return
+
+    def end(self) -> None:
+        """Ends it with all it has started; its checkpoints stay."""
+        self.connection.close()
+        end_process(self._process)
+
+
+class _Answers:
+    """Hears the search, in a thread: when it is gone, the trial ends at once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True, name="answers").start()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._answers.put(self._connection.recv())
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)
+
+    def next(self) -> bool:
+        """Waits for the next one."""
+        return self._answers.get()
+
+
+class _Teller:
+    """The run's watcher: tells the search, and stops if that says so."""
+
+    stop_asked = False
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._answers = connection, _Answers(connection)
+
+    def begin(self, folder: Path) -> None:
+        """See `training.watcher.Watcher.begin`."""
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """See `training.watcher.Watcher.end_epoch`."""
+        self._connection.send(Epoch(epoch, dict(metrics)))
+        if not self._answers.next():
+            raise StoppedError(f"pruned after epoch {epoch}")
+
+    def promoted(self, text: str) -> None:
+        """See `training.watcher.Watcher.promoted`: a trial publishes nothing."""
+
+
+def _work(
+    connection: Connection, log: str, recipe: Recipe, runs_dir: Path, threads: int, memory: int
+) -> None:
+    """The other process."""
+    enter_isolation(log, memory)
+    told: Told
+    try:
+        told = _train(recipe, runs_dir, threads, _Teller(connection))
+    except StoppedError:
+        told = Pruned()
+    except Exception as error:  # the code is the user's: it may raise anything
+        told = Failed(explained(error, root_cause(error), memory))
+    connection.send(told)
+
+
+def _train(recipe: Recipe, runs_dir: Path, threads: int, teller: _Teller) -> Finished:
+    import torch
+    from rich.console import Console
+
+    from training.learning.evaluation import evaluate
+    from training.learning.loop import train
+    from training.preparation import prepare
+    from training.run_folder import RunFolder
+
+    if not recipe.train.threads:
+        torch.set_num_threads(threads)
+    prepared = prepare(recipe)
+    recipe, splits = prepared.recipe, prepared.splits
+    folder = RunFolder(runs_dir, recipe, prepared.raw.sha256())
+    with folder.locked():
+        trained = train(recipe, splits, folder, Console(), resume=True, watcher=teller)
+    metrics = evaluate(trained.model, splits.validation, recipe, "val", trained.loss)
+    return Finished(dict(metrics), trained.state.epoch, folder.path.name)
+
+
+def facts_of(told: Any, took_s: float) -> dict[str, Any]:
+    """What is kept of a trial that is over."""
+    found: dict[str, Any] = {"took_s": round(took_s, 3)}
+    if isinstance(told, Finished):
+        found |= {"epochs": told.epochs, "folder": told.folder}
+    return found

@@ -1,0 +1,1 @@
+"""What people and trackers see of a run while it learns."""

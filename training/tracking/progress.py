@@ -1,0 +1,136 @@
+"""What a person sees while a model trains: a bar on a terminal, a line an epoch elsewhere."""
+
+import time
+from collections.abc import Mapping
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from model_store.metric import is_share
+from training.recipe import Recipe
+from training.recipe_parts.task import METRICS
+
+
+class TrainingProgress(Protocol):
+    """Told about every step and every epoch."""
+
+    def __enter__(self) -> Self:
+        """Starts to show."""
+
+    def __exit__(self, *exception: object) -> None:
+        """Leaves the terminal as it was."""
+
+    def advance(self, rows: int) -> None:
+        """A step has learned from this many rows."""
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """An epoch, counted from 1, is over."""
+
+
+class TerminalBar:
+    """One line that moves."""
+
+    def __init__(self, console: Console, recipe: Recipe, rows: int, epochs_done: int) -> None:
+        self._epochs, self._rows = recipe.train.epochs, rows
+        self._bar = Progress(
+            TextColumn("training {task.description}  epoch {task.fields[epoch]}"),
+            BarColumn(),
+            _RateColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+        )
+        self._task = self._bar.add_task(
+            recipe.name,
+            total=self._epochs * rows,
+            completed=epochs_done * rows,
+            epoch=f"{min(epochs_done + 1, self._epochs)}/{self._epochs}",
+            figures="",
+        )
+
+    def __enter__(self) -> Self:
+        """See `TrainingProgress`."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """See `TrainingProgress`."""
+        self._bar.stop()
+
+    def advance(self, rows: int) -> None:
+        """See `TrainingProgress.advance`."""
+        self._bar.advance(self._task, rows)
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """See `TrainingProgress.end_epoch`."""
+        shown = f"{min(epoch + 1, self._epochs)}/{self._epochs}"
+        self._bar.update(self._task, epoch=shown, figures=_figures(metrics))
+
+
+class EpochLines:
+    """One line an epoch, for files and pipes."""
+
+    def __init__(self, console: Console, recipe: Recipe) -> None:
+        self._console, self._recipe = console, recipe
+        self._rows, self._since = 0, time.monotonic()
+
+    def __enter__(self) -> Self:
+        """See `TrainingProgress`."""
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """See `TrainingProgress`."""
+
+    def advance(self, rows: int) -> None:
+        """See `TrainingProgress.advance`."""
+        self._rows += rows
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """See `TrainingProgress.end_epoch`."""
+        now = time.monotonic()
+        rate = self._rows / max(now - self._since, 1e-9)
+        self._rows, self._since = 0, now
+        say(
+            self._console,
+            f"training {self._recipe.name}  epoch {epoch}/{self._recipe.train.epochs}  "
+            f"{rate:,.0f} samples/s  {_figures(metrics)}",
+        )
+
+
+def open_progress(
+    console: Console, recipe: Recipe, rows: int, epochs_done: int
+) -> TrainingProgress:
+    """The display that suits the console.
+
+    Args:
+        console: where to show it.
+        recipe: gives the name and the number of epochs.
+        rows: training rows of one epoch.
+        epochs_done: epochs finished before, by a resumed run.
+    """
+    if console.is_terminal:
+        return TerminalBar(console, recipe, rows, epochs_done)
+    return EpochLines(console, recipe)
+
+
+def say(console: Console, line: str) -> None:
+    """Prints one line as it is: no wrapping, no colours, no markup."""
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+class _RateColumn(ProgressColumn):
+    """Training rows per second, as rich measures them over the last seconds."""
+
+    def render(self, task: Task) -> Text:
+        rate = task.finished_speed or task.speed
+        return Text(f"{rate:,.0f} samples/s" if rate else "")
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    # Labels 0 and 1 have an accuracy too, which does not judge them: classes come last.
+    names = [f"val/{of_task[0]}" for of_task in reversed(METRICS.values())]
+    judged = next((name for name in names if name in metrics), "val/loss")
+    value = f"{metrics[judged]:.3f}" if is_share(judged) else f"{metrics[judged]:.4g}"
+    return f"loss {metrics['train/loss']:.3f}  {judged} {value}"
