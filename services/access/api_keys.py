@@ -1,0 +1,198 @@
+"""The file of API keys: who has one, what it is good for, and never the key itself.
+
+In: the file, as YAML or JSON:
+
+    keys:
+    - name: ci
+      sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+      grants: [infer:digits*, manage:staging-*]
+      expires: 2027-01-31T00:00:00Z
+      requests_per_s: 100
+      rows_per_s: 5000
+
+Out: its records, checked as a whole: a file with one bad line changes nothing.
+
+A key is 256 random bits, so that its SHA-256 can be kept without salt and without a slow hash:
+those defend secrets that can be guessed, and nobody guesses 256 bits; a slow hash would cost a
+request more than the model.
+"""
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, model_validator
+
+from model_store.strict import StrictModel, explain, nearest_name
+from services.access.grants import Grant, parse_grant
+
+PREFIX = "flb_"
+"""What every key begins with, so that scanners for secrets find one that was published."""
+MAX_FILE_BYTES = 4 * 2**20
+MAX_KEYS = 10_000
+
+
+class KeysFileError(ValueError):
+    """The file of keys is not one; the message says where and why."""
+
+
+def _utc(value: object) -> object:
+    """YAML gives a timestamp without a zone for one that says UTC by `Z` in some forms."""
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and not value.tzinfo else value
+
+
+class ApiKey(StrictModel):
+    """One key."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._@-]{1,64}$")
+    """Whose it is, in logs and jobs."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of the key's text, in hexadecimal digits."""
+    grants: tuple[str, ...] = Field(min_length=1, max_length=64)
+    """What it is good for: `SCOPE` or `SCOPE:MODELS` each."""
+    expires: Annotated[AwareDatetime, BeforeValidator(_utc)] | None = None
+    """From when on it is worth nothing."""
+    requests_per_s: float = Field(0, ge=0, le=1e9)
+    """How many requests a second; 0 for no limit."""
+    rows_per_s: float = Field(0, ge=0, le=1e12)
+    """How many rows a second, those of all requests together; 0 for no limit."""
+
+    @model_validator(mode="after")
+    def _grants_can_be_read(self) -> "ApiKey":
+        for text in self.grants:
+            parse_grant(text)
+        return self
+
+    @property
+    def parsed_grants(self) -> tuple[Grant, ...]:
+        """Its grants, read."""
+        return tuple(parse_grant(text) for text in self.grants)
+
+    @property
+    def expires_at(self) -> float:
+        """Second of Unix time; infinity for never."""
+        return self.expires.timestamp() if self.expires else float("inf")
+
+
+class ApiKeys(StrictModel):
+    """All of a file."""
+
+    keys: tuple[ApiKey, ...] = Field(default=(), max_length=MAX_KEYS)
+    """Each name and each key once."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "ApiKeys":
+        for what in ("name", "sha256"):
+            counts = Counter(getattr(key, what) for key in self.keys)
+            for value, times in counts.most_common(1):
+                if times > 1:
+                    raise ValueError(f"the {what} '{value}' occurs {times} times")
+        return self
+
+
+def digest_of(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def new_key() -> str:
+    """A key of 256 random bits, as text."""
+    return PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+
+
+def parse_keys(data: bytes) -> ApiKeys:
+    """Reads a whole file.
+
+    Raises:
+        KeysFileError: it is too large, no YAML, or something in it is not as it must be.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise KeysFileError(f"it has {len(data)} bytes, and may have {MAX_FILE_BYTES}")
+    try:
+        document = yaml.safe_load(data) or {}
+        return ApiKeys.model_validate(document)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise KeysFileError(f"it is no YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        raise KeysFileError(explain(error, ApiKeys)) from error
+
+
+def read_keys(path: Path) -> ApiKeys:
+    """Reads the file; one that is not there holds no keys.
+
+    Raises:
+        KeysFileError: as `parse_keys`, or it cannot be read.
+    """
+    try:
+        return parse_keys(path.read_bytes())
+    except FileNotFoundError:
+        return ApiKeys()
+    except OSError as error:
+        raise KeysFileError(f"cannot read {path}: {error}") from error
+
+
+def add_key(path: Path, key: ApiKey) -> None:
+    """Adds a key to the file, which is made if it is not there.
+
+    Raises:
+        KeysFileError: the name is taken, or the file cannot be read or written.
+    """
+    with _alone(path) as keys:
+        if any(known.name == key.name for known in keys.keys):
+            raise KeysFileError(f"there is a key '{key.name}' already; take another name")
+        _write(path, ApiKeys(keys=(*keys.keys, key)))
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """Takes a key out of the file.
+
+    Raises:
+        KeysFileError: there is none of this name, or the file cannot be read or written.
+    """
+    with _alone(path) as keys:
+        left = tuple(key for key in keys.keys if key.name != name)
+        if len(left) == len(keys.keys):
+            names = [key.name for key in keys.keys]
+            raise KeysFileError(f"there is no key '{name}'{nearest_name(name, names)}")
+        _write(path, ApiKeys(keys=left))
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[ApiKeys]:
+    """The keys of a file, which no other command changes within the block."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield read_keys(path)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise KeysFileError(f"cannot write {path}: {error}") from error
+
+
+def _write(path: Path, keys: ApiKeys) -> None:
+    """Puts a whole file in the place of the old one; only its owner may read it."""
+    document = keys.model_dump(mode="json", exclude_defaults=True)
+    text = yaml.safe_dump(document, sort_keys=False) if keys.keys else "keys: []\n"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

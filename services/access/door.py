@@ -1,0 +1,243 @@
+"""The door of a server: who is this, by what credential?
+
+In: the headers of a call (`Authorization: Bearer …`, or `x-api-key`). Out: a `Caller`, or
+`UnauthenticatedError` in the same words whatever was wrong; the log has the reason.
+
+Rules kept here:
+- keys are looked up by their SHA-256, so that the time it takes tells nothing of them;
+- a token is proven once, and then known by its digest until it expires or the keys change;
+- files are read anew when they change, as a whole or not at all, off the event loop;
+- no call waits here: what proves a token is fetched beside, and the caller told to try again.
+
+`admit` may be called in any thread; everything else belongs to the event loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+
+from services.access.api_keys import ApiKey, KeysFileError, digest_of, parse_keys
+from services.access.caller import Caller
+from services.access.config import AccessSettings
+from services.access.grants import Scope
+from services.access.key_set import KeySetError
+from services.access.tenants import Tenants
+from services.access.watched_file import WatchedFile
+from services.access.web_tokens import TokenError, WebTokens
+from services.errors import AccessUnavailableError, UnauthenticatedError
+from services.settings import ConfigError
+from services.telemetry.access_metrics import AccessMetrics
+
+logger = logging.getLogger("flambeau.access")
+
+LOOK_EVERY_S = 1.0
+"""How often files are looked at: one call of the system each."""
+MAX_TOKENS = 4096
+"""Tokens that were proven and are remembered."""
+REFUSALS_LOGGED_A_SECOND = 10
+UNKNOWN = (
+    "this needs a credential that this server knows; send it as 'Authorization: Bearer …' or as "
+    "'x-api-key: …'"
+)
+"""The same for all: who guesses is not told how near."""
+
+
+class Door:
+    """Knows the callers of a server.
+
+    Args:
+        settings: where their credentials are to be found.
+        metrics: counts those turned away.
+        tenants: who share the server.
+
+    Raises:
+        ConfigError: a file cannot be read or is wrong; what tokens need is not installed.
+    """
+
+    def __init__(self, settings: AccessSettings, metrics: AccessMetrics, tenants: Tenants) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._tenants = tenants
+        self._file = WatchedFile(settings.api_keys_file) if settings.api_keys_file else None
+        self._tokens = WebTokens(settings) if settings.jwt_keys else None
+        self._keys: dict[bytes, tuple[ApiKey, Caller]] = {}
+        self._bearers: dict[bytes, Caller] = {}
+        self._lock = threading.Lock()
+        self._asked: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._file_fault = ""
+        self._second = self._logged = 0
+        self._read_first()
+
+    def admit(self, secret: str) -> Caller:
+        """Who bears a credential.
+
+        Args:
+            secret: as `secret_of` gave it.
+
+        Raises:
+            UnauthenticatedError: nobody whom this server knows.
+            AccessUnavailableError: it cannot be told yet.
+        """
+        digest = digest_of(secret)
+        found = self._keys.get(digest)
+        caller = found[1] if found else self._bearers.get(digest)
+        if caller is not None and not caller.is_over():
+            return caller
+        if found or not secret:
+            raise self._refusal("the key has expired" if found else "there is no credential")
+        if self._tokens is None or secret.count(".") != 2:
+            raise self._refusal("nobody has this key")
+        return self._prove(self._tokens, secret, digest)
+
+    def entrance(self, secret: str, scope: Scope, model: str) -> "Entrance":
+        """For a credential that comes again and again."""
+        return Entrance(self, secret, scope, model)
+
+    async def run(self) -> None:
+        """Looks for changes, until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._asked.wait()
+            self._asked.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Takes over what has changed; what is broken is said once and leaves all as it was."""
+        if self._file is not None:
+            try:
+                data = await asyncio.to_thread(self._file.read_if_changed)
+                if data is not None:
+                    self._take_keys(data)
+                    logger.info("API keys read", extra={"keys": len(self._keys)})
+                    self._metrics.read("api_keys", True)
+                    self._file_fault = ""
+            except (OSError, KeysFileError) as error:
+                self._tell_fault(str(error))
+        tokens = self._tokens
+        if tokens is not None and tokens.keys.is_due():
+            try:
+                if await asyncio.to_thread(tokens.keys.read):
+                    self._forget_bearers()
+                    self._metrics.read("jwt_keys", True)
+                    logger.info("keys of the identity provider read")
+            except KeySetError as error:
+                self._metrics.read("jwt_keys", False)
+                logger.warning("jwt_keys cannot be read", extra={"reason": str(error)})
+
+    def _read_first(self) -> None:
+        """At start-up a file must be right; a URL may come later."""
+        try:
+            if self._file is not None:
+                self._take_keys(self._file.read_if_changed() or b"")
+            if self._tokens is not None and not self._tokens.keys.is_remote:
+                self._tokens.keys.read()
+        except KeySetError as error:
+            raise ConfigError(str(error)) from error
+        except (OSError, KeysFileError) as error:
+            raise ConfigError(f"api_keys_file {self._settings.api_keys_file}: {error}") from error
+
+    def _take_keys(self, data: bytes) -> None:
+        """Takes a file's keys over; those that did not change stay who they are."""
+        before: dict[bytes, tuple[ApiKey, Caller]] = self._keys
+        now: dict[bytes, tuple[ApiKey, Caller]] = {}
+        keys = parse_keys(data).keys
+        with self._lock:
+            for key in keys:
+                digest = bytes.fromhex(key.sha256)
+                known = before.get(digest)
+                now[digest] = known if known and known[0] == key else (key, self._caller_of(key))
+        self._keys = now
+        for digest, (_, caller) in before.items():
+            caller.ended = now.get(digest, (None, None))[1] is not caller
+
+    def _caller_of(self, key: ApiKey) -> Caller:
+        name = f"key:{key.name}"
+        tenant = self._tenants.find(name, key.requests_per_s, key.rows_per_s)
+        return Caller(name, key.parsed_grants, key.expires_at, tenant, self._metrics)
+
+    def _prove(self, tokens: WebTokens, secret: str, digest: bytes) -> Caller:
+        try:
+            bearer = tokens.check(secret)
+        except TokenError as error:
+            raise self._refusal(f"the token: {error}") from error
+        except AccessUnavailableError:
+            self._metrics.refused.labels("unavailable").inc()
+            if self._loop is not None and self._asked is not None:
+                self._loop.call_soon_threadsafe(self._asked.set)
+            raise
+        settings, name = self._settings, f"jwt:{bearer.subject}"
+        with self._lock:
+            tenant = self._tenants.find(name, settings.jwt_requests_per_s, settings.jwt_rows_per_s)
+            caller = Caller(name, bearer.grants, bearer.expires_at, tenant, self._metrics)
+            if len(self._bearers) >= MAX_TOKENS:
+                del self._bearers[next(iter(self._bearers))]
+            self._bearers[digest] = caller
+        return caller
+
+    def _forget_bearers(self) -> None:
+        """Has every token proven anew: its key may be gone."""
+        with self._lock:
+            bearers, self._bearers = self._bearers, {}
+        for caller in bearers.values():
+            caller.ended = True
+
+    def _tell_fault(self, reason: str) -> None:
+        if reason != self._file_fault:
+            self._file_fault = reason
+            self._metrics.read("api_keys", False)
+            logger.error(
+                "api_keys_file is wrong: the keys from before stay in force",
+                extra={"file": self._settings.api_keys_file, "reason": reason},
+            )
+
+    def _refusal(self, reason: str) -> UnauthenticatedError:
+        """Counts, logs and words a refusal."""
+        self._metrics.refused.labels("unauthenticated").inc()
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._logged = second, 0
+        self._logged += 1
+        if self._logged <= REFUSALS_LOGGED_A_SECOND:
+            logger.warning("call refused: who is unknown", extra={"reason": reason})
+        return UnauthenticatedError(UNKNOWN)
+
+
+class Entrance:
+    """One credential that comes again and again, for one scope on one model.
+
+    Args:
+        door: knows callers.
+        secret: the credential.
+        scope: asked for.
+        model: on which.
+    """
+
+    __slots__ = ("_caller", "_door", "_model", "_scope", "_secret")
+
+    def __init__(self, door: Door, secret: str, scope: Scope, model: str) -> None:
+        self._door = door
+        self._secret = secret
+        self._scope: Scope = scope
+        self._model = model
+        self._caller: Caller | None = None
+
+    def caller(self) -> Caller:
+        """Its bearer, who may.
+
+        Raises:
+            ServingError: as `Door.admit` and `Caller.require`.
+        """
+        caller = self._caller
+        # Written out, for it is on the way of every request.
+        if caller is None or caller.ended or time.time() >= caller.expires_at:
+            self._caller = None
+            caller = self._door.admit(self._secret)
+            caller.require(self._scope, self._model)
+            self._caller = caller
+        return caller

@@ -1,0 +1,33 @@
+"""A file that may be replaced while the process runs: its bytes, whenever they may have changed."""
+
+from pathlib import Path
+
+MAX_BYTES = 4 * 2**20
+
+
+class WatchedFile:
+    """One file.
+
+    Args:
+        path: its own; a link is followed, so that a mounted secret which is swapped is noticed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._seen: tuple[int, int, int] | None = None
+
+    def read_if_changed(self) -> bytes | None:
+        """The bytes, or None if it is the file of the last time.
+
+        Raises:
+            OSError: it cannot be read, or is larger than `MAX_BYTES`; it is tried again next time.
+        """
+        found = self.path.stat()
+        identity = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if identity == self._seen:
+            return None
+        if found.st_size > MAX_BYTES:
+            raise OSError(f"{self.path} has {found.st_size} bytes, and may have {MAX_BYTES}")
+        data = self.path.read_bytes()
+        self._seen = identity
+        return data

@@ -1,0 +1,299 @@
+"""TLS of the ports of a process: one certificate for all of them, renewed while they answer.
+
+In: PEM files. Out: what an HTTP and a gRPC server take to speak TLS.
+
+Rules kept here:
+- TLS 1.2 is the oldest version spoken;
+- whoever connects after a renewal is shown the new certificate, and measured by the new client
+  authorities; a connection that is open stays as it is;
+- files that cannot be used stop the start; later they change nothing, and that is logged, counted;
+- no handshake waits for a disk: a thread of its own looks at the files.
+"""
+
+import contextlib
+import logging
+import re
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ConfigDict
+
+from model_store.strict import StrictModel
+from services.certificate_dates import not_after_s
+from services.settings import ConfigError
+from services.telemetry.metrics import TlsMetrics
+
+if TYPE_CHECKING:
+    import grpc
+
+logger = logging.getLogger("flambeau.tls")
+
+LOOK_EVERY_S = 1.0
+"""Pause between two looks at the files; they are read once two looks have found the same."""
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+Mark = tuple[int, int, int]
+"""What tells a file that was changed or replaced: inode, time of change in ns, size in bytes."""
+
+
+class TlsSettings(StrictModel):
+    """How the ports of REST and gRPC are locked; a part of other settings."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    tls_certificate_file: str = ""
+    """PEM file with the server's certificate, and after it the authorities between it and the
+    root. Set it, with `tls_key_file`, to have REST and gRPC speak TLS and nothing else; the port
+    of metrics stays plain. Renewed files are taken up without a restart."""
+    tls_key_file: str = ""
+    """PEM file with the certificate's private key, without a passphrase."""
+    tls_client_ca_file: str = ""
+    """PEM file with the authorities of callers' certificates (mutual TLS). Set it to refuse every
+    caller that shows no certificate of theirs, health checks included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """The files as they were when they were last usable."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+    context: ssl.SSLContext
+    expiry_s: dict[str, float]
+    """By use, `server` or `client_ca`: seconds since 1970 of the first certificate to expire."""
+
+
+class Certificates:
+    """What the ports of a process show, and ask for; made by `open_certificates`.
+
+    Args:
+        settings: with a certificate and a key.
+        metrics: told of expiry, renewals and failed handshakes.
+
+    Raises:
+        ConfigError: a file cannot be read, is not PEM, or does not fit the others.
+    """
+
+    def __init__(self, settings: TlsSettings, metrics: TlsMetrics) -> None:
+        self._certificate = Path(settings.tls_certificate_file)
+        self._key = Path(settings.tls_key_file)
+        self._client_ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
+        self._metrics = metrics
+        self._judged = self._seen = self._marks()
+        self._loaded = self._read()
+        self.context = self._loaded.context
+        """For an HTTP server; every handshake on it goes on with the newest certificate."""
+        self.context.sni_callback = self._take_newest  # called with or without a name in it
+        self._tell()
+
+    def grpc_credentials(self) -> "grpc.ServerCredentials":
+        """For a gRPC server, synchronous or not; every handshake asks for the newest certificate.
+
+        Source: https://github.com/grpc/proposal/blob/master/L8-python-dynamic-certificates.md
+        """
+        import grpc
+
+        given = self._loaded
+
+        def configuration(loaded: _Loaded) -> "grpc.ServerCertificateConfiguration":
+            return grpc.ssl_server_certificate_configuration(
+                [(loaded.key, loaded.certificate)], root_certificates=loaded.client_ca
+            )
+
+        def newer() -> "grpc.ServerCertificateConfiguration | None":
+            nonlocal given
+            newest = self._loaded
+            if newest is given:
+                return None
+            given = newest
+            return configuration(newest)
+
+        return grpc.dynamic_ssl_server_credentials(
+            configuration(given),
+            newer,  # type: ignore[arg-type]  # None says that nothing has changed
+            require_client_authentication=self._client_ca is not None,
+        )
+
+    @contextlib.contextmanager
+    def renewing(self) -> Iterator[None]:
+        """Looks after the files as long as the block lasts."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                self.look()
+
+        thread = threading.Thread(target=watch, name="tls", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def look(self) -> None:
+        """Takes the files up if they have changed, and have not changed again since the last look.
+
+        Whoever writes them one after the other is left time to write them all.
+        """
+        marks = self._marks()
+        settled, self._seen = marks == self._seen, marks
+        if marks == self._judged or not settled:
+            return
+        try:
+            loaded = self._read()
+        except ConfigError as error:
+            self._judged = marks
+            self._metrics.reloads.labels("refused").inc()
+            logger.error(
+                "the renewed certificate cannot be used, the old one stays",
+                extra={"reason": str(error), "expires_at": _date(self._loaded)},
+            )
+            return
+        if self._marks() != marks:
+            return  # written while they were read; the next look sees it
+        self._judged, self._loaded = marks, loaded
+        self._tell()
+        self._metrics.reloads.labels("taken").inc()
+        logger.info("took up a renewed certificate", extra={"expires_at": _date(loaded)})
+
+    def _marks(self) -> tuple[Mark, ...]:
+        files = (self._certificate, self._key, self._client_ca)
+        return tuple(_mark(file) for file in files if file is not None)
+
+    def _read(self) -> _Loaded:
+        """The files as they are.
+
+        Raises:
+            ConfigError: as the class.
+        """
+        certificate = _bytes_of(self._certificate, "tls_certificate_file")
+        key = _bytes_of(self._key, "tls_key_file")
+        client_ca = _bytes_of(self._client_ca, "tls_client_ca_file") if self._client_ca else None
+        expiry_s = {"server": _first_expiry_s(certificate, "tls_certificate_file")}
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        context.sslobject_class = _handshakes_counted_in(self._metrics)
+        try:
+            # An empty passphrase, for OpenSSL would otherwise ask the terminal for one.
+            context.load_cert_chain(self._certificate, self._key, password="")
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"tls_key_file '{self._key}' is not the key of tls_certificate_file "
+                f"'{self._certificate}', or one of them is no PEM file, or the key has a "
+                f"passphrase ({_reason(error)}); give the pair as it was issued, the key without"
+            ) from error
+        if client_ca is not None:
+            expiry_s["client_ca"] = _first_expiry_s(client_ca, "tls_client_ca_file")
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
+            context.verify_mode = ssl.CERT_REQUIRED
+            # A ticket would let a caller back in whose authority has been taken off the list.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        return _Loaded(
+            certificate=certificate,
+            key=key,
+            client_ca=client_ca,
+            context=context,
+            expiry_s=expiry_s,
+        )
+
+    def _take_newest(self, handshake: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+        """Called by OpenSSL in each handshake, once the caller has introduced itself."""
+        handshake.context = self._loaded.context
+
+    def _tell(self) -> None:
+        """Sets the metrics of expiry, and warns of what has expired."""
+        for use, expiry_s in self._loaded.expiry_s.items():
+            self._metrics.not_after.labels(use).set(expiry_s)
+            if expiry_s < time.time():
+                logger.warning("a certificate has expired", extra={"use": use})
+
+
+def open_certificates(settings: TlsSettings, metrics: TlsMetrics) -> Certificates | None:
+    """What the settings ask for; None if the ports are to be plain.
+
+    Raises:
+        ConfigError: a setting needs another one, or a file cannot be used.
+    """
+    if settings.tls_certificate_file and settings.tls_key_file:
+        return Certificates(settings, metrics)
+    for name in ("tls_certificate_file", "tls_key_file", "tls_client_ca_file"):
+        if value := getattr(settings, name):
+            raise ConfigError(
+                f"{name} is '{value}', and TLS needs both tls_certificate_file and tls_key_file; "
+                "set both, or none of the three"
+            )
+    return None
+
+
+def _handshakes_counted_in(metrics: TlsMetrics) -> type[ssl.SSLObject]:
+    """What a context makes for each connection: a refused one is counted and logged.
+
+    asyncio says nothing of it: it takes the failure for a connection that broke.
+    """
+
+    class Handshake(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                metrics.handshake_failures.inc()
+                logger.info("refused a TLS handshake", extra={"reason": _reason(error)})
+                raise
+
+    return Handshake
+
+
+def _bytes_of(file: Path, setting: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{setting} '{file}' cannot be read ({error.strerror}); name a PEM file that this "
+            "process may read"
+        ) from error
+
+
+def _first_expiry_s(pem: bytes, setting: str) -> float:
+    """When the first of some certificates expires, in seconds since 1970."""
+    try:
+        found = [
+            not_after_s(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
+            for text in _CERTIFICATE.findall(pem)
+        ]
+    except ValueError as error:
+        raise ConfigError(f"{setting} holds a certificate that cannot be read: {error}") from error
+    if not found:
+        raise ConfigError(
+            f"{setting} holds no certificate; give a PEM file (-----BEGIN CERTIFICATE-----)"
+        )
+    return min(found)
+
+
+def _mark(file: Path) -> Mark:
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _reason(error: Exception) -> str:
+    """OpenSSL's words without the place in its source."""
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+
+
+def _date(loaded: _Loaded) -> str:
+    moment = datetime.fromtimestamp(loaded.expiry_s["server"], UTC)
+    return moment.isoformat(timespec="seconds")

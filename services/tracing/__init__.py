@@ -1,0 +1,1 @@
+"""Traces of requests: from the edge, through the queue, to the backend."""

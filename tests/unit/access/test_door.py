@@ -1,0 +1,318 @@
+"""Who is let in: keys and tokens, right and wrong, and files that change while it runs."""
+
+import asyncio
+import functools
+import http.server
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.access import key_set as key_sets
+from services.access.config import AccessSettings, check_open
+from services.access.credential import secret_of
+from services.access.door import UNKNOWN, Door
+from services.access.tenants import Tenants
+from services.access.web_tokens import claim_values
+from services.errors import (
+    AccessUnavailableError,
+    ForbiddenError,
+    UnauthenticatedError,
+    UnknownModelError,
+)
+from services.settings import ConfigError
+from services.telemetry.access_metrics import AccessMetrics
+from tests.fixtures.credentials import (
+    KEY,
+    key_set,
+    keys_text,
+    signing_key,
+    token,
+    token_signed_by_the_public_key,
+    token_without_signature,
+    write_credentials,
+)
+
+
+def access(**settings: Any) -> AccessSettings:
+    """Settings, and all others as they are unless given."""
+    return AccessSettings(**settings)
+
+
+class Place:
+    """A door and the files behind it."""
+
+    def __init__(self, folder: Path, *grants: str, **settings: Any) -> None:
+        self.folder = folder
+        found = write_credentials(folder, *grants) | settings
+        self.registry = CollectorRegistry()
+        metrics = AccessMetrics(self.registry)
+        self.door = Door(AccessSettings(**found), metrics, Tenants(metrics))
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"flambeau_access_{name}", labels) or 0.0
+
+    def is_refused(self, secret: str) -> bool:
+        with pytest.raises(UnauthenticatedError) as refused:
+            self.door.admit(secret)
+        return str(refused.value) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key", "secret"),
+    [
+        ("Bearer a", "", "a"),
+        ("bEARER  a", "b", "a"),
+        ("", " b ", "b"),
+        ("Basic a", "b", ""),
+        ("Bearer", "", ""),
+        ("Bearer a b", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_where_a_credential_is_found(authorization: str, api_key: str, secret: str) -> None:
+    assert secret_of(authorization, api_key) == secret
+
+
+def test_a_key_is_good_for_its_grants(tmp_path: Path) -> None:
+    place = Place(tmp_path, "infer:digits*", "manage:staging-*")
+    caller = place.door.admit(KEY)
+    assert caller.name == "key:ci"
+    caller.require("infer", "digits")
+    caller.require("manage", "staging-x")
+    with pytest.raises(ForbiddenError, match="key:ci has not the scope 'manage' on model 'digits'"):
+        caller.require("manage", "digits")
+    with pytest.raises(UnknownModelError, match=r"^model 'other' is not served$"):
+        caller.require("infer", "other")
+    assert place.value("refusals_total", reason="forbidden") == 2
+
+
+def test_a_token_is_good_for_what_its_claims_say(tmp_path: Path) -> None:
+    door = Place(tmp_path).door
+    caller = door.admit(token("openid infer:digits* profile"))
+    assert caller.name == "jwt:ann"
+    assert [caller.may("infer", "digits"), caller.may("infer", "x")] == [True, False]
+    grants = {"team": ("infer:a", "train"), "boss": ("manage",)}
+    mapped = Place(tmp_path, jwt_grants=grants, jwt_claim="realm.roles").door
+    secret = token("manage", realm={"roles": ["team", "nobody", 7]})
+    caller = mapped.admit(secret)
+    assert mapped.admit(secret) is caller, "it is proven once"
+    found = [caller.may("infer", "a"), caller.may("train", "x"), caller.may("manage", "x")]
+    assert found == [True, True, False]
+
+
+def test_claims_are_texts_or_lists_under_names_that_may_have_dots() -> None:
+    claims = {"https://a.b/c": "x y", "a": {"b": ["z", 1]}, "n": None}
+    assert claim_values(claims, "https://a.b/c") == ["x", "y"]
+    assert claim_values(claims, "a.b") == ["z"]
+    assert [claim_values(claims, name) for name in ("n", "a", "q.r")] == [[], [], []]
+
+
+NOW = time.time()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda: "", "no credential"),
+        (lambda: "flb_wrong", "nobody has this key"),
+        (token_without_signature, "algorithm is 'none'"),
+        (token_signed_by_the_public_key, "algorithm is 'HS256'"),
+        (lambda: token(aud="another"), "InvalidAudienceError"),
+        (lambda: token(iss="https://evil.example"), "InvalidIssuerError"),
+        (lambda: token(exp=int(NOW) - 60), "ExpiredSignatureError"),
+        (lambda: token(nbf=int(NOW) + 600), "ImmatureSignatureError"),
+        (lambda: token(iat=int(NOW) + 600), "ImmatureSignatureError"),
+        (lambda: token(exp=None), "MissingRequiredClaimError"),
+        (lambda: token(aud=None), "MissingRequiredClaimError"),
+        (lambda: token(kid="two"), "nobody knows its key 'two'"),
+        (lambda: token(key=signing_key("two")), "InvalidSignatureError"),
+        (lambda: token()[:-4] + "AAAA", "InvalidSignatureError"),
+        (lambda: "a.b.c", "DecodeError"),
+        (lambda: token("x" * 9000), "may have 8192"),
+    ],
+)
+def test_who_is_refused_learns_nothing_and_the_log_all(
+    wrong: Any, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(tmp_path)
+    with caplog.at_level(logging.WARNING, "flambeau.access"):
+        assert place.is_refused(wrong())
+    assert why in caplog.records[0].reason  # type: ignore[attr-defined]
+    assert place.value("refusals_total", reason="unauthenticated") == 1
+
+
+def test_a_key_ends_with_its_time(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    (tmp_path / "keys.yaml").write_text(keys_text(expires="2020-01-01T00:00:00Z"))
+    asyncio.run(place.door.look())
+    assert place.is_refused(KEY)
+
+
+def test_a_token_ends_with_its_time_although_it_was_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, jwt_leeway_s=0)
+    secret = token(exp=int(time.time()) + 60)
+    caller = place.door.admit(secret)
+    monkeypatch.setattr("services.access.caller.time.time", lambda: NOW + 3600)
+    assert caller.is_over()
+
+
+def test_a_file_that_changes_is_taken_over_and_a_broken_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, file = Place(tmp_path), tmp_path / "keys.yaml"
+    caller = place.door.admit(KEY)
+    for broken in ("keys: [", "kyes: []", None):
+        file.unlink() if broken is None else file.write_text(broken)
+        asyncio.run(place.door.look())
+        assert place.door.admit(KEY) is caller
+        assert place.value("source_stale", source="api_keys") == 1
+    assert "(did you mean 'keys'?)" in caplog.text or any(
+        "(did you mean 'keys'?)" in getattr(record, "reason", "") for record in caplog.records
+    )
+    assert place.value("reloads_total", source="api_keys", outcome="failed") == 3
+    file.write_text(keys_text())
+    asyncio.run(place.door.look())
+    assert place.door.admit(KEY) is caller, "it did not change"
+    assert place.value("source_stale", source="api_keys") == 0
+    file.write_text(keys_text("infer:other", name="ci"))
+    asyncio.run(place.door.look())
+    assert caller.ended
+    assert not place.door.admit(KEY).may("infer", "digits")
+    file.write_text(keys_text(secret="another"))
+    asyncio.run(place.door.look())
+    assert place.is_refused(KEY)
+
+
+def test_a_key_set_that_changes_has_tokens_proven_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    old = token()
+    caller = place.door.admit(old)
+    (tmp_path / "jwks.json").write_bytes(key_set("two"))
+    asyncio.run(place.door.look())
+    assert caller.ended
+    assert place.is_refused(old)
+    assert place.door.admit(token(kid="two", key=signing_key("two"))).name == "jwt:ann"
+    (tmp_path / "jwks.json").write_text("{}")
+    asyncio.run(place.door.look())
+    assert place.door.admit(token(kid="two", key=signing_key("two")))
+    assert place.value("source_stale", source="jwt_keys") == 1
+
+
+class Provider(http.server.BaseHTTPRequestHandler):
+    """Hands out a key set, and counts."""
+
+    keys = b""
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_response(302 if not self.keys else 200)
+        self.send_header("location", "http://127.0.0.1:1/")
+        self.end_headers()
+        self.wfile.write(self.keys)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def provider() -> Iterator[tuple[type[Provider], str]]:
+    kind = type("_Provider", (Provider,), {})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=functools.partial(server.serve_forever, 0.01))
+        thread.start()
+        yield kind, f"http://127.0.0.1:{server.server_port}/jwks"
+        server.shutdown()
+        thread.join()
+
+
+def test_keys_from_a_url_are_fetched_beside_and_not_for_every_stranger(
+    tmp_path: Path, provider: tuple[type[Provider], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, url = provider
+    place = Place(tmp_path, jwt_keys=url)
+    with pytest.raises(AccessUnavailableError):
+        place.door.admit(token())
+    asyncio.run(place.door.look())
+    assert place.value("source_stale", source="jwt_keys") == 1, "a redirect is not followed"
+    monkeypatch.setattr(key_sets, "FETCH_FLOOR_S", 0.0)
+    kind.keys = key_set()
+    asyncio.run(place.door.look())
+    assert place.door.admit(token()).name == "jwt:ann"
+    monkeypatch.setattr(key_sets, "FETCH_FLOOR_S", 60.0)
+    rotated = functools.partial(token, kid="two", key=signing_key("two"))
+    for _ in range(5):
+        assert place.is_refused(rotated())
+    asyncio.run(place.door.look())
+    assert kind.asked == 2
+    kind.keys = key_set("one", "two")
+    monkeypatch.setattr(key_sets, "FETCH_FLOOR_S", 0.0)
+    with pytest.raises(AccessUnavailableError):
+        place.door.admit(rotated())
+    asyncio.run(place.door.look())
+    assert place.door.admit(rotated())
+
+
+def test_a_missing_key_wakes_who_fetches_it(
+    tmp_path: Path, provider: tuple[type[Provider], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider[0].keys = key_set()
+    monkeypatch.setattr("services.access.door.LOOK_EVERY_S", 60.0)
+    place = Place(tmp_path, jwt_keys=provider[1])
+
+    async def test() -> None:
+        read, look = asyncio.Event(), place.door.look
+
+        async def seen() -> None:
+            await look()
+            read.set()
+
+        monkeypatch.setattr(place.door, "look", seen)
+        running = asyncio.create_task(place.door.run())
+        await asyncio.sleep(0)
+        with pytest.raises(AccessUnavailableError):
+            place.door.admit(token())
+        async with asyncio.timeout(10):
+            await read.wait()
+        assert place.door.admit(token())
+        running.cancel()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"api_keys_file": "missing.yaml"}, "api_keys_file missing.yaml"),
+        ({"jwt_keys": "http://login.example/jwks"}, "a URL with https"),
+        ({"jwt_keys": "missing.json"}, "cannot read jwt_keys"),
+        ({"jwt_grants": {"a": ("infre",)}}, "did you mean 'infer'"),
+    ],
+)
+def test_settings_that_cannot_be_right_stop_start_up(
+    tmp_path: Path, settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Place(tmp_path, **settings)
+    assert why in str(refused.value)
+    with pytest.raises(ConfigError, match="jwt_issuer and jwt_audience"):
+        check_open(access(jwt_keys="x", jwt_issuer="y"), "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "models.internal", ""])
+def test_strangers_reach_no_server_that_knows_nobody(host: str) -> None:
+    with pytest.raises(ConfigError, match="flambeau access add") as refused:
+        check_open(access(), host)
+    assert "open_to_strangers" in str(refused.value)
+    check_open(access(open_to_strangers=True), host)
+    check_open(access(api_keys_file="keys.yaml"), host)
+    for local in ("127.0.0.1", "::1", "[::1]", "localhost", "127.8.8.8"):
+        check_open(access(), local)

@@ -1,0 +1,76 @@
+"""Buckets, and what tenants who share a server may take."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from services.access.rates import Bucket
+from services.access.tenants import Tenants
+from services.errors import OverShareError, RateLimitedError
+from services.telemetry.access_metrics import AccessMetrics
+
+
+@given(
+    st.floats(0.5, 1000),
+    st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 50)), max_size=60),
+)
+def test_over_time_the_rate_holds(rate: float, asked: list[tuple[float, float]]) -> None:
+    bucket = Bucket(rate, now=0.0)
+    now, taken, largest = 0.0, 0.0, 0.0
+    for pause, amount in asked:
+        now += pause
+        wait_s = bucket.take(amount, now)
+        if wait_s:
+            assert bucket.take(amount, now + wait_s * 0.99) > 0, "not before it says"
+            now += wait_s * 0.99
+        else:
+            taken, largest = taken + amount, max(largest, amount)
+    assert taken <= bucket.burst + rate * now + largest + 1e-6
+
+
+def test_what_is_larger_than_the_bucket_passes_once_and_leaves_a_debt() -> None:
+    bucket = Bucket(10, now=0.0)
+    assert bucket.take(1000, 0.0) == 0
+    assert bucket.take(1, 0.0) == pytest.approx(98.1)
+    assert bucket.take(1, 98.2) == 0
+
+
+def test_who_asks_for_too_much_is_told_when_to_come_again() -> None:
+    metrics = AccessMetrics(CollectorRegistry())
+    tenant = Tenants(metrics).find("key:ci", 1, 4)
+    tenant.take_request()
+    tenant.take_request()
+    with pytest.raises(RateLimitedError, match="1 requests a second") as refused:
+        tenant.take_request()
+    assert 0.9 < refused.value.wait_s <= 1
+    tenant.take_rows(8)
+    with pytest.raises(RateLimitedError, match="4 rows a second"):
+        tenant.take_rows(1)
+    assert metrics.refused.labels("rate_limited")._value.get() == 2
+
+
+def test_limits_that_did_not_change_keep_what_is_left() -> None:
+    tenants = Tenants(AccessMetrics(CollectorRegistry()))
+    tenant = tenants.find("a", 1, 0)
+    tenant.take_request()
+    tenant.take_request()
+    assert tenants.find("a", 1, 0) is tenant
+    with pytest.raises(RateLimitedError):
+        tenant.take_request()
+    tenants.find("a", 50, 0)
+    tenant.take_request()
+
+
+def test_a_tenant_alone_may_fill_the_server_and_shares_it_with_others() -> None:
+    tenants = Tenants(AccessMetrics(CollectorRegistry()))
+    greedy, modest = tenants.find("greedy", 0, 0), tenants.find("modest", 0, 0)
+    for _ in range(10):
+        greedy.check_share(10)
+        greedy.enter()
+    modest.check_share(10)
+    modest.enter()
+    with pytest.raises(OverShareError, match="2 callers share"):
+        greedy.check_share(10)
+    modest.leave()
+    greedy.check_share(10)
