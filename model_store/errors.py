@@ -17,6 +17,7 @@ StoreError
 ├── SigningUnavailableError    the libraries that sign and verify are not installed
 ├── UnsafeOnnxError            an ONNX file that asks for more than its own bytes
 ├── ConflictError              somebody else published or moved a pointer first
+│   └── StalePointerError          an alias no longer names what a decision was made by
 └── StorageError               the disk or the bucket failed (full, forbidden, unreachable)
 """
 
@@ -87,6 +88,10 @@ class UnsafeOnnxError(StoreError):
 
 class ConflictError(StoreError):
     """Another writer took the version or the pointer generation first."""
+
+
+class StalePointerError(ConflictError):
+    """An alias names another version than the one it was expected to name."""
 
 
 class StorageError(StoreError):

@@ -14,8 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
+from model_store.metric import MeasuredMetric
 from model_store.parity import Tolerance
 from model_store.signature import Signature, TensorSpec
+from model_store.slo import Slo
 from model_store.strict import StrictModel, explain
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -76,6 +78,10 @@ class Verification(StrictModel):
     max_probability_shift: float = Field(default=0.0, ge=0, le=1)
     metrics: dict[str, float]
     """Task metrics over the test split, such as `accuracy` (0 to 1)."""
+    # Left out where there is none: what was published before reads as it always did.
+    judged_by: MeasuredMetric | None = Field(default=None, exclude_if=lambda metric: metric is None)
+    """The one of them that the artifact is judged by, with its interval and direction; None in
+    versions that are older than this figure, which are judged by accuracy."""
     tolerance: Tolerance
     """What the artifact had to keep, here and at every load."""
 
@@ -155,15 +161,54 @@ class PythonStep(StrictModel):
     """What it gives: the artifacts' inputs, in order. The signature has what it takes."""
 
 
+class DataFile(StrictModel):
+    """A file that the rows were read from, or a folder of them."""
+
+    path: str
+    """As the recipe names it."""
+    sha256: Sha256
+    """Of the file; of a folder, that of the lines `SHA256  PATH` of its files, as `sha256sum`
+    writes them, in the order of paths."""
+    size_bytes: int = Field(ge=0)
+    files: int | None = Field(default=None, ge=0, exclude_if=lambda files: files is None)
+    """How many files a folder has; None for a file."""
+
+
+class DataOrigin(StrictModel):
+    """Where the rows came from."""
+
+    source: str
+    """What the recipe names: `csv`, `digits`, ..., or a target."""
+    files: tuple[DataFile, ...] = ()
+
+
+class Parent(StrictModel):
+    """The version whose weights another began with."""
+
+    model: str
+    version: int = Field(ge=1)
+    checkpoint_sha256: Sha256
+    """Of the file its weights were read from."""
+
+    @property
+    def words(self) -> str:
+        """The version as recipes name it."""
+        return f"{self.model}@{self.version}"
+
+
 class Lineage(StrictModel):
     """Where the version came from."""
 
     recipe_sha256: Sha256
     data_sha256: Sha256
+    # Left out where nobody noted it: what was published before reads as it always did.
+    data: DataOrigin | None = Field(default=None, exclude_if=lambda data: data is None)
     git_commit: str | None
     library_versions: dict[str, str]
     metrics: dict[str, float]
     """The checkpoint's own metrics, such as `test/accuracy`."""
+    parent: Parent | None = Field(default=None, exclude_if=lambda parent: parent is None)
+    """The version it began with; None where it began anew."""
 
 
 class Draft(StrictModel):
@@ -177,6 +222,8 @@ class Draft(StrictModel):
     # Left out where there is none: what was published before reads as it always did.
     python_step: PythonStep | None = Field(default=None, exclude_if=lambda step: step is None)
     """What runs on the raw inputs first; None where the artifacts take them as they come."""
+    slo: Slo | None = Field(default=None, exclude_if=lambda slo: slo is None)
+    """What callers may count on; None for the usual (`model_store.slo.DEFAULT_SLO`)."""
     files: tuple[FileEntry, ...]
     """Every other file of the version: report, recipe, checkpoint, config.pbtxt."""
 

@@ -18,7 +18,7 @@ import json
 import re
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from model_store.errors import (
     ModelNotFoundError,
     SignatureMismatchError,
     SignatureMissingError,
+    StalePointerError,
     StorageError,
     StoreError,
     VersionNotFoundError,
@@ -281,14 +282,38 @@ class ModelStore:
         generations = self.listing(model)[model].generations
         return [self.pointers_at(model, generation) for generation in generations]
 
-    def promote(self, model: str, version: int, alias: str = PRODUCTION, why: str = "") -> Pointers:
+    def promote(
+        self,
+        model: str,
+        version: int,
+        alias: str = PRODUCTION,
+        why: str = "",
+        expecting: Mapping[str, int | None] | None = None,
+    ) -> Pointers:
         """Points an alias at a version, as a new generation.
+
+        Args:
+            model: its name.
+            version: where the alias is to point.
+            alias: the alias.
+            why: for the history.
+            expecting: what aliases must name at that moment, None for nothing yet; a decision that
+                was made by them holds only then.
 
         Raises:
             VersionNotFoundError: the version is not published.
+            StalePointerError: an alias does not name what is expected; nothing has moved.
             ConflictError: somebody moved a pointer at the same moment; look again and retry.
         """
-        return self._point(model, version, alias, why, self.pointers(model))
+        current = self.pointers(model)
+        for name, expected in (expecting or {}).items():
+            named = current.aliases.get(name) if current else None
+            if named != expected:
+                raise StalePointerError(
+                    f"alias '{name}' of '{model}' names {named or 'nothing'} and no longer "
+                    f"{expected or 'nothing'}; decide again by what it names now"
+                )
+        return self._point(model, version, alias, why, current)
 
     def rollback(self, model: str, alias: str = PRODUCTION, why: str = "rollback") -> Pointers:
         """Points an alias at the version it named before.

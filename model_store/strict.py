@@ -5,6 +5,7 @@ share one rule: an unknown key or a bad value is an error in words, never ignore
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
@@ -48,7 +49,18 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
     place = ".".join(path) or "(whole)"
     if detail["type"] == "missing":
         return f"'{place}' is missing"
-    return f"'{place}' is {_short(detail['input'])}: {message}"
+    if detail["type"] == "value_error" and not path:  # it names the keys itself
+        return message
+    return f"'{place}' is {_short(detail['input'])}: {message}{_nearest_value(detail)}"
+
+
+def _nearest_value(detail: Mapping[str, Any]) -> str:
+    """The closest of a few words of which one was to be given, if one is close."""
+    if detail["type"] != "literal_error" or not isinstance(detail["input"], str):
+        return ""
+    words = re.findall("'([^']*)'", detail["ctx"]["expected"])
+    close = difflib.get_close_matches(detail["input"], words, n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def _short(value: object) -> str:
@@ -63,7 +75,7 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
         fields = [m.model_fields[part].annotation for m in current if part in m.model_fields]
         if fields:  # other parts are list indexes, dictionary keys or the tags of a union
             current = [found for field in fields for found in _models_in(field)]
-    return [name for found in current for name in found.model_fields]
+    return [f.alias or name for found in current for name, f in found.model_fields.items()]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

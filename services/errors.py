@@ -5,6 +5,8 @@ ServingError
 │   └── PayloadTooLargeError    413 RESOURCE_EXHAUSTED
 ├── UnauthenticatedError        401 UNAUTHENTICATED     the caller's token is missing or unknown
 ├── NotAllowedError             403 PERMISSION_DENIED   nobody may do this here, by the settings
+├── AccessUnavailableError      503 UNAVAILABLE         retry: what proves a token is being fetched
+├── RateLimitedError            429 RESOURCE_EXHAUSTED  retry when it says
 ├── NotFoundError               404 NOT_FOUND
 │   ├── UnknownModelError
 │   ├── UnknownVersionError
@@ -23,6 +25,7 @@ ServingError
 ├── OverloadedError             503 RESOURCE_EXHAUSTED  retry later
 │   ├── QueueFullError
 │   ├── TooManyInFlightError
+│   ├── OverShareError
 │   └── WouldMissDeadlineError
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
@@ -72,6 +75,31 @@ class NotAllowedError(ServingError):
 
     http_status = 403
     grpc_code = "PERMISSION_DENIED"
+
+
+class AccessUnavailableError(ServingError):
+    """The keys that prove a token are not here yet; they are being fetched."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    retryable = True
+
+
+class RateLimitedError(ServingError):
+    """The caller asked for more than its rate.
+
+    Args:
+        message: what was too much.
+        wait_s: seconds until it may ask again.
+    """
+
+    http_status = 429
+    grpc_code = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+    def __init__(self, message: str, wait_s: float) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class NotFoundError(ServingError):
@@ -178,6 +206,10 @@ class QueueFullError(OverloadedError):
 
 class TooManyInFlightError(OverloadedError):
     """The gateway holds `max_in_flight_requests` requests."""
+
+
+class OverShareError(OverloadedError):
+    """The caller holds its part of what is in flight, and others wait."""
 
 
 class WouldMissDeadlineError(OverloadedError):

@@ -1,11 +1,22 @@
-"""The ports a process listens on."""
+"""The ports a process listens on, and what each of them says of its health.
 
+The port of metrics answers `/v2/health/live` and `/v2/health/ready` too, in every process: a
+worker has no other port, and where the others want a client's certificate a probe cannot ask there.
+"""
+
+import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
+
+LIVE_PATH = "/v2/health/live"
+READY_PATH = "/v2/health/ready"
+LOOP_ANSWERS_WITHIN_S = 5.0
+"""An event loop that is silent for longer is blocked, and its process not live."""
 
 
 class PortError(Exception):
@@ -35,19 +46,54 @@ def port_error(port: int, setting: str, reason: str) -> PortError:
 
 
 @contextlib.contextmanager
-def metrics_server(host: str, port: int, registry: CollectorRegistry) -> Iterator[int]:
-    """Serves metrics from a thread. Yields the port.
+def metrics_server(
+    host: str, port: int, registry: CollectorRegistry, is_ready: Callable[[], bool]
+) -> Iterator[int]:
+    """Serves metrics, and the health of whom the running event loop belongs to. Yields the port.
+
+    Args:
+        host: address.
+        port: 0 picks a free one.
+        registry: of the metrics.
+        is_ready: whether the process does its work; called in the event loop.
 
     Raises:
         PortError: it is taken.
     """
+    loop = asyncio.get_running_loop()
     try:
         server, thread = prometheus_client.start_http_server(port, host, registry)
     except OSError as error:
         raise port_error(port, "metrics_port", str(error)) from error
+    metrics = prometheus_client.make_wsgi_app(registry)
+    server.set_app(_metrics_and_health(metrics, loop, is_ready))
     try:
         yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _metrics_and_health(
+    metrics: WSGIApplication, loop: asyncio.AbstractEventLoop, is_ready: Callable[[], bool]
+) -> WSGIApplication:
+    """Answers what the other ports answer on these paths: 200, or 503 and why."""
+
+    async def ask() -> bool:
+        return is_ready()
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO")
+        if path not in (LIVE_PATH, READY_PATH):
+            return metrics(environ, start_response)
+        try:
+            ready = asyncio.run_coroutine_threadsafe(ask(), loop).result(LOOP_ANSWERS_WITHIN_S)
+            reason = "" if ready or path == LIVE_PATH else "not ready"
+        except TimeoutError:
+            reason = f"the event loop has not answered for {LOOP_ANSWERS_WITHIN_S:g} s"
+        status = "503 Service Unavailable" if reason else "200 OK"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [reason.encode()]
+
+    return answer

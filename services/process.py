@@ -13,6 +13,15 @@ def process_name(kind: str) -> str:
     return f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def hush_grpc() -> None:
+    """Has grpcio write its own lines for errors only.
+
+    They are not JSON, and every stranger who fails a handshake would add one. To be called
+    before `grpc` is first imported; whoever set `GRPC_VERBOSITY` is obeyed.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def freeze_garbage() -> None:
     """Takes what start-up made out of the garbage collector's sight.
 

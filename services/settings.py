@@ -21,7 +21,8 @@ class ServiceSettings(StrictModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` to be reached from other machines (there is no login yet)."""
+    """Address to listen on; `0.0.0.0` to be reached from other machines, and then say who may
+    (docs/security.md)."""
     metrics_port: int = Field(8002, ge=0, le=65_535)
     """Prometheus; 0 picks a free port."""
     drain_timeout_s: float = Field(20.0, ge=0, le=3600)
@@ -36,6 +37,12 @@ class ProcessSettings(ServiceSettings):
 
     models: tuple[str, ...] = ()
     """Serve only these, and be ready only when all of them are live; empty serves every model."""
+    trace_endpoint: str = Field("", pattern=r"^(https?://.+)?$")
+    """URL of the collector that spans go to, over OTLP and HTTP, as in
+    `http://collector:4318/v1/traces`; set it to trace requests. Empty traces nothing."""
+    trace_ratio: float = Field(0.01, ge=0, le=1)
+    """The share of requests that is traced where the caller does not say (`traceparent`); raise it
+    where requests are few, set it to 0 to trace only what callers ask for."""
 
 
 Texts = tuple[str, ...]

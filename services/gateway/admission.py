@@ -3,7 +3,8 @@
 In: an `InferCall`, the same whichever edge decoded it. Out: an `InferReply`, or a `ServingError`.
 
 One request, in order:
-1. the gateway must not be draining, nor have `max_in_flight_requests` unanswered ones;
+1. the gateway must not be draining, nor have `max_in_flight_requests` unanswered ones; a caller
+   whom it knows must be within its rate and its share;
 2. the model name and version, and the artifact if one is asked for, are resolved to a lane that
    is ready;
 3. names, datatypes, shapes and the batch size are checked against the signature;
@@ -18,6 +19,7 @@ called once, or never after it cancelled.
 import math
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,6 +42,10 @@ from services.queueing.records import (
     ServedVersion,
 )
 from services.telemetry.metrics import Metrics
+from services.tracing.context import TraceContext
+
+if TYPE_CHECKING:
+    from services.access.caller import Caller
 
 
 class InputTensor(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -66,6 +72,10 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """1 (first) to 10 (last); 0 for the default."""
     wish: ArtifactWish | None = None
     """Which artifact is to answer; None for the default one."""
+    trace: TraceContext | None = None
+    """If it is traced."""
+    caller: "Caller | None" = None
+    """Who asks, and may; None where nobody is asked for a credential."""
 
 
 class _Known:
@@ -135,6 +145,7 @@ class Admission:
         self.draining = False
         self._queue = queue
         self._max_in_flight = max_in_flight_requests
+        self._room = min(max_in_flight_requests, queue.max_depth)
         self._timeout_s = request_timeout_s
         self._degrades = degrades
         self._degraded = metrics.degraded
@@ -164,11 +175,18 @@ class Admission:
                 f"{self._max_in_flight} requests are in flight here, the limit; "
                 "retry later or add servers"
             )
+        caller = call.caller
+        if caller is not None:
+            caller.tenant.take_request()
+            if self._queue.unanswered * 2 >= self._room:
+                caller.tenant.check_share(self._room)
         served, signature = self.directory.resolve(call.model, call.version)
         known = self._known.get(id(signature)) or self._learn(signature)
         rows, length = known.rows_of(call.inputs), None
         if call.outputs or not rows:
             rows, length = _check(call, served.lane, signature)
+        if caller is not None:
+            caller.tenant.take_rows(rows)
         timeout_s = self._timeout_s
         if call.timeout_s is not None and call.timeout_s < timeout_s:
             timeout_s = call.timeout_s
@@ -184,19 +202,26 @@ class Admission:
             priority=call.priority or DEFAULT_PRIORITY,
             length=length,
             outputs=call.outputs,
+            trace=call.trace,
         )
-        return self._queue.submit(request, answered, degrade_to)
+        entry = self._queue.submit(request, answered, degrade_to)
+        if caller is not None and not entry.dead:
+            entry.holder = caller.tenant
+            caller.tenant.enter()
+        return entry
 
     def checked(self, call: InferCall) -> InferRequest:
         """A request that keeps every rule of its model, for a queue of its own: a job.
 
-        Takes no permit and stamps no deadline.
+        Takes no permit and stamps no deadline; its rows count against its caller's rate.
 
         Raises:
             ServingError: the model is not ready, or the request breaks one of its rules.
         """
         served, signature = self.directory.resolve(call.model, call.version)
         rows, length = _check(call, served.lane, signature)
+        if call.caller is not None:
+            call.caller.tenant.take_rows(rows)
         return InferRequest(
             request_id=call.request_id,
             lane=find_artifact(served, call.wish).lane if call.wish else served.lane,

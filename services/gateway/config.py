@@ -4,10 +4,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from services.access.config import AccessSettings
+from services.gateway.verification_desk import VerifyFor
 from services.settings import ProcessSettings
+from services.tls import TlsSettings
 
 
-class GatewaySettings(ProcessSettings):
+class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     """What there is to set where requests come in, each with the reason to change it."""
 
     http_port: int = Field(8000, ge=0, le=65_535)
@@ -22,6 +25,10 @@ class GatewaySettings(ProcessSettings):
     """Requests accepted and unanswered at once; raise it if memory allows more to wait."""
     max_grpc_calls: int = Field(256, ge=1, le=4096)
     """gRPC calls running at once, a thread each; raise it for slow models with many callers."""
+    grpc_max_connection_age_s: float = Field(0.0, ge=0, le=86_400)
+    """How old a gRPC connection may become before its caller is asked to make another (GOAWAY);
+    calls under way finish. Set it, to 300 say, where callers spread their calls over the gateways
+    that a name resolves to (a headless Service), or they never hear of new ones; 0 for no limit."""
     max_connections: int = Field(4096, ge=1, le=1_000_000)
     """REST connections open at once; raise it for many callers, and the system's limit of open
     files with it."""
@@ -31,12 +38,20 @@ class GatewaySettings(ProcessSettings):
     receive_timeout_s: float = Field(60.0, gt=0, le=86_400)
     """How long a REST request may take to arrive, and its caller to read nothing of the answer;
     raise it for large inputs over slow lines."""
+    drain_delay_s: float = Field(0.0, ge=0, le=300)
+    """How long requests are still accepted after SIGTERM, while the server already says that it is
+    not ready; set it to what those in front need to notice, unless something else waits that long
+    before SIGTERM (`preStop` of Kubernetes)."""
     max_queue_depth: int = Field(1024, ge=1)
     """Requests waiting for one version; lower it to refuse early rather than answer late."""
     when_overloaded: Literal["refuse", "degrade"] = "refuse"
     """What becomes of a request that its queue has no room for, or that would be late: refused, or
     answered by a faster artifact of the same version that is loaded (`keep_artifacts`), which the
     reply says; set it where a rougher answer is better than none."""
+    verify_for: VerifyFor = "this_machine"
+    """Who may have versions verified here (`flambeau verify --on`): callers on `this_machine`,
+    `everybody` who reaches the gRPC port, or `nobody`. Say `nobody` where a proxy on this machine
+    passes on what strangers send."""
     access_log: bool = False
     """One log line for every answered request; turn it on to trace requests one by one, at the
     cost of as much time as a small request takes. Failures are always logged."""
@@ -53,6 +68,9 @@ class GatewayConfig(GatewaySettings):
     """The longest a job may take, whatever its caller allows."""
     job_result_ttl_s: int = Field(86_400, ge=1, le=30 * 86_400)
     """How long the result of a job is kept; lower it where Redis has little memory."""
+    verify_timeout_s: float = Field(3600.0, gt=0, le=86_400)
+    """How long the gateway waits for a worker that verifies a version; raise it for versions of
+    many artifacts or slow ones, and `verify_time_limit_s` of the workers with it."""
     webhook_hosts: tuple[str, ...] = ()
     """Hosts that may be told that a job is over; `.example.org` means all below it. Empty allows
     none, so that no caller can make the gateway call what only it can reach."""

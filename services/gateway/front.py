@@ -1,8 +1,9 @@
 """Where requests come in: the ports, the edges behind them, and admission.
 
 Both kinds of process that have a front use this one: the gateway, and the one with everything.
-Start: bind the ports and answer, not ready. Stop: ready goes false, nothing new is accepted,
-accepted requests finish, the edges close.
+Start: bind the ports and answer, not ready. Stop: ready goes false, and REST connections end with
+their next answer; after `drain_delay_s` nothing new is accepted, accepted requests finish, and the
+edges close (gRPC by GOAWAY).
 """
 
 import asyncio
@@ -10,10 +11,15 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from services.access.audit import open_audit_log
+from services.access.config import check_open
+from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
+from services.gateway.grpc_connections import ConnectionAge
 from services.gateway.grpc_edge import GrpcEdge
 from services.gateway.http_port import HttpLimits
 from services.gateway.http_server import HttpServer
@@ -29,6 +35,12 @@ from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import ServedVersion
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
+from services.tls import open_certificates
+from services.tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    from services.access.door import Door
+    from services.access.shared_rates import SharedRates
 
 logger = logging.getLogger("flambeau.server")
 
@@ -45,6 +57,7 @@ class Listening:
     http_port: int
     grpc_port: int
     metrics_port: int
+    is_tls: bool
     served: list[ServedVersion]
 
 
@@ -58,8 +71,14 @@ class Front:
         directory: what is served.
         queue: where accepted requests go.
         on_ready: called once, when it is known what is served.
+        verifications: where versions are verified.
         open_desk: makes the desk where jobs are taken in, where there are jobs.
-        verifications: where versions are verified, where models run in this process.
+        tracer: told of requests, if any are traced.
+        rates: where gateways share the rates of callers, if there are several.
+
+    Raises:
+        ConfigError: strangers could reach it, who may cannot be read, or the files of TLS cannot
+            be used.
     """
 
     def __init__(
@@ -70,10 +89,17 @@ class Front:
         directory: Directory,
         queue: MemoryQueue,
         on_ready: Callable[[Listening], None],
+        verifications: VerificationDesk,
         open_desk: Callable[[Admission], JobDesk] | None = None,
-        verifications: VerificationDesk | None = None,
+        tracer: Tracer | None = None,
+        rates: "SharedRates | None" = None,
     ) -> None:
+        check_open(config, config.host)
+        open_audit_log(config.audit_log)
         self._config = config
+        self._rates = rates
+        self._door = _open_door(config, metrics, rates)
+        directory.is_discreet = self._door is not None
         self._metrics = metrics
         self._directory = directory
         directory.complete = False
@@ -88,15 +114,19 @@ class Front:
             degrades=config.when_overloaded == "degrade",
         )
         self._facts = ServerFacts(version, directory, self._admission, config.models)
-        edges = (self._admission, self._facts, Ledger(metrics, directory, config.access_log))
+        self._ledger = Ledger(metrics, directory, config.access_log, tracer)
+        edges = (self._admission, self._facts, self._ledger)
         max_bytes = config.max_request_bytes
         desk = open_desk(self._admission) if open_desk is not None else None
         self._grpc = GrpcEdge(
             *edges,
             max_request_bytes=max_bytes,
             max_calls=config.max_grpc_calls,
+            # No call outlasts the longest that a request may take.
+            age=ConnectionAge(config.grpc_max_connection_age_s, config.request_timeout_s),
             desk=desk,
             verifications=verifications,
+            door=self._door,
         )
         limits = HttpLimits(
             max_request_bytes=max_bytes,
@@ -104,7 +134,9 @@ class Front:
             keep_alive_timeout_s=config.keep_alive_timeout_s,
             receive_timeout_s=config.receive_timeout_s,
         )
-        self._rest = HttpServer(RestEdge(*edges, desk).route, limits, metrics)
+        self._certificates = open_certificates(config, metrics.tls)
+        tls = self._certificates.context if self._certificates is not None else None
+        self._rest = HttpServer(RestEdge(*edges, desk, self._door).route, limits, metrics, tls)
         self._ports = (0, 0, 0)
 
     @contextlib.asynccontextmanager
@@ -116,16 +148,29 @@ class Front:
         """
         config = self._config
         with contextlib.ExitStack() as stack:
+            if self._certificates is not None:
+                stack.enter_context(self._certificates.renewing())
             http_socket = stack.enter_context(listen(config.host, config.http_port, "http_port"))
             grpc_port = self._bind_grpc()
             metrics_port = stack.enter_context(
-                metrics_server(config.host, config.metrics_port, self._metrics.registry)
+                metrics_server(
+                    config.host,
+                    config.metrics_port,
+                    self._metrics.registry,
+                    self._facts.is_ready,
+                )
             )
             stack.enter_context(sampling_lag(self._metrics.loop_lag_seconds.labels()))
             self._grpc.start()
             self._ports = (http_socket.getsockname()[1], grpc_port, metrics_port)
             await self._rest.start(http_socket)
-            yield
+            async with asyncio.TaskGroup() as tasks:
+                # Files of keys are watched, and rates shared, as long as the ports are open.
+                runs = [part.run() for part in (self._door, self._rates) if part is not None]
+                chores = [tasks.create_task(run) for run in runs]
+                yield
+                for chore in chores:
+                    chore.cancel()
 
     def look(self, started: bool) -> None:
         """What is served may have changed.
@@ -136,6 +181,9 @@ class Front:
         first = started and not self._facts.started
         self._facts.started = self._directory.complete = started
         self._grpc.announce_health()
+        for served in self._directory.all_versions():
+            if served.state == "ready":
+                self._ledger.expect(served.lane)
         if first:
             freeze_garbage()
             http_port, grpc_port, metrics_port = self._ports
@@ -145,19 +193,26 @@ class Front:
                     http_port=http_port,
                     grpc_port=grpc_port,
                     metrics_port=metrics_port,
+                    is_tls=self._certificates is not None,
                     served=list(self._directory.all_versions()),
                 )
             )
 
+    async def part(self) -> None:
+        """Says not ready, and still accepts until those who call must have noticed."""
+        logger.info("draining")
+        self._facts.leaving = True
+        self._grpc.announce_health()
+        self._rest.part()
+        await asyncio.sleep(self._config.drain_delay_s)
+
     async def drain(self) -> bool:
-        """Says not ready, lets nothing new in, waits for what is in, then closes the edges.
+        """Lets nothing new in, and waits for what is in.
 
         Returns:
             Whether everything accepted had its answer in time.
         """
-        logger.info("draining")
         self._admission.refuse_new()
-        self._grpc.announce_health()
         timeout_s = self._config.drain_timeout_s
         if left := await self._queue.wait_empty(timeout_s):
             logger.warning("drain timed out", extra={"unanswered": left})
@@ -178,7 +233,19 @@ class Front:
         if port:
             # gRPC's own refusal hides the reason, and writes a second line past our logs.
             listen(host, port, "grpc_port").close()
+        tls = self._certificates
         try:
-            return self._grpc.bind(host, port)
+            return self._grpc.bind(host, port, tls.grpc_credentials() if tls else None)
         except RuntimeError as error:
             raise port_error(port, "grpc_port", str(error)) from error
+
+
+def _open_door(
+    config: GatewaySettings, metrics: Metrics, rates: "SharedRates | None"
+) -> "Door | None":
+    """The door, where callers are asked for credentials."""
+    if not config.asks_for_credentials:
+        return None
+    from services.access.door import Door
+
+    return Door(config, metrics.access, Tenants(metrics.access, rates))

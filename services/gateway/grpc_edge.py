@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import Message
@@ -21,13 +21,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import open_inference_pb2 as pb
+from services.access.audit import record
+from services.access.caller import Visitor
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission
+from services.gateway.grpc_connections import NO_LIMIT, PINGS, ConnectionAge
 from services.gateway.grpc_infer import InferHandler
 from services.gateway.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.grpc_jobs import GrpcJobs
 from services.gateway.grpc_mailbox import Mailbox
-from services.gateway.grpc_replies import failure, parser, refuse, refuse_gone
+from services.gateway.grpc_replies import failure, parser, refuse, refuse_gone, secret_in
 from services.gateway.grpc_threads import become_patient, starting_patient_threads
 from services.gateway.grpc_verification import SERVICE as VERIFICATION_SERVICE
 from services.gateway.grpc_verification import GrpcVerification
@@ -36,6 +39,9 @@ from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.verification_desk import VerificationDesk
 
+if TYPE_CHECKING:
+    from services.access.door import Door
+
 logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
@@ -43,10 +49,14 @@ SERVICES = (SERVICE, JOB_SERVICE, VERIFICATION_SERVICE)
 SPARE_CALLS = 32
 """Calls beyond `max_calls`, a thread each: a server full of inference still answers for its health,
 and refuses more of it in words. Beyond these grpcio refuses by itself."""
+MAX_METADATA_BYTES = 16 * 1024
+"""All of a call's metadata together; a token of an identity provider may take half of it."""
 LAST_CALLS_S = 5
 """How long cancelled calls may take to be gone; none needs a hundredth of it."""
 
 Handler = Callable[[Any, grpc.ServicerContext], Message]
+Answer = Callable[[Any, Visitor], Message]
+Answered = Callable[[Message | ServingError], None]
 
 
 class GrpcEdge:
@@ -58,8 +68,10 @@ class GrpcEdge:
         ledger: counts inferences.
         max_request_bytes: largest message.
         max_calls: inferences that may wait for their answers at once, a thread each.
+        verifications: where versions are verified.
+        age: how old a connection may become.
         desk: where jobs are taken in, if there are any.
-        verifications: where versions are verified, if models run here.
+        door: knows callers, where they are asked for credentials.
     """
 
     def __init__(
@@ -70,12 +82,15 @@ class GrpcEdge:
         *,
         max_request_bytes: int,
         max_calls: int,
+        verifications: VerificationDesk,
+        age: ConnectionAge = NO_LIMIT,
         desk: JobDesk | None = None,
-        verifications: VerificationDesk | None = None,
+        door: "Door | None" = None,
     ) -> None:
         self._facts = facts
+        self._door = door
         self._mailbox = Mailbox(asyncio.get_running_loop())
-        self._infer = InferHandler(admission, ledger, self._mailbox, max_calls)
+        self._infer = InferHandler(admission, ledger, self._mailbox, max_calls, door)
         self._jobs = GrpcJobs(admission, ledger, desk)
         self._verification = GrpcVerification(verifications)
         threads = max_calls + SPARE_CALLS
@@ -88,6 +103,10 @@ class GrpcEdge:
                     ("grpc.max_receive_message_length", max_request_bytes),
                     ("grpc.max_send_message_length", -1),
                     ("grpc.so_reuseport", 0),
+                    *PINGS,
+                    *age.options(),
+                    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+                    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
                 ],
             )
         # Its non-blocking watches are written to under a lock which a caller that leaves needs
@@ -110,13 +129,20 @@ class GrpcEdge:
             (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
         """Binds the port; 0 picks a free one. Returns the port.
+
+        Args:
+            host: address.
+            port: number.
+            credentials: with them, the port speaks TLS.
 
         Raises:
             RuntimeError: the port cannot be bound.
         """
-        return int(self._server.add_insecure_port(f"{host}:{port}"))
+        if credentials is None:
+            return int(self._server.add_insecure_port(f"{host}:{port}"))
+        return int(self._server.add_secure_port(f"{host}:{port}", credentials))
 
     def start(self) -> None:
         """Begins to answer."""
@@ -145,8 +171,8 @@ class GrpcEdge:
 
     def _handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         calls: dict[str, tuple[Handler, type[Message]]] = {
-            "ServerLive": (self._on_loop(self._server_live), pb.ServerLiveRequest),
-            "ServerReady": (self._on_loop(self._server_ready), pb.ServerReadyRequest),
+            "ServerLive": (self._on_loop(self._server_live, is_open=True), pb.ServerLiveRequest),
+            "ServerReady": (self._on_loop(self._server_ready, is_open=True), pb.ServerReadyRequest),
             "ModelReady": (self._on_loop(self._model_ready), pb.ModelReadyRequest),
             "ServerMetadata": (self._on_loop(self._server_metadata), pb.ServerMetadataRequest),
             "ModelMetadata": (self._on_loop(self._model_metadata), pb.ModelMetadataRequest),
@@ -171,62 +197,79 @@ class GrpcEdge:
         )
 
     def _for_the_allowed(self, handler: Handler) -> Handler:
-        """The same handler, for those who may verify."""
+        """The same handler, for those who may verify.
+
+        Whom the door knows is asked for the scope once it is clear for which model.
+        """
 
         def call(request: Any, context: grpc.ServicerContext) -> Message:
             try:
-                self._verification.check(context.peer())
+                self._verification.check(context.peer(), is_known=self._door is not None)
             except ServingError as error:
+                record("verify", "", "", context.peer(), "refused", str(error))
                 refuse(context, error)
             return handler(request, context)
 
         return call
 
-    def _on_loop(self, answer: Callable[[Any], Message]) -> Handler:
+    def _on_loop(self, answer: Answer, is_open: bool = False) -> Handler:
         """A handler of gRPC's threads that has the event loop answer, and waits for it."""
 
-        def start(request: Message, answered: Callable[[Message | ServingError], None]) -> None:
+        def start(request: Message, visitor: Visitor, answered: Answered) -> None:
             try:
-                answered(answer(request))
+                visitor.take_request()
+                answered(answer(request, visitor))
             except ServingError as error:
                 answered(error)
             except Exception as error:
                 logger.exception("a call failed in the gateway")
                 answered(failure(error))
 
-        return self._handler(start)
+        return self._handler(start, is_open)
 
-    def _in_a_task(self, answer: Callable[[Any], Awaitable[Message]]) -> Handler:
+    def _in_a_task(self, answer: Callable[[Any, Visitor], Awaitable[Message]]) -> Handler:
         """The same, for an answer that itself waits."""
 
-        async def run(request: Message, answered: Callable[[Message | ServingError], None]) -> None:
+        async def run(request: Message, visitor: Visitor, answered: Answered) -> None:
             try:
-                answered(await answer(request))
+                visitor.take_request()
+                answered(await answer(request, visitor))
             except ServingError as error:
                 answered(error)
             except Exception as error:
                 logger.exception("a call failed in the gateway")
                 answered(failure(error))
 
-        def start(request: Message, answered: Callable[[Message | ServingError], None]) -> None:
-            task = asyncio.get_running_loop().create_task(run(request, answered))
+        def start(request: Message, visitor: Visitor, answered: Answered) -> None:
+            task = asyncio.get_running_loop().create_task(run(request, visitor, answered))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         return self._handler(start)
 
     def _handler(
-        self, start: Callable[[Any, Callable[[Message | ServingError], None]], None]
+        self, start: Callable[[Any, Visitor, Answered], None], is_open: bool = False
     ) -> Handler:
-        """A handler of gRPC's threads that begins an answer on the event loop, and waits for it."""
+        """A handler of gRPC's threads that begins an answer on the event loop, and waits for it.
+
+        Args:
+            start: begins it.
+            is_open: whether nobody is asked for a credential.
+        """
 
         def call(request: Message | InvalidRequestError, context: grpc.ServicerContext) -> Message:
+            visitor = Visitor(None, context.peer())
+            if self._door is not None and not is_open:
+                try:
+                    visitor = visitor._replace(caller=self._door.admit(secret_in(context)))
+                except ServingError as error:
+                    refuse(context, error)
             if isinstance(request, InvalidRequestError):
                 refuse(context, request)
             outcomes: SimpleQueue[Message | ServingError | None] = SimpleQueue()
 
             if context.add_callback(lambda: outcomes.put(None)):
-                self._mailbox.post(lambda: start(request, outcomes.put))
+                self._mailbox.post(lambda: start(request, visitor, outcomes.put))
             else:
                 outcomes.put(None)
             outcome = outcomes.get()
@@ -238,22 +281,25 @@ class GrpcEdge:
 
         return call
 
-    def _server_live(self, _: pb.ServerLiveRequest) -> Message:
+    def _server_live(self, _: pb.ServerLiveRequest, __: Visitor) -> Message:
         return pb.ServerLiveResponse(live=True)
 
-    def _server_ready(self, _: pb.ServerReadyRequest) -> Message:
+    def _server_ready(self, _: pb.ServerReadyRequest, __: Visitor) -> Message:
         return pb.ServerReadyResponse(ready=self._facts.is_ready())
 
-    def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
-        ready = self._facts.is_model_ready(request.name, request.version)
+    def _model_ready(self, request: pb.ModelReadyRequest, visitor: Visitor) -> Message:
+        ready = visitor.sees(request.name) and self._facts.is_model_ready(
+            request.name, request.version
+        )
         return pb.ModelReadyResponse(ready=ready)
 
-    def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
+    def _server_metadata(self, _: pb.ServerMetadataRequest, __: Visitor) -> Message:
         return pb.ServerMetadataResponse(
             name=NAME, version=self._facts.version, extensions=EXTENSIONS
         )
 
-    def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
+    def _model_metadata(self, request: pb.ModelMetadataRequest, visitor: Visitor) -> Message:
+        visitor.require_seen(request.name)
         facts = self._facts.model(request.name, request.version)
         inputs, outputs = (
             [

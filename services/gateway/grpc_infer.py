@@ -19,6 +19,7 @@ posted, by the loop from then on; a call has exactly one outcome, whatever comes
 import logging
 import time
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -32,10 +33,15 @@ from services.errors import (
 from services.gateway import grpc_codec
 from services.gateway.admission import Admission, InferCall
 from services.gateway.grpc_mailbox import Mailbox
-from services.gateway.grpc_replies import failure, refuse, refuse_gone
+from services.gateway.grpc_replies import failure, refuse, refuse_gone, secret_in
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
 from services.queueing.memory_queue import Entry, Outcome
+from services.tracing.context import TRACEPARENT
+
+if TYPE_CHECKING:
+    from services.access.caller import Caller
+    from services.access.door import Door
 
 logger = logging.getLogger("flambeau.grpc")
 
@@ -55,11 +61,18 @@ class InferHandler:
         ledger: counts them.
         mailbox: to the loop both belong to.
         max_calls: how many may wait for an answer at once.
+        door: knows callers, where they are asked for credentials.
     """
 
     def __init__(
-        self, admission: Admission, ledger: Ledger, mailbox: Mailbox, max_calls: int
+        self,
+        admission: Admission,
+        ledger: Ledger,
+        mailbox: Mailbox,
+        max_calls: int,
+        door: "Door | None" = None,
     ) -> None:
+        self._door = door
         self._ledger = ledger
         self._max_calls = max_calls
         self.admission = admission
@@ -71,15 +84,24 @@ class InferHandler:
         self, request: pb.ModelInferRequest | InvalidRequestError, context: grpc.ServicerContext
     ) -> pb.ModelInferResponse:
         """One call, from its message to its answer."""
+        broken: ServingError | None = None
         if isinstance(request, InvalidRequestError):
             broken, request = request, pb.ModelInferRequest()
-        else:
-            broken = None
         given_id = request.id or _metadata(context, REQUEST_ID)
-        record = self._ledger.open("grpc", given_id, request.model_name, request.model_version)
+        traceparent = _metadata(context, TRACEPARENT) if self._ledger.tracer else ""
+        record = self._ledger.open(
+            "grpc", given_id, request.model_name, request.model_version, traceparent
+        )
         request_id = record.request_id
         remaining_s = context.time_remaining()
-        wanted = broken or _read(request, request_id, remaining_s)
+        caller = None
+        if self._door is not None:
+            try:
+                caller = self._door.admit(secret_in(context))
+                caller.require("infer", request.model_name)
+            except ServingError as error:
+                broken = error
+        wanted = broken or _read(request, record, remaining_s, caller)
         call = _Call(self, record, wanted, remaining_s)
         if context.add_callback(call.has_ended):
             self.mailbox.post(call.begin)
@@ -199,13 +221,13 @@ class _Call:
 
 
 def _read(
-    request: pb.ModelInferRequest, request_id: str, remaining_s: float
+    request: pb.ModelInferRequest, record: Record, remaining_s: float, caller: "Caller | None"
 ) -> InferCall | ServingError:
     """What admission is asked for, or why the message cannot be read."""
     try:
         timeout_us, priority = grpc_codec.scheduling(request)
         return InferCall(
-            request_id=request_id,
+            request_id=record.request_id,
             model=request.model_name,
             version=request.model_version,
             inputs=grpc_codec.decode_inputs(request),
@@ -215,6 +237,8 @@ def _read(
             ),
             priority=priority,
             wish=grpc_codec.artifact_wish(request),
+            trace=record.trace,
+            caller=caller,
         )
     except ServingError as error:
         return error

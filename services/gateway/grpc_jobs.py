@@ -11,10 +11,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import jobs_pb2 as jobs_pb
+from services.access.caller import Visitor
 from services.errors import ServingError, UnsupportedError
 from services.gateway import grpc_codec
 from services.gateway.admission import Admission, InferCall
-from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish
+from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import Ledger
 from services.queueing.job_records import Job
 from services.queueing.records import InferReply
@@ -36,7 +37,9 @@ class GrpcJobs:
         self._desk = desk
         self._waiting = 0
 
-    def calls(self) -> dict[str, tuple[Callable[[Any], Awaitable[Message]], type[Message]]]:
+    def calls(
+        self,
+    ) -> dict[str, tuple[Callable[[Any, Visitor], Awaitable[Message]], type[Message]]]:
         """By name: what answers a call, on the event loop, and what it is asked with."""
         return {
             "SubmitJob": (self._submit, jobs_pb.SubmitJobRequest),
@@ -54,8 +57,9 @@ class GrpcJobs:
             )
         return self._desk
 
-    async def _submit(self, asked: jobs_pb.SubmitJobRequest) -> Message:
+    async def _submit(self, asked: jobs_pb.SubmitJobRequest, visitor: Visitor) -> Message:
         desk, request = self._open_desk, asked.request
+        visitor.require("infer", request.model_name)
         timeout_us, _ = grpc_codec.scheduling(request)
         call = InferCall(
             request_id=self._ledger.safe_id(request.id) if request.id else self._ledger.new_id(),
@@ -64,6 +68,7 @@ class GrpcJobs:
             inputs=grpc_codec.decode_inputs(request),
             outputs=[output.name for output in request.outputs],
             wish=grpc_codec.artifact_wish(request),
+            caller=visitor.caller,
         )
         wish = JobWish(
             timeout_s=timeout_us / 1e6 or None,
@@ -73,8 +78,9 @@ class GrpcJobs:
         job, is_new = await desk.submit(call, wish)
         return jobs_pb.SubmitJobResponse(job=job_message(job), is_new=is_new)
 
-    async def _get(self, asked: jobs_pb.GetJobRequest) -> Message:
+    async def _get(self, asked: jobs_pb.GetJobRequest, visitor: Visitor) -> Message:
         jobs, wait_s = self._open_desk.jobs, asked.wait.seconds + asked.wait.nanos / 1e9
+        check_job(visitor, asked.id)
         if wait_s <= 0 or self._waiting >= MAX_WAITING:
             return job_message(await jobs.find(asked.id))
         self._waiting += 1
@@ -83,11 +89,14 @@ class GrpcJobs:
         finally:
             self._waiting -= 1
 
-    async def _cancel(self, asked: jobs_pb.CancelJobRequest) -> Message:
-        return job_message(await self._open_desk.jobs.cancel(asked.id))
+    async def _cancel(self, asked: jobs_pb.CancelJobRequest, visitor: Visitor) -> Message:
+        jobs = self._open_desk.jobs
+        check_job(visitor, asked.id)
+        return job_message(await jobs.cancel(asked.id))
 
-    async def _list(self, asked: jobs_pb.ListJobsRequest) -> Message:
+    async def _list(self, asked: jobs_pb.ListJobsRequest, visitor: Visitor) -> Message:
         desk = self._open_desk
+        visitor.require("infer", asked.model_name)
         self._admission.directory.find(asked.model_name)  # unknown names are NOT_FOUND
         found = await desk.jobs.of_model(asked.model_name)
         return jobs_pb.ListJobsResponse(jobs=[job_message(job, with_result=False) for job in found])

@@ -9,17 +9,20 @@ from typing import NoReturn
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from services.access.credential import secret_of
 from services.errors import InvalidRequestError, ServingError
-from services.gateway.refusals import RETRY_AFTER_S
+from services.gateway.refusals import retry_after_s
 
 Metadata = tuple[tuple[str, str], ...]
 
-RETRY_HINT: Metadata = (
-    ("retry-after", str(RETRY_AFTER_S)),
-    ("grpc-retry-pushback-ms", str(RETRY_AFTER_S * 1000)),
-)
-"""The first is for readers, the second for gRPC's own retries: a client whose retry policy names
-the status waits this long (gRPC proposal A6, server pushback); to others it means nothing."""
+
+def retry_hint(after_s: int) -> Metadata:
+    """When to try again.
+
+    The first is for readers, the second for gRPC's own retries: a client whose retry policy names
+    the status waits this long (gRPC proposal A6, server pushback); to others it means nothing.
+    """
+    return ("retry-after", str(after_s)), ("grpc-retry-pushback-ms", str(after_s * 1000))
 
 
 def refuse(
@@ -36,7 +39,7 @@ def refuse(
         Exception: always; grpcio takes it for the end of the call.
     """
     if error.retryable:
-        metadata += RETRY_HINT
+        metadata += retry_hint(retry_after_s(error))
     context.set_trailing_metadata(metadata)
     context.abort(grpc.StatusCode[error.grpc_code], str(error))
 
@@ -66,3 +69,12 @@ def parser(message: type[Message]) -> Callable[[bytes], Message | InvalidRequest
             )
 
     return parse
+
+
+def secret_in(context: grpc.ServicerContext) -> str:
+    """The credential in a call's metadata; empty if there is none that can be read."""
+    found = {"authorization": "", "x-api-key": ""}
+    for name, value in context.invocation_metadata():
+        if name in found:
+            found[name] = found[name] or str(value)
+    return secret_of(found["authorization"], found["x-api-key"])

@@ -9,47 +9,48 @@ from typing import Any
 from google.protobuf.message import Message
 
 from protos.flambeau.v1 import verification_pb2 as pb
-from services.errors import ServingError, UnsupportedError
-from services.gateway.verification_desk import Verification, VerificationDesk, Verified
+from services.access.audit import audited
+from services.access.caller import Visitor
+from services.errors import ServingError
+from services.gateway.verification_desk import Verification, VerificationDesk
+from services.queueing.verification_records import Verified
 
 SERVICE = "flambeau.v1.VerificationService"
 
 
 class GrpcVerification:
-    """The calls; without a desk they say where to verify instead."""
+    """The calls."""
 
-    def __init__(self, desk: VerificationDesk | None) -> None:
+    def __init__(self, desk: VerificationDesk) -> None:
         self._desk = desk
 
-    def calls(self) -> dict[str, tuple[Callable[[Any], Awaitable[Message]], type[Message]]]:
+    def calls(
+        self,
+    ) -> dict[str, tuple[Callable[[Any, Visitor], Awaitable[Message]], type[Message]]]:
         """By name: what answers a call, on the event loop, and what it is asked with."""
         return {"VerifyModel": (self._verify, pb.VerifyModelRequest)}
 
-    def check(self, peer: str) -> None:
+    def check(self, peer: str, *, is_known: bool) -> None:
         """Refuses who may not ask; gRPC's threads call this before anything else.
 
         Raises:
-            UnsupportedError: this process runs no models.
             ForbiddenError: the caller is a stranger.
         """
-        self._open_desk.check(peer)
+        self._desk.check(peer, is_known=is_known)
 
-    @property
-    def _open_desk(self) -> VerificationDesk:
-        if self._desk is None:
-            raise UnsupportedError(
-                "this server is a gateway and runs no models, so there is nothing of its machine "
-                "to verify: run flambeau verify MODEL VERSION --store URL on a worker's machine"
-            )
-        return self._desk
-
-    async def _verify(self, asked: pb.VerifyModelRequest) -> Message:
-        desk = self._open_desk
+    async def _verify(self, asked: pb.VerifyModelRequest, visitor: Visitor) -> Message:
+        desk = self._desk
         if asked.id:
             found = desk.find(asked.id)
+            visitor.require("manage", found.asked[0])
         else:
-            found = desk.begin(asked.model_name, asked.model_version)
+            target = f"{asked.model_name} {asked.model_version}".strip()
+            with audited("verify", target, visitor.name, visitor.peer):
+                visitor.require("manage", asked.model_name)
+                found = desk.begin(asked.model_name, asked.model_version)
         await desk.wait(found, asked.wait.seconds + asked.wait.nanos / 1e9)
+        if isinstance(found.outcome, ServingError) and found.outcome.retryable:
+            raise found.outcome  # as a status: the same call may succeed later
         return verification_message(found)
 
 

@@ -13,7 +13,7 @@ import orjson
 from services.errors import ServingError
 from services.gateway.http_body import Body
 from services.gateway.http_head import Head
-from services.gateway.refusals import RETRY_AFTER_S
+from services.gateway.refusals import retry_after_s
 
 if TYPE_CHECKING:
     from services.gateway.http_protocol import HttpConnection
@@ -23,7 +23,7 @@ JSON = b"content-type: application/json\r\n"
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
-_RETRY_AFTER = b"retry-after: %d\r\n" % RETRY_AFTER_S
+_CHALLENGE = b"www-authenticate: Bearer\r\n"
 _JOINED_BYTES = 16 * 1024
 """Up to this, one copy costs less than the system call's second buffer."""
 
@@ -111,7 +111,9 @@ class Exchange:
     def respond_error(self, error: ServingError, fields: bytes = b"") -> None:
         """Answers with the protocol's error body, under the error's own status."""
         if error.retryable:
-            fields = _RETRY_AFTER + fields
+            fields = b"retry-after: %d\r\n%b" % (retry_after_s(error), fields)
+        if error.http_status == 401:
+            fields = _CHALLENGE + fields
         self.respond(error.http_status, JSON + fields, [error_body(error)])
 
 

@@ -19,6 +19,8 @@ MAX_HEAD_BYTES = 64 * 1024
 
 _ONCE = (
     b"host",
+    b"authorization",
+    b"x-api-key",
     b"content-encoding",
     b"inference-header-content-length",
     b"x-request-timeout-ms",

@@ -46,6 +46,10 @@ class HttpServer:
             lambda: HttpConnection(self._port), sock=listening, backlog=BACKLOG, ssl=self._tls
         )
 
+    def part(self) -> None:
+        """Closes each connection with its next answer, which says so; takes new ones as before."""
+        self._port.stopping = True
+
     async def stop(self, grace_s: float) -> None:
         """Takes no new connection, closes idle ones, and answers what is in flight.
 

@@ -3,11 +3,13 @@
 In: an `InferCall`, and what a caller may say of a job. Out: a `Job`.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.errors import InvalidRequestError, ShuttingDownError
+from services.access.caller import Visitor
+from services.errors import InvalidRequestError, ShuttingDownError, UnknownJobError
 from services.gateway.admission import Admission, InferCall
 from services.queueing.job_records import Job
 
@@ -85,10 +87,28 @@ class JobDesk:
             request,
             timeout_s,
             asked_for=" ".join((call.version, *(call.wish or ()))),
-            idempotency_key=wish.idempotency_key,
+            idempotency_key=_own_key(call, wish.idempotency_key),
             webhook=wish.webhook,
         )
         return await self.jobs.find(job_id), is_new
+
+
+def check_job(visitor: Visitor, job_id: str) -> None:
+    """Refuses a job of a model that the visitor may not ask: an id begins with the model's name.
+
+    Raises:
+        UnknownJobError: as of a job that is not there.
+    """
+    caller = visitor.caller
+    if caller is not None and not caller.may("infer", job_id.rpartition(".")[0]):
+        raise UnknownJobError(f"there is no job '{job_id}', or it was forgotten")
+
+
+def _own_key(call: InferCall, key: str) -> str:
+    """An idempotency key that no other caller can have, where callers are known."""
+    if call.caller is None or not key:
+        return key
+    return hashlib.sha256(f"{call.caller.name} {key}".encode()).hexdigest()
 
 
 def check_webhook(url: str, hosts: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from services.access.caller import Visitor
 from services.errors import (
     InvalidRequestError,
     JobFailedError,
@@ -27,7 +28,7 @@ from services.errors import (
 )
 from services.gateway import rest_codec
 from services.gateway.admission import Admission, InferCall
-from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish
+from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import REQUEST_ID, Ledger
 from services.gateway.rest_request import RestRequest
 from services.queueing.job_records import OVER, Job
@@ -38,7 +39,7 @@ IDEMPOTENCY_KEY = "idempotency-key"
 WEBHOOK = "webhook-url"
 _WAIT = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)(ms|s)?")
 _OCTETS = "application/octet-stream"
-JobCall = Callable[[JobDesk, Request], Awaitable[Response]]
+JobCall = Callable[[JobDesk, Request, Visitor], Awaitable[Response]]
 _IN_JSON = RestRequest(inputs=())
 _IN_BINARY = RestRequest(inputs=(), binary_by_default=True)
 
@@ -46,8 +47,15 @@ _IN_BINARY = RestRequest(inputs=(), binary_by_default=True)
 class JobRoutes:
     """The routes; without a desk each of them says that there are no jobs here."""
 
-    def __init__(self, admission: Admission, ledger: Ledger, desk: JobDesk | None) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        ledger: Ledger,
+        desk: JobDesk | None,
+        visitor_of: Callable[[Request], Visitor],
+    ) -> None:
         self._admission = admission
+        self._visitor_of = visitor_of
         self._ledger = ledger
         self._desk = desk
 
@@ -73,13 +81,16 @@ class JobRoutes:
                     "this server keeps no jobs: they need Redis between gateways and workers "
                     "(docs/scaling.md)"
                 )
+            visitor = self._visitor_of(request)
+            visitor.take_request()
             method = "GET" if request.method == "HEAD" else request.method
-            return await by_method[method](self._desk, request)
+            return await by_method[method](self._desk, request, visitor)
 
         return endpoint
 
-    async def _submit(self, desk: JobDesk, request: Request) -> Response:
+    async def _submit(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         model, version = request.path_params["model"], request.path_params.get("version", "")
+        visitor.require("infer", model)
         signature = self._admission.directory.resolve(model, version)[1]
         header_length = request.headers.get(rest_codec.HEADER_LENGTH)
         wanted = rest_codec.decode(await request.body(), header_length, signature)
@@ -91,6 +102,7 @@ class JobRoutes:
             inputs=wanted.inputs,
             outputs=wanted.outputs,
             wish=wanted.wish,
+            caller=visitor.caller,
         )
         wish = JobWish(
             timeout_s=wanted.timeout_us / 1e6 or None,
@@ -102,15 +114,17 @@ class JobRoutes:
         response.headers["location"] = f"/v2/jobs/{job.id}"
         return response
 
-    async def _list(self, desk: JobDesk, request: Request) -> Response:
+    async def _list(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         model = request.path_params["model"]
+        visitor.require("infer", model)
         self._admission.directory.find(model)  # unknown names are 404
         jobs = await desk.jobs.of_model(model)
         return _json({"jobs": [job_document(job, with_result=False) for job in jobs]})
 
-    async def _find(self, desk: JobDesk, request: Request) -> Response:
+    async def _find(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         wait_s = _wait_s(request.query_params.get("wait", "0"))
         job_id = request.path_params["id"]
+        check_job(visitor, job_id)
         waiting = asyncio.ensure_future(
             desk.jobs.wait(job_id, wait_s) if wait_s else desk.jobs.find(job_id)
         )
@@ -122,7 +136,8 @@ class JobRoutes:
             gone.cancel()
             waiting.cancel()
 
-    async def _result(self, desk: JobDesk, request: Request) -> Response:
+    async def _result(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
+        check_job(visitor, request.path_params["id"])
         job = await desk.jobs.find(request.path_params["id"])
         if job.state not in OVER:
             raise JobNotOverError(f"job '{job.id}' is {job.state}; ask again, with ?wait=30s")
@@ -137,8 +152,10 @@ class JobRoutes:
             response.headers[rest_codec.HEADER_LENGTH] = str(body.json_length)
         return response
 
-    async def _cancel(self, desk: JobDesk, request: Request) -> Response:
-        return _json(job_document(await desk.jobs.cancel(request.path_params["id"])))
+    async def _cancel(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
+        job_id = request.path_params["id"]
+        check_job(visitor, job_id)
+        return _json(job_document(await desk.jobs.cancel(job_id)))
 
 
 _JSON = "application/json"

@@ -13,6 +13,8 @@ from services.queueing.directory import Directory
 from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.telemetry.metrics import UNKNOWN, Metrics
+from services.tracing.context import TraceContext
+from services.tracing.tracer import EdgeFacts, Tracer
 
 logger = logging.getLogger("flambeau.request")
 
@@ -22,6 +24,11 @@ REQUEST_ID = "x-request-id"
 _SAFE_ID = re.compile(r"[ -~]{1,128}")
 _MAX_CACHED_LABELS = 10_000
 """Served versions times codes; beyond it (versions that came and went) the cache starts anew."""
+USUAL_CODES = {
+    "rest": ("200", "500", "503", "504"),
+    "grpc": ("OK", "INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
+}
+"""By protocol, what requests for a version that is served end with; the others are the caller's."""
 FAILURES_LOGGED_A_SECOND = 100
 """A line costs more than a refusal: under overload, lines for all would leave time for nothing."""
 
@@ -35,16 +42,25 @@ def _new_ids() -> Callable[[], str]:
 class Ledger:
     """Where all records are counted."""
 
-    def __init__(self, metrics: Metrics, directory: Directory, access_log: bool) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        directory: Directory,
+        access_log: bool,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.metrics = metrics
         self.directory = directory
         self.access_log = access_log
+        self.tracer = tracer
         self.open = functools.partial(Record, self)
         """Starts a `Record`. Not a method: a call less for every request."""
         self.new_id = _new_ids()
         """Gives an id that no other request has."""
         self._second = self._logged = self._left_out = 0
         self._children: dict[tuple[Lane | None, str, str], tuple[CounterChild, HistogramChild]] = {}
+        for refusal in (*OverloadedError.__subclasses__(), OverloadedError, ShuttingDownError):
+            metrics.refusals.labels(refusal.__name__)
 
     def safe_id(self, given: str) -> str:
         """The caller's id, or a new one when that is not printable."""
@@ -63,12 +79,29 @@ class Ledger:
             return False
         return True
 
-    def count(self, lane: Lane | None, protocol: str, code: str, seconds: float) -> None:
-        """Counts and times one request; of a lane nobody knows, under `unknown`."""
+    def expect(self, lane: Lane) -> None:
+        """Begins at 0 the usual counts of a version that is served; see `Metrics.expect_lane`."""
+        for protocol, codes in USUAL_CODES.items():
+            for code in codes:
+                if (lane, protocol, code) not in self._children:
+                    self._new_children(lane, protocol, code)
+
+    def count(
+        self, lane: Lane | None, protocol: str, code: str, seconds: float, trace_id: str = ""
+    ) -> None:
+        """Counts and times one request; of a lane nobody knows, under `unknown`.
+
+        Args:
+            lane: the version that it counts for.
+            protocol: `rest` or `grpc`.
+            code: the protocol's own.
+            seconds: how long it took.
+            trace_id: of its trace in hexadecimal, if that is kept: the exemplar.
+        """
         key = (lane, protocol, code)
         counter, histogram = self._children.get(key) or self._new_children(*key)
         counter.value += 1
-        histogram.observe(seconds)
+        histogram.observe(seconds, trace_id)
 
     def _new_children(
         self, lane: Lane | None, protocol: str, code: str
@@ -92,12 +125,21 @@ class Record:
         given_id: the caller's; a printable one is invented when it gave none.
         model: as the caller wrote it.
         version: likewise.
+        traceparent: what the caller says of its trace (W3C Trace Context); empty for nothing.
     """
 
-    __slots__ = ("_ledger", "_protocol", "_started", "model", "request_id", "version")
+    __slots__ = (
+        "_ledger", "_protocol", "_started", "model", "request_id", "trace", "trace_id", "version",
+    )  # fmt: skip
 
     def __init__(
-        self, ledger: Ledger, protocol: str, given_id: str, model: str, version: str
+        self,
+        ledger: Ledger,
+        protocol: str,
+        given_id: str,
+        model: str,
+        version: str,
+        traceparent: str = "",
     ) -> None:
         self._started = time.monotonic()
         self._ledger = ledger
@@ -106,6 +148,12 @@ class Record:
         self.version = version
         self.request_id = ledger.safe_id(given_id) if given_id else ledger.new_id()
         """Printable; goes into the log and the reply."""
+        self.trace: TraceContext | None = None
+        """What travels with the request if it is traced here."""
+        self.trace_id = ""
+        """In hex: of its trace, which may be one that only the caller records; empty for none."""
+        if ledger.tracer is not None:
+            self.trace, self.trace_id = ledger.tracer.begin(traceparent)
 
     def close(self, code: str, reply: InferReply) -> None:
         """Counts, times and, if asked to, logs a request that was answered with outputs.
@@ -116,7 +164,9 @@ class Record:
         """
         ledger = self._ledger
         seconds = time.monotonic() - self._started
-        ledger.count(reply.lane, self._protocol, code, seconds)
+        ledger.count(reply.lane, self._protocol, code, seconds, self.trace_id if self.trace else "")
+        if self.trace is not None:
+            self._end_trace(self.trace, code, str(reply.lane.version))
         if ledger.access_log:
             extra = self._facts(code, seconds, str(reply.lane.version))
             logger.info("request", extra={**extra, "batch_rows": reply.batch_rows})
@@ -132,9 +182,12 @@ class Record:
         ledger, lane = self._ledger, lane or self._find_lane()
         now = time.monotonic()
         seconds = now - self._started
-        ledger.count(lane, self._protocol, code, seconds)
+        ledger.count(lane, self._protocol, code, seconds, self.trace_id if self.trace else "")
         if isinstance(error, OverloadedError | ShuttingDownError):
             ledger.metrics.refusals.labels(type(error).__name__).inc()
+        if self.trace is not None:
+            version = str(lane.version) if lane else self.version[:32]
+            self._end_trace(self.trace, code, version, type(error).__name__)
         if ledger.may_log_failure(now):
             # The version as counted; of a name nobody knows, what the caller wrote.
             extra = self._facts(code, seconds, str(lane.version) if lane else self.version[:32])
@@ -147,8 +200,26 @@ class Record:
         except ServingError:
             return None
 
+    def _end_trace(self, trace: TraceContext, code: str, version: str, error: str = "") -> None:
+        tracer = self._ledger.tracer
+        assert tracer is not None
+        tracer.keep(
+            EdgeFacts(
+                trace=trace,
+                protocol=self._protocol,
+                model=self.model[:128],
+                version=version,
+                code=code,
+                error=error,
+                request_id=self.request_id,
+                ended_ns=time.time_ns(),
+            )
+        )
+
     def _facts(self, code: str, seconds: float, version: str) -> dict[str, object]:
+        trace = {"trace_id": self.trace_id} if self.trace_id else {}
         return {
+            **trace,
             "request_id": self.request_id,
             "protocol": self._protocol,
             "model": self.model[:128],

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import orjson
 from starlette.applications import Starlette
@@ -17,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from services.access.caller import Visitor
+from services.access.credential import secret_of
 from services.errors import MethodNotAllowedError, ServingError, UnknownPathError
 from services.gateway.admission import Admission
 from services.gateway.http_asgi import asgi_opener
@@ -27,10 +30,15 @@ from services.gateway.job_desk import JobDesk
 from services.gateway.job_routes import JobRoutes
 from services.gateway.ledger import Ledger
 from services.gateway.openapi import openapi_document
-from services.gateway.refusals import RETRY_AFTER_S
+from services.gateway.refusals import retry_after_s
 from services.gateway.rest_infer import InferExchange, InferRoute
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 
+if TYPE_CHECKING:
+    from services.access.door import Door
+
+_OPEN_PATHS = frozenset(("/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"))
+"""What says nothing of the models, and is for everybody."""
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
 
@@ -43,23 +51,46 @@ class RestEdge:
         facts: ServerFacts,
         ledger: Ledger,
         desk: JobDesk | None = None,
+        door: "Door | None" = None,
     ) -> None:
         self._admission = admission
-        self._jobs = JobRoutes(admission, ledger, desk)
+        self._door = door
+        self._jobs = JobRoutes(admission, ledger, desk, self._visitor)
         self._facts = facts
         self._ledger = ledger
         self._open_other = asgi_opener(self._application())
 
     def route(self, head: Head) -> Opener:
-        """Who answers a request."""
+        """Who answers a request.
+
+        Raises:
+            UnauthenticatedError: nobody; a stranger's body is not waited for.
+        """
         found = _INFER.fullmatch(head.path)
+        entrance = None
+        if self._door is not None and head.path not in _OPEN_PATHS:
+            secret = secret_of(head.text("authorization") or "", head.text("x-api-key") or "")
+            self._door.admit(secret)
+            entrance = self._door.entrance(secret, "infer", found[1]) if found else None
         if found is None:
             return self._open_other
         if head.method != "POST":
             return _NotAllowed
         model, version = found[1], found[2] or ""
-        route = InferRoute(self._admission, self._ledger, head, model, version)
+        route = InferRoute(self._admission, self._ledger, head, model, version, entrance)
         return partial(InferExchange, route)
+
+    def _visitor(self, request: Request) -> Visitor:
+        """Who makes a call.
+
+        Raises:
+            UnauthenticatedError: nobody whom this server knows.
+        """
+        if self._door is None:
+            return Visitor(None, "")
+        headers = request.headers
+        secret = secret_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
+        return Visitor(self._door.admit(secret), "")
 
     def _application(self) -> Starlette:
         application = Starlette(
@@ -95,7 +126,8 @@ class RestEdge:
             for suffix, endpoint in calls
         ]
 
-    async def _server_metadata(self, _: Request) -> Response:
+    async def _server_metadata(self, request: Request) -> Response:
+        self._visitor(request).take_request()
         return _json({"name": NAME, "version": self._facts.version, "extensions": list(EXTENSIONS)})
 
     async def _ready(self, _: Request) -> Response:
@@ -106,10 +138,17 @@ class RestEdge:
         return _json(openapi_document(self._facts.version))
 
     async def _model_metadata(self, request: Request) -> Response:
-        return _json(asdict(self._facts.model(*_named(request))))
+        model, version = _named(request)
+        visitor = self._visitor(request)
+        visitor.require_seen(model)
+        visitor.take_request()
+        return _json(asdict(self._facts.model(model, version)))
 
     async def _model_ready(self, request: Request) -> Response:
         model, version = _named(request)
+        visitor = self._visitor(request)
+        visitor.require_seen(model)
+        visitor.take_request()
         served = self._admission.directory.find(model, version)  # unknown names are 404
         ready = served.state == "ready"
         return _json({"name": model, "ready": ready}, 200 if ready else 503)
@@ -148,7 +187,9 @@ def _error_response(error: ServingError) -> Response:
     """The protocol's error body, under the error's own status."""
     response = Response(error_body(error), error.http_status, media_type="application/json")
     if error.retryable:
-        response.headers["retry-after"] = str(RETRY_AFTER_S)
+        response.headers["retry-after"] = str(retry_after_s(error))
+    if error.http_status == 401:
+        response.headers["www-authenticate"] = "Bearer"
     return response
 
 

@@ -21,8 +21,10 @@ from services.gateway.rest_request import RestRequest
 from services.gateway.scheduling import time_for_work
 from services.queueing.memory_queue import Entry, Outcome
 from services.queueing.records import InferReply, Lane
+from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
+    from services.access.door import Entrance
     from services.gateway.http_protocol import HttpConnection
 
 logger = logging.getLogger("flambeau.http")
@@ -43,18 +45,26 @@ class InferRoute:
     """All of an inference that its head alone tells; kept with a head that comes again."""
 
     __slots__ = (
-        "admission", "encoding", "fault", "given_id", "header_length", "ledger", "model",
-        "timeout_s", "version",
+        "admission", "encoding", "entrance", "fault", "given_id", "header_length", "ledger",
+        "model", "timeout_s", "traceparent", "version",
     )  # fmt: skip
 
     def __init__(
-        self, admission: Admission, ledger: Ledger, head: Head, model: str, version: str
+        self,
+        admission: Admission,
+        ledger: Ledger,
+        head: Head,
+        model: str,
+        version: str,
+        entrance: "Entrance | None" = None,
     ) -> None:
         self.admission = admission
+        self.entrance = entrance
         self.ledger = ledger
         self.model = model
         self.version = version
         self.given_id = head.text(REQUEST_ID) or ""
+        self.traceparent = head.text(TRACEPARENT) or ""
         self.header_length = head.text(rest_codec.HEADER_LENGTH)
         self.encoding = accepted_encoding(head.text("accept-encoding") or "")
         self.timeout_s: float | None = None
@@ -86,6 +96,13 @@ class InferExchange(Exchange):
         """Decodes the request and lets it in."""
         route = self._route
         record = self._open_record()
+        caller = None
+        if route.entrance is not None:
+            try:
+                caller = route.entrance.caller()
+            except ServingError as error:
+                self._fail(error)
+                return
         try:
             if route.header_length is None and route.fault is None:
                 request = self._request = rest_codec.decode_json(body)
@@ -106,6 +123,8 @@ class InferExchange(Exchange):
                 timeout_s=timeout_s,
                 priority=request.priority,
                 wish=request.wish,
+                trace=record.trace,
+                caller=caller,
             )
             entry = route.admission.infer(call, self._answered)
             if self.response is None:
@@ -131,7 +150,7 @@ class InferExchange(Exchange):
     def _open_record(self) -> Record:
         route = self._route
         record = self._record = route.ledger.open(
-            "rest", route.given_id, route.model, route.version
+            "rest", route.given_id, route.model, route.version, route.traceparent
         )
         return record
 

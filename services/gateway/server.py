@@ -1,21 +1,24 @@
 """A gateway: the front, and a queue on Redis behind it. Holds no model.
 
 Start: bind the ports, begin to answer (not ready), ask Redis what the workers serve, become ready.
-Stop (SIGTERM or SIGINT): ready goes false, nothing new is accepted, accepted requests finish, the
-process exits 0. A second signal ends it at once.
+Stop (SIGTERM or SIGINT): ready goes false, after `drain_delay_s` nothing new is accepted, accepted
+requests finish, the process exits 0. A second signal ends it at once.
 """
 
 import asyncio
+import contextlib
 import logging
 from importlib.metadata import version as installed_version
 
 import prometheus_client
 import uvloop
 
+from services.access.shared_rates import SharedRates
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
 from services.gateway.job_desk import JobDesk
+from services.gateway.verification_desk import VerificationDesk
 from services.gateway.webhooks import Webhooks, read_secret
 from services.process import process_name, stop_on_signals
 from services.queueing.directory import Directory
@@ -25,9 +28,11 @@ from services.queueing.redis_streams.fleet import FleetView
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.registry import FleetDirectory, FleetWatch
 from services.queueing.redis_streams.sender import RedisSender
+from services.queueing.redis_streams.verifications import FleetVerifier
 from services.queueing.redis_streams.webhook_queue import WebhookQueue
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
+from services.tracing.setting import open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
@@ -36,6 +41,7 @@ def serve(config: GatewayConfig) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
+        ConfigError: strangers could reach it, or who may cannot be read.
         PortError: a port is taken.
         QueueUrlError: the URL of the queue is wrong.
     """
@@ -66,21 +72,32 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         secret = read_secret(config.webhook_secret_file)
         webhook_queue = WebhookQueue(clients.open(), name)
         told.append(Webhooks(webhook_queue, jobs, models, secret, config.webhook_hosts))
-    front = Front(config, version, metrics, directory, queue, _log_ready, open_desk)
+    verifier = FleetVerifier(clients, name, directory, config.verify_timeout_s)
+    verifications = VerificationDesk(verifier.verify, config.verify_for)
+    tracer = open_tracer(config, "gateway", metrics)
+    rates = SharedRates(clients.open()) if config.asks_for_credentials else None
+    front = Front(
+        config, version, metrics, directory, queue, _log_ready, verifications, open_desk, tracer,
+        rates,
+    )  # fmt: skip
     sender = RedisSender(clients, name, config.max_queue_depth)
     fleet = FleetDirectory(directory, queue, sender.lane)
 
     def changed(view: FleetView) -> None:
         sender.learn(view.row_s)
         fleet.apply(view)
+        verifier.workers = view.workers
         front.look(fleet.started)
 
     async def watch() -> None:
         await sender.reached.wait()  # not ready before a request could be sent
-        await FleetWatch(clients, changed).run()
+        await FleetWatch(clients, changed, metrics).run()
 
     asked = asyncio.Event()
-    async with front.listening():
+    async with contextlib.AsyncExitStack() as stack:
+        if tracer is not None:
+            stack.enter_context(tracer.exporting())
+        await stack.enter_async_context(front.listening())
         stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
             chores = [
@@ -90,12 +107,18 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
                 *(tasks.create_task(webhooks.run(), name="webhooks") for webhooks in told),
             ]
             await asked.wait()
-            jobs.stop_waiting()
-            await front.drain()
-            await front.close()
+            await _leave(front, jobs)
             for chore in chores:
                 chore.cancel()
     logger.info("stopped")
+
+
+async def _leave(front: Front, jobs: Jobs) -> None:
+    """What is accepted is answered first."""
+    await front.part()
+    jobs.stop_waiting()
+    await front.drain()
+    await front.close()
 
 
 def _log_ready(found: Listening) -> None:

@@ -46,13 +46,15 @@ class ServerFacts:
         self._models = models
         self.started = False
         """Set once the store has been read through for the first time."""
+        self.leaving = False
+        """Set once the server has been asked to end."""
 
     def is_ready(self) -> bool:
-        """Whether to send traffic here: started, not draining, every named model live."""
+        """Whether to send traffic here: started, not leaving, every named model live."""
         named_are_live = all(
             self._directory.live_version(model) is not None for model in self._models
         )
-        return self.started and not self._admission.draining and named_are_live
+        return self.started and not self.leaving and named_are_live
 
     def is_model_ready(self, model: str, version: str) -> bool:
         """Whether a version is loaded and proven; False for one that does not exist."""

@@ -1,7 +1,7 @@
 """Takes in verifications: one at a time, and everybody who asks for the same one shares it.
 
-In: a model and a version, and a function that proves them on this machine. Out: how far it is, and
-in the end a certificate.
+In: a model and a version, and a function that proves them, on this machine or a worker's. Out: how
+far it is, and in the end a certificate.
 
 Rules kept here: who may ask is a setting, and only this machine unless it says otherwise; a second
 version is refused while the first is verified, for what is served has the machine before both.
@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +21,7 @@ from services.errors import (
     ServingError,
     UnknownJobError,
 )
+from services.queueing.verification_records import Verified, Verify
 
 VerifyFor = Literal["nobody", "this_machine", "everybody"]
 
@@ -34,25 +34,6 @@ KEPT = 8
 
 _LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 """How gRPC names callers on this machine."""
-
-Progress = Callable[[str, int, int], None]
-"""Called on the event loop with an artifact that is begun, how many are done, of how many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What came of a verification."""
-
-    certificate: bytes
-    """As JSON."""
-    recorded_as: str = ""
-    """Its path in the store; empty if it could not be written."""
-    record_failure: str = ""
-    """Why it could not."""
-
-
-Verify = Callable[[str, int | None, Progress], Awaitable[Verified]]
-"""Proves a version, the one in production if none is named; raises a `ServingError`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,17 +73,19 @@ class VerificationDesk:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
 
-    def check(self, peer: str) -> None:
+    def check(self, peer: str, *, is_known: bool = False) -> None:
         """Refuses strangers.
 
         Args:
             peer: the caller, as gRPC names it.
+            is_known: whether it has shown a credential, whose scope `manage` then decides.
 
         Raises:
             ForbiddenError: it may not ask.
         """
         local = peer.startswith(_LOCAL_PEERS)
-        if self._allowed == "everybody" or (self._allowed == "this_machine" and local):
+        may = local or is_known
+        if self._allowed == "everybody" or (self._allowed == "this_machine" and may):
             return
         raise ForbiddenError(
             f"verifications are for {self._allowed.replace('_', ' ')} here (setting verify_for); "

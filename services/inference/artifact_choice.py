@@ -155,8 +155,10 @@ def choice_key(
         threads: CPU threads of a run.
         onnx_providers: what runs ONNX on a GPU.
     """
+    step = manifest.python_step  # it is a part of every run, and gives what artifacts take
     facts = {
         "artifacts": [[a.name, *(f.sha256 for f in a.all_files())] for a in candidates],
+        "python_step": step.model_dump(mode="json") if step else None,
         "golden": manifest.golden.file.sha256,
         "max_batch_size": manifest.signature.max_batch_size,
         "device": str(device),

@@ -4,8 +4,9 @@ In: a store, a version, how it would be run. Out: a certificate.
 
 Rules kept here: every file's digest is checked, of those too that cannot run here; nothing is
 opened that a server with the same trust would not open; what is run is the serving backend itself,
-in a process whose end harms nobody and whose time is limited; an artifact that this machine cannot
-run has not failed. (`loader.py` asks less, more often: it proves what it is about to serve.)
+in a process whose end harms nobody, with limits on its time and memory; an artifact that this
+machine cannot run has not failed. (`loader.py` asks less, more often: it proves what it is about to
+serve.)
 """
 
 import threading
@@ -21,11 +22,13 @@ from model_store.certificates import manifest_sha256
 from model_store.errors import SignatureMismatchError, StoreError
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Artifact, Manifest
+from model_store.memory_limit import GIB
 from model_store.parity import Comparison, first_failure
 from model_store.store import ModelStore
 from services.errors import BackendError, DeviceError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.device import CPU, Device
+from services.inference.config import VERIFY_MEMORY_GIB, VERIFY_TIME_LIMIT_S
 from services.inference.environment import environment
 from services.inference.golden_replay import (
     Run,
@@ -42,7 +45,6 @@ LATENCY_RUNS = 3
 """Of each batch size: the fastest counts."""
 LATENCY_BUDGET_S = 1.0
 """How long the runs of one artifact's latency may take."""
-DEFAULT_TIME_LIMIT_S = 300.0
 
 Progress = Callable[[str, int, int], None]
 """Called with an artifact that is begun, how many are done, and how many there are."""
@@ -69,8 +71,10 @@ class CertifyOptions:
     device: Device = CPU
     threads: int = 1
     trust: Trust = field(default_factory=Trust)
-    time_limit_s: float = DEFAULT_TIME_LIMIT_S
+    time_limit_s: float = VERIFY_TIME_LIMIT_S
     """How long one artifact may run, once it is open."""
+    memory_limit_bytes: int = int(VERIFY_MEMORY_GIB * GIB)
+    """What its process may allocate."""
     gently: bool = False
     """Whether the processes have low priority, because others use the machine."""
 
@@ -195,6 +199,7 @@ def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> Iso
             weights=weights,
             code=read_step(case.store, case.manifest),
             gently=options.gently,
+            memory_limit_bytes=options.memory_limit_bytes,
         )
     except DeviceError as error:
         if options.device == CPU or type(error) is not DeviceError:

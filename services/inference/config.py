@@ -11,6 +11,8 @@ from services.inference.trust import SignatureScope
 from services.queueing.artifact_rules import Accuracy
 from services.settings import ProcessSettings
 
+VERIFY_TIME_LIMIT_S, VERIFY_MEMORY_GIB = 300.0, 16.0
+"""Of one artifact, in a server and in `flambeau verify`; the second as for exports."""
 KeptArtifacts = tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...]
 """Names of artifacts, and the words that stand for some."""
 
@@ -122,6 +124,12 @@ class InferenceSettings(ProcessSettings):
     signature_needed_for: SignatureScope = "remote_code"
     """What loads only signed by a trusted key: code from stores that are no local folder
     (`remote_code`), all `code`, or `everything`; raise it where others can write to the store."""
+    verify_time_limit_s: float = Field(VERIFY_TIME_LIMIT_S, gt=0, le=86_400)
+    """How long one artifact may be verified before it counts as failed; raise it for models that
+    take seconds a row."""
+    verify_memory_gib: float = Field(VERIFY_MEMORY_GIB, gt=0)
+    """Memory that an artifact which is verified may take, beside what is served; lower it where
+    memory is short, raise it for models whose weights fill a good part of it."""
     model_settings: dict[str, ModelSettings] = Field(default_factory=dict)
     """Other values of these settings for single models, as `{digits: {instances: 2}}`."""
     store_poll_interval_s: float = Field(0.5, ge=0.05, le=3600)

@@ -6,6 +6,7 @@ In: a manifest, what was measured, and the setting `keep_artifacts`. Out: names.
 from collections.abc import Mapping, Sequence
 
 from model_store.manifest import Artifact, Manifest
+from model_store.metric import how_much_worse
 from services.queueing.artifact_rules import ACCURACIES, fastest, gives
 
 ALL = "all"
@@ -13,12 +14,16 @@ ALL = "all"
 
 
 def accuracy_loss(manifest: Manifest, artifact: Artifact) -> float:
-    """By how much an artifact's task metrics lie below the checkpoint's, at worst; 0 to 1.
+    """By how much an artifact's task metric is worse than the checkpoint's; 0 to 1.
 
-    Where no metric of the two can be compared, it is the share of the golden rows that it answers
-    otherwise than the checkpoint.
+    It is the one that the version says judges it: points of a share, a relative rise of an error;
+    of older versions the worst of all. Where no metric of the two can be compared, it is the share
+    of the golden rows that it answers otherwise than the checkpoint.
     """
-    checkpoint = manifest.lineage.metrics
+    checkpoint, judged_by = manifest.lineage.metrics, artifact.verification.judged_by
+    if judged_by is not None and f"test/{judged_by.name}" in checkpoint:
+        before = checkpoint[f"test/{judged_by.name}"]
+        return min(max(how_much_worse(judged_by.better, before, judged_by.value), 0.0), 1.0)
     losses = [
         checkpoint[f"test/{name}"] - value
         for name, value in artifact.verification.metrics.items()

@@ -42,6 +42,7 @@ from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
 from services.telemetry.metrics import Metrics
+from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.lanes")
 
@@ -75,12 +76,14 @@ class Lanes:
         directory: Directory,
         metrics: Metrics,
         policy: ServingPolicy,
+        tracer: Tracer | None = None,
     ) -> None:
         self._store = store
         self._queue = queue
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
+        self._tracer = tracer
         self._loaded: dict[Lane, _Loaded] = {}
         self._draining: dict[Lane, Worker] = {}
         self._turns: dict[Device, DeviceTurns] = {}
@@ -189,6 +192,10 @@ class Lanes:
                        "reason": str(error)},
             )  # fmt: skip
             loaded.refused.add(lane.artifact)
+            failed_replays = error.failed_replays if isinstance(error, LoadError) else 0
+            self._metrics.failed_verifications.labels(lane.model, str(lane.version)).inc(
+                failed_replays
+            )
         else:
             if self._loaded.get(lane.default) is loaded:
                 memory.loaded(lane, taken)
@@ -257,7 +264,7 @@ class Lanes:
         device = policy.load.device
         if device not in self._turns:
             self._turns[device] = DeviceTurns(self._policy.slots(device))
-        worker = Worker(plan, self._turns[device], self._metrics)
+        worker = Worker(plan, self._turns[device], self._metrics, self._tracer)
         platform = version.backends[0].platform
         task = tasks.create_task(worker.run(), name=f"worker {lane}")
         self._loaded[lane] = _Loaded(
@@ -271,6 +278,8 @@ class Lanes:
         self._metrics.queue_depth.labels(*labels).set_function(lambda: self._waiting(lane.default))
         self._metrics.model_ready.labels(*labels).set(1)
         self._metrics.load_seconds.labels(*labels).observe(version.load_s)
+        self._metrics.expect_lane(lane.model, lane.version)
+        self._metrics.failed_verifications.labels(*labels).inc(version.failed_replays)
         self._queue.open(lane, worker)
         self._announce(lane.default)
         logger.info(

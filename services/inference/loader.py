@@ -54,7 +54,16 @@ UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
 
 
 class LoadError(Exception):
-    """No artifact of the version can be served here; the message has a reason for each."""
+    """No artifact of the version can be served here; the message has a reason for each.
+
+    Args:
+        message: the reasons.
+        failed_replays: how many artifacts ran and missed their tolerance.
+    """
+
+    def __init__(self, message: str, failed_replays: int = 0) -> None:
+        super().__init__(message)
+        self.failed_replays = failed_replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +113,8 @@ class LoadedVersion:
     load_s: float
     row_ms: Mapping[str, float]
     """Milliseconds a row of the artifacts that were measured against each other, by name."""
+    failed_replays: int = 0
+    """How many faster artifacts ran and missed their tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
     started = time.monotonic()
     golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
     reasons: list[str] = []
+    failed_replays = 0
     key, ranked = _ranked(store, manifest, golden, options)
     for artifact in ranked.artifacts:
         open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
@@ -140,6 +152,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
             told = isinstance(error, StoreError | LoadError | BackendError)
             reason = str(error) if told else repr(error)
             reasons.append(f"artifact {artifact.name}: {reason}")
+            failed_replays += error.failed_replays if isinstance(error, LoadError) else 0
             logger.warning(
                 "artifact refused",
                 extra={"model": manifest.model, "version": manifest.version,
@@ -158,8 +171,9 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
             row_elements=sum(array[:1].size for array in golden.inputs.values()),
             load_s=time.monotonic() - started,
             row_ms=ranked.row_ms,
+            failed_replays=failed_replays,
         )
-    raise LoadError("; ".join(reasons))
+    raise LoadError("; ".join(reasons), failed_replays)
 
 
 def fitting(manifest: Manifest, options: LoadOptions) -> list[Artifact]:
@@ -319,7 +333,7 @@ def _open_and_prove(
 def _prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
     parity = replay(backend, golden, manifest.signature.max_batch_size)
     if failure := parity.failure(artifact.verification.tolerance):
-        raise LoadError(f"replaying the golden inputs on this machine: {failure}")
+        raise LoadError(f"replaying the golden inputs on this machine: {failure}", 1)
     return parity
 
 

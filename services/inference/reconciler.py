@@ -33,6 +33,7 @@ from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedVersion
 from services.telemetry.metrics import Metrics
+from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.reconciler")
 
@@ -56,9 +57,10 @@ class Reconciler:
         metrics: Metrics,
         policy: ServingPolicy,
         go_live: Callable[[Lane, int], None] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._store = store
-        self._lanes = Lanes(store, queue, directory, metrics, policy)
+        self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
@@ -171,12 +173,17 @@ class Reconciler:
             await self._lanes.load(lane, workers)
         except (StoreError, LoadError) as error:
             model.failed_at[lane.version] = time.monotonic()
-            self._announce_failure(lane, str(error))
+            self._announce_failure(lane, error)
         else:
             model.failed_at.pop(lane.version, None)
 
-    def _announce_failure(self, lane: Lane, reason: str) -> None:
-        self._metrics.model_ready.labels(lane.model, str(lane.version)).set(0)
+    def _announce_failure(self, lane: Lane, error: StoreError | LoadError) -> None:
+        reason, labels = str(error), (lane.model, str(lane.version))
+        self._metrics.model_ready.labels(*labels).set(0)
+        self._metrics.expect_lane(lane.model, lane.version)
+        self._metrics.failed_loads.labels(*labels).inc()
+        if isinstance(error, LoadError):
+            self._metrics.failed_verifications.labels(*labels).inc(error.failed_replays)
         self._directory.announce(ServedVersion(lane=lane, state="failed", reason=reason))
         logger.error(
             "version refused",

@@ -1,11 +1,13 @@
-"""A worker process: takes requests from Redis and runs them. Has no ports but that of metrics.
+"""A worker process: takes requests from Redis and runs them. Its one port is that of metrics.
 
+Ready (on that port): the store is read, the models it is for are live, and Redis has been told so.
 Start: look at the store, load, say what is served.
 Stop (SIGTERM or SIGINT): says that nothing is served any more, hands back what has not begun,
 finishes and answers the rest, closes its backends, exits 0. A second signal ends it at once.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from services.errors import ShuttingDownError
 from services.inference.config import InferenceConfig
 from services.inference.configured_policy import serving_policy
 from services.inference.reconciler import Reconciler
+from services.inference.verification import Verifier
 from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
@@ -28,9 +31,11 @@ from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.receiver import RedisReceiver
 from services.queueing.redis_streams.receiving_lane import LaneLoad
 from services.queueing.redis_streams.registry import Announcer, FleetWatch, make_live
+from services.queueing.redis_streams.verifications import VerificationReceiver
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
+from services.tracing.setting import open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
@@ -60,39 +65,61 @@ class _Process:
         self._port = 0
         self._queue = MemoryQueue(MAX_HELD)
         name = process_name("worker")
-        self._receiver = RedisReceiver(clients, name, self._queue)
-        self._watch = FleetWatch(clients, lambda view: make_live(self._directory, view))
+        self._receiver = RedisReceiver(clients, name, self._queue, self._metrics)
+        self._watch = FleetWatch(
+            clients, lambda view: make_live(self._directory, view), self._metrics
+        )
         self._announcer = Announcer(clients, name, self._directory, self._receiver.serves)
+        policy = serving_policy(config)
+        verifier = Verifier(
+            store, policy, config.verify_time_limit_s, config.verify_memory_gib, self._metrics
+        )
+        self._verifications = VerificationReceiver(clients, name, verifier.verify)
+        self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
             store,
             self._receiver,
             self._directory,
             self._metrics,
-            serving_policy(config),
+            policy,
             self._announcer.go_live,
+            self._tracer,
         )
 
     async def run(self) -> None:
         config = self._config
         asked, drained = asyncio.Event(), asyncio.Event()
         with (
-            metrics_server(config.host, config.metrics_port, self._metrics.registry) as port,
+            metrics_server(
+                config.host,
+                config.metrics_port,
+                self._metrics.registry,
+                lambda: not asked.is_set() and self._is_ready(),
+            ) as port,
             sampling_lag(self._metrics.loop_lag_seconds.labels()),
+            self._tracer.exporting() if self._tracer else contextlib.nullcontext(),
         ):
             stop_on_signals(asked)
             self._port = port
             async with self._receiver.running(), asyncio.TaskGroup() as tasks:
                 announcing = tasks.create_task(self._announcer.run(), name="announcer")
                 watching = tasks.create_task(self._watch.run(), name="fleet")
+                verifying = tasks.create_task(self._verifications.run(), name="verifications")
                 reconciling = self._reconciler.run(drained, self._after_pass)
                 tasks.create_task(reconciling, name="reconciler")
                 await asked.wait()
                 logger.info("draining")
                 announcing.cancel()
                 watching.cancel()
+                verifying.cancel()
                 await self._drain()
                 drained.set()
         logger.info("stopped")
+
+    def _is_ready(self) -> bool:
+        """Whether the store is read, what is to be served is live, and Redis has been told."""
+        live = all(self._directory.live_version(m) is not None for m in self._config.models)
+        return self._announcer.started and self._announcer.heard and live
 
     def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._announcer.started

@@ -20,6 +20,7 @@ from model_store.signature import Signature
 from services.errors import BackendError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
 from services.inference.batch_arrays import BatchArrays
+from services.inference.batch_traces import trace_batch
 from services.inference.batcher import Batch, Batcher, BatchRules
 from services.inference.device_turns import DeviceTurns
 from services.inference.instance import Instance, Report
@@ -27,6 +28,7 @@ from services.inference.latency import LatencyModel
 from services.queueing.memory_queue import Entry, deadline_exceeded
 from services.queueing.records import LOWEST_PRIORITY, InferReply, Lane
 from services.telemetry.metrics import Metrics
+from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.worker")
 
@@ -64,10 +66,17 @@ class WorkerPlan:
 class Worker:
     """Runs the batches of one lane until it is closed and empty."""
 
-    def __init__(self, plan: WorkerPlan, turns: DeviceTurns, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        turns: DeviceTurns,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._plan = plan
         self._lane = plan.lane
         self._turns = turns
+        self._tracer = tracer
         self._batcher = Batcher(plan.rules, plan.latency)
         self._spare = Batcher(plan.rules, plan.latency)
         """Jobs: what runs when the device has nothing else to do."""
@@ -310,7 +319,8 @@ class Worker:
             self._opened(instance, report if isinstance(report, Exception) else None)
             return
         now = time.monotonic()
-        took_s = now - instance.given_at
+        given_at = instance.given_at
+        took_s = now - given_at
         self._learn(batch, report, took_s)
         self._pauses_until = now + PAUSE * took_s
         self._busy.discard(instance)
@@ -320,6 +330,8 @@ class Worker:
         self._give_turn_back(instance, report.seconds)
         self._answering += 1
         self._answer(batch, report, 0)
+        if self._tracer is not None:
+            trace_batch(self._tracer, self._lane, batch, report, given_at)
 
     def _answer(self, batch: Batch, report: Report, start: int) -> None:
         """Writes the answers of a batch from one entry on, some in each turn of the loop."""

@@ -22,6 +22,8 @@ class Directory:
         self.complete = True
         """Whether all that is served has been announced once: until then nothing is unknown. A
         process that starts says so, for as long as it does."""
+        self.is_discreet = False
+        """Whether callers may be told no names but those they asked for: not all are for all."""
         self._missed: set[Lane] = set()
         self._resolved: dict[tuple[str, str], tuple[ServedVersion, Signature]] = {}
         """What `resolve` has found since the last change; only names that are served."""
@@ -125,9 +127,8 @@ class Directory:
                 f"model '{model}' is not ready: this server is starting; try again"
             )
         if versions is None:
-            raise UnknownModelError(
-                f"model '{model}' is not served{nearest_name(model, self._served)}"
-            )
+            hint = "" if self.is_discreet else nearest_name(model, self._served)
+            raise UnknownModelError(f"model '{model}' is not served{hint}")
         return versions
 
 

@@ -63,6 +63,13 @@ class Intake(Protocol):
         """
 
 
+class Holder(Protocol):
+    """Who is to know when an entry is no longer in flight."""
+
+    def leave(self) -> None:
+        """It is answered, or nobody waits for it."""
+
+
 class Entry:
     """A request in the queue and the caller that waits for it.
 
@@ -73,12 +80,14 @@ class Entry:
         tick: where `Deadlines` has put it.
         dead: whether nobody waits any more: answered, cancelled or given up.
         degrade_to: the lane it goes to rather than be refused by a limit, if any.
+        holder: whose share of what is in flight it takes; None where there are no shares.
         queue: where it is counted; set by the queue that lets it in, with
         intake: who has taken it.
     """
 
     __slots__ = (
-        "_done", "dead", "degrade_to", "enqueued_at", "intake", "order", "queue", "request", "tick",
+        "_done", "dead", "degrade_to", "enqueued_at", "holder", "intake", "order", "queue",
+        "request", "tick",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +101,7 @@ class Entry:
         self.intake: Intake | None = None
         self.dead = False
         self.degrade_to = degrade_to
+        self.holder: Holder | None = None
         self._done = done
 
     @property
@@ -104,6 +114,8 @@ class Entry:
         if not self.dead:
             self.dead = True
             done, self._done = self._done, _nobody
+            if self.holder is not None:
+                self.holder.leave()
             queue = self.queue
             if queue is not None:
                 queue.unanswered -= 1
@@ -156,13 +168,14 @@ class MemoryQueue:
     """Requests by lane.
 
     Attributes:
+        max_depth: entries that may wait for one lane.
         unanswered: entries whose callers wait, in batches or not.
         deadlines: theirs.
         emptied: there while somebody waits for none to be unanswered.
     """
 
     def __init__(self, max_depth: int) -> None:
-        self._max_depth = max_depth
+        self.max_depth = max_depth
         self._intakes: dict[Lane, Intake] = {}
         self.unanswered = 0
         self.deadlines: Deadlines[Entry] = Deadlines()
@@ -186,7 +199,7 @@ class MemoryQueue:
     def with_room(self, lane: Lane) -> Intake | None:
         """The intake of a lane that takes one more entry; None if it is closed or full."""
         intake = self._intakes.get(lane)
-        return intake if intake is not None and intake.waiting < self._max_depth else None
+        return intake if intake is not None and intake.waiting < self.max_depth else None
 
     def submit(self, request: InferRequest, done: Done, degrade_to: Lane | None = None) -> Entry:
         """Enqueues a request.
@@ -206,7 +219,7 @@ class MemoryQueue:
         if intake is None:
             entry.finish(ModelNotReadyError(f"model {request.lane} is not being served; try again"))
             return entry
-        is_full = intake.waiting >= self._max_depth
+        is_full = intake.waiting >= self.max_depth
         if not is_full or degrade_to is not None:
             entry.queue, entry.intake = self, intake
             self.unanswered += 1
@@ -216,7 +229,7 @@ class MemoryQueue:
         else:
             entry.refuse(
                 QueueFullError(
-                    f"the queue of model {request.lane} holds {self._max_depth} requests, its "
+                    f"the queue of model {request.lane} holds {self.max_depth} requests, its "
                     "limit; retry later or add servers"
                 )
             )

@@ -12,6 +12,7 @@ import msgspec
 
 from model_store.signature import Signature
 from model_store.tensors import Array
+from services.tracing.context import TraceContext
 
 HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = 10
@@ -57,6 +58,8 @@ class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Names asked for, in order; empty for all that the signature has."""
     alone: bool = False
     """Whether it must not share a batch: a worker died while it held this request."""
+    trace: TraceContext | None = None
+    """Of a request that is traced."""
 
 
 class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):

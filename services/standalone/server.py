@@ -1,11 +1,12 @@
 """One process with everything: the front, the memory queue, the reconciler.
 
 Start: bind the ports, begin to answer (not ready), look at the store, become ready.
-Stop (SIGTERM or SIGINT): ready goes false, nothing new is accepted, accepted requests finish,
-workers close their backends, the process exits 0. A second signal ends it at once.
+Stop (SIGTERM or SIGINT): ready goes false, after `drain_delay_s` nothing new is accepted, accepted
+requests finish, workers close their backends, the process exits 0. A second signal ends it at once.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from importlib.metadata import version as installed_version
@@ -18,13 +19,14 @@ from services.gateway.front import Front, Listening
 from services.gateway.verification_desk import VerificationDesk
 from services.inference.configured_policy import serving_policy
 from services.inference.reconciler import Reconciler
+from services.inference.verification import Verifier
 from services.process import stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.standalone.config import ServerConfig
-from services.standalone.verification import Verifier
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
+from services.tracing.setting import open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
@@ -37,6 +39,7 @@ def serve(config: ServerConfig, on_ready: Callable[[Listening], None]) -> None:
         on_ready: called once, when the store has been read through for the first time.
 
     Raises:
+        ConfigError: strangers could reach it, or who may cannot be read.
         PortError: a port is taken.
         StorageError: the store's URL is wrong.
     """
@@ -53,12 +56,20 @@ async def _serve(
     metrics, directory = Metrics(version), Directory()
     queue = MemoryQueue(config.max_queue_depth)
     policy = serving_policy(config)
-    verifier = Verifier(store, policy, config.verify_time_limit_s)
+    verifier = Verifier(
+        store, policy, config.verify_time_limit_s, config.verify_memory_gib, metrics
+    )
     verifications = VerificationDesk(verifier.verify, config.verify_for)
-    front = Front(config, version, metrics, directory, queue, on_ready, verifications=verifications)
-    reconciler = Reconciler(store, queue, directory, metrics, policy)
+    tracer = open_tracer(config, "server", metrics)
+    front = Front(
+        config, version, metrics, directory, queue, on_ready, verifications, tracer=tracer
+    )
+    reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
     asked, drained = asyncio.Event(), asyncio.Event()
-    async with front.listening():
+    async with contextlib.AsyncExitStack() as stack:
+        if tracer is not None:
+            stack.enter_context(tracer.exporting())
+        await stack.enter_async_context(front.listening())
         stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
@@ -66,6 +77,7 @@ async def _serve(
                 name="reconciler",
             )
             await asked.wait()
+            await front.part()
             if not await front.drain():
                 reconciler.abandon_runs()
             await front.close()

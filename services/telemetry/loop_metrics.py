@@ -6,44 +6,71 @@ request pays six times; these cost 0.1 to 0.25 µs.
 
 A scrape reads from another thread without stopping the loop, so within one scrape a histogram's
 sum may lag its count by the update of that moment.
+
+Whoever observes a request whose trace is kept may give the trace's id: the newest one of each
+bucket goes out as its exemplar, to scrapes in the OpenMetrics format (1.0, "Exemplars").
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    HistogramMetricFamily,
+    Sample,
+)
 from prometheus_client.registry import Collector
 
 
 class CounterChild:
     """One counter, for one set of label values."""
 
-    __slots__ = ("value",)
+    __slots__ = ("exemplar", "value")
 
     def __init__(self) -> None:
         self.value = 0.0
+        self.exemplar: Exemplar | None = None
 
-    def inc(self, amount: float = 1.0) -> None:
-        """Adds an amount, which is not negative."""
+    def inc(self, amount: float = 1.0, exemplar: str = "") -> None:
+        """Adds an amount.
+
+        Args:
+            amount: not negative.
+            exemplar: id of a trace that is kept, in hexadecimal; empty for none.
+        """
         self.value += amount
+        if exemplar:
+            self.exemplar = _exemplar(exemplar, amount)
 
 
 class HistogramChild:
     """One histogram, for one set of label values."""
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("_bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """By the number of the bucket."""
 
-    def observe(self, value: float) -> None:
-        """Counts a value in the first bucket whose upper bound it does not exceed."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+    def observe(self, value: float, exemplar: str = "") -> None:
+        """Counts a value in the first bucket whose upper bound it does not exceed.
+
+        Args:
+            value: in the unit of the family's name.
+            exemplar: id of a trace that is kept, in hexadecimal; empty for none.
+        """
+        bucket = bisect_left(self._bounds, value)
+        self.counts[bucket] += 1
         self.total += value
+        if exemplar:
+            self.exemplars[bucket] = _exemplar(exemplar, value)
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Counts several values."""
@@ -53,13 +80,17 @@ class HistogramChild:
         self.total += sum(values)
 
 
+def _exemplar(trace_id: str, value: float) -> Exemplar:
+    return Exemplar({"trace_id": trace_id}, value, time.time())
+
+
 class LoopCounter(Collector):
     """A counter family; `name` without `_total`, as in `prometheus_client`."""
 
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:
-        self._name, self._documentation, self._labels = name, documentation, labels
+        self._name, self._documentation, self.label_names = name, documentation, labels
         self._children: dict[tuple[str, ...], CounterChild] = {}
         registry.register(self)
 
@@ -72,9 +103,12 @@ class LoopCounter(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """The family as it stands; called by a scrape."""
-        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._documentation, labels=self.label_names)
         for values, child in list(self._children.items()):
-            family.add_metric(values, child.value)
+            labels = dict(zip(self.label_names, values, strict=True))
+            # The family's own way to add a sample takes no exemplar.
+            sample = Sample(f"{self._name}_total", labels, child.value, None, child.exemplar)
+            family.samples.append(sample)
         yield family
 
 
@@ -93,7 +127,7 @@ class LoopHistogram(Collector):
         buckets: Sequence[float],
         registry: CollectorRegistry,
     ) -> None:
-        self._name, self._documentation, self._labels = name, documentation, labels
+        self._name, self._documentation, self.label_names = name, documentation, labels
         self._bounds = [float(bound) for bound in buckets]
         self._names = [*map(str, self._bounds), "+Inf"]
         self._children: dict[tuple[str, ...], HistogramChild] = {}
@@ -108,10 +142,13 @@ class LoopHistogram(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The family as it stands; called by a scrape."""
-        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self.label_names)
         for values, child in list(self._children.items()):
             total = child.total
             counts = accumulate(list(child.counts))
-            buckets = list(zip(self._names, map(float, counts), strict=True))
-            family.add_metric(values, buckets, total)
+            buckets = [
+                (name, float(count), child.exemplars.get(number))
+                for number, (name, count) in enumerate(zip(self._names, counts, strict=True))
+            ]
+            family.add_metric(values, buckets, total)  # type: ignore[arg-type]
         yield family

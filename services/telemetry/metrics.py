@@ -5,12 +5,14 @@ up: a request for an unknown model counts under the model `unknown`.
 """
 
 import contextlib
+import math
 import platform
 
-from prometheus_client import CollectorRegistry, Gauge, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from services.telemetry.access_metrics import AccessMetrics
 from services.telemetry.loop_metrics import LoopCounter, LoopHistogram
 
 SECONDS = (
@@ -21,6 +23,11 @@ LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 LANE = ("model", "version")
+
+DROPPED = ("cancelled", "expired", "infeasible", "failed")
+RESTARTED = ("blocked", "died")
+FINISHED = ("done", "failed", "expired")
+"""Values of the labels `reason` and `state`."""
 
 UNKNOWN = "unknown"
 """Label value of requests that named no model or version we serve."""
@@ -40,6 +47,9 @@ class Metrics:
         self._make_batch_metrics(self.registry)
         self._make_server_metrics(self.registry)
         self._make_stream_metrics(self.registry)
+        self.tls = TlsMetrics(self.registry)
+        self._make_failure_metrics(self.registry)
+        self.access = AccessMetrics(self.registry)
 
     def _make_request_metrics(self, registry: CollectorRegistry) -> None:
         self.requests = LoopCounter(
@@ -141,6 +151,14 @@ class Metrics:
             registry=registry,
         )
 
+        self.spans = Counter(
+            "flambeau_spans",
+            "Spans of traces, by outcome: exported; or dropped, when the collector is out of reach "
+            "or too slow (then what would have made them is counted).",
+            ("outcome",),
+            registry=registry,
+        )
+
     def _make_stream_metrics(self, registry: CollectorRegistry) -> None:
         """Of a queue across processes: every worker tells the same of a lane it serves."""
         self.stream_waiting = Gauge(
@@ -175,6 +193,68 @@ class Metrics:
             registry=registry,
         )
 
+    def _make_failure_metrics(self, registry: CollectorRegistry) -> None:
+        """What somebody has to look at; each has an alert."""
+        self.failed_loads = LoopCounter(
+            "flambeau_failed_loads",
+            "Times a version could not be loaded here, for whatever reason.",
+            LANE,
+            registry=registry,
+        )
+        self.failed_verifications = LoopCounter(
+            "flambeau_failed_verifications",
+            "Artifacts whose golden outputs missed their tolerance on this machine, at a load or "
+            "when asked (flambeau verify).",
+            LANE,
+            registry=registry,
+        )
+        self.dead_letters = LoopCounter(
+            "flambeau_dead_letters",
+            "Requests and jobs set aside because two workers died with them.",
+            LANE,
+            registry=registry,
+        )
+        self.finished_jobs = LoopCounter(
+            "flambeau_finished_jobs",
+            "Jobs that were over on this worker, by how: done, failed or expired.",
+            (*LANE, "state"),
+            registry=registry,
+        )
+        self.fleet_workers = Gauge(
+            "flambeau_fleet_workers",
+            "Workers that say in Redis what they serve, as this process sees it; NaN in a process "
+            "that looks at no Redis.",
+            registry=registry,
+        )
+        self.fleet_workers.set(math.nan)
+        self.lost_workers = LoopCounter(
+            "flambeau_lost_workers",
+            "Workers that fell silent without a farewell; each is counted by one process alone.",
+            (),
+            registry=registry,
+        )
+        self.lost_workers.labels()
+
+    def expect_lane(self, model: str, version: int) -> None:
+        """Begins at 0 what a version that is loaded here may count.
+
+        Otherwise the first event would make a series that rises from nothing, which no rate sees.
+        """
+        labels = (model, str(version))
+        for reason in DROPPED:
+            self.dropped.labels(*labels, reason)
+        for reason in RESTARTED:
+            self.worker_restarts.labels(*labels, reason)
+        self.failed_loads.labels(*labels)
+        self.failed_verifications.labels(*labels)
+
+    def expect_stream(self, model: str, version: int) -> None:
+        """Begins at 0 what a version may count whose requests come through Redis."""
+        labels = (model, str(version))
+        self.dead_letters.labels(*labels)
+        for state in FINISHED:
+            self.finished_jobs.labels(*labels, state)
+
     def set_jobs(self, model: str, version: int, *, waiting: int, running: int) -> None:
         """Sets what Redis holds of a lane's jobs."""
         self.waiting_jobs.labels(model, str(version)).set(waiting)
@@ -205,3 +285,29 @@ class Metrics:
                 KeyError
             ):  # never set for a version that did not load, or by no such process
                 gauge.remove(model, str(version))
+
+
+class TlsMetrics:
+    """Of the ports that speak TLS, of whichever process; counted from any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.not_after = Gauge(
+            "flambeau_tls_certificate_not_after_timestamp_seconds",
+            "When the first certificate expires of those in a file, by use: server (what the ports "
+            "show) or client_ca (what callers' certificates are measured by).",
+            ("use",),
+            registry=registry,
+        )
+        self.reloads = Counter(
+            "flambeau_tls_reloads",
+            "Times changed certificate files were read, by outcome: taken, or refused (the old "
+            "ones stay).",
+            ("outcome",),
+            registry=registry,
+        )
+        self.handshake_failures = Counter(
+            "flambeau_tls_handshake_failures",
+            "TLS handshakes of REST that failed, as with a caller whose certificate is missing or "
+            "of a foreign authority.",
+            registry=registry,
+        )

@@ -4,6 +4,7 @@ import sys
 
 from services.errors import QueueUnavailableError
 from services.ports import PortError
+from services.process import hush_grpc
 from services.queueing.redis_streams.clients import QueueUrlError
 from services.settings import ConfigError, settings_from
 
@@ -12,6 +13,7 @@ SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
 
 def main() -> int:
     """Runs the process. Returns its exit code."""
+    hush_grpc()  # before gRPC is imported
     from services.trainer.config import TrainerConfig
 
     try:

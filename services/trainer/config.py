@@ -6,7 +6,9 @@ from typing import Literal
 from pydantic import Field
 
 from model_store.strict import StrictModel
+from services.access.config import AccessSettings
 from services.settings import ServiceSettings
+from services.tls import TlsSettings
 
 
 class KubeflowSettings(StrictModel):
@@ -35,7 +37,7 @@ class KubeflowSettings(StrictModel):
     """How often a TrainJob's status and progress are read."""
 
 
-class TrainerConfig(ServiceSettings, KubeflowSettings):
+class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettings):
     """Every setting of `python -m services.trainer`."""
 
     http_port: int = Field(8003, ge=0, le=65_535)
@@ -71,12 +73,12 @@ class TrainerConfig(ServiceSettings, KubeflowSettings):
     """Size of the largest file that a job may write."""
     open_files_limit: int = Field(4096, ge=64, le=1_048_576)
     """Files that each process of a job may have open."""
-    tokens_file: str = ""
-    """File with a line `NAME TOKEN` for each caller who is allowed to train. With it every call
-    that changes something needs a token, and those who have one may bring code; without it anyone
-    who reaches the service may train, but nobody may bring code, and `host` must be local."""
     targets: tuple[str, ...] = ()
-    """Packages, beside `training`, whose targets a recipe may name without a token."""
+    """Packages, beside `training`, whose targets a recipe may name without a credential. Foreign
+    code runs for known callers alone (`api_keys_file`, `jwt_keys`)."""
+    data_folders: tuple[str, ...] = ()
+    """Folders that the `data` of a recipe may name, beside the job's own; give those that anyone
+    who may train here may learn from."""
     max_bundle_bytes: int = Field(16 * 2**20, ge=1024, le=2**30)
     """Largest code bundle, as it is sent."""
     max_unpacked_bytes: int = Field(64 * 2**20, ge=1024, le=2**40)

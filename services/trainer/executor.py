@@ -21,6 +21,8 @@ class Succeeded:
     """It has published."""
 
     version: int
+    alias: str = ""
+    """What became of the recipe's alias, as it stands behind the version: ` → production`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class _Metric(msgspec.Struct, tag_field="kind", tag="metric"):
 class _Published(msgspec.Struct, tag_field="kind", tag="published"):
     model: str
     version: int
+    alias: str = ""
 
 
 class _Stopped(msgspec.Struct, tag_field="kind", tag="stopped"):
@@ -128,7 +131,7 @@ class Story:
                 kept = dict(list(told.metrics.items())[:MAX_METRICS])
                 await self._listener.metric(told.epoch, kept)
             case _Published():
-                self.outcome = Succeeded(told.version)
+                self.outcome = Succeeded(told.version, told.alias)
             case _Stopped():
                 self.outcome = Stopped()
             case _Failed():

@@ -16,6 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.flambeau.v1 import training_pb2 as pb
+from services.access.caller import Visitor
+from services.access.credential import secret_of
+from services.access.door import Door
 from services.errors import ServingError
 from services.ports import port_error
 from services.trainer.job_desk import JobDesk, Submission
@@ -29,7 +32,7 @@ MAX_CALLS = 512
 MESSAGE_SPARE_BYTES = 4 * 2**20
 """What a submission may have beside its bundle."""
 Context = grpc.aio.ServicerContext[Any, Any]
-Answer = Callable[[Any, str], Awaitable[Message]]
+Answer = Callable[[Any, Visitor], Awaitable[Message]]
 
 
 class TrainingCalls:
@@ -37,10 +40,12 @@ class TrainingCalls:
 
     Args:
         desk: answers.
+        door: knows callers, where they are asked for credentials.
     """
 
-    def __init__(self, desk: JobDesk) -> None:
+    def __init__(self, desk: JobDesk, door: Door | None) -> None:
         self._desk = desk
+        self._door = door
 
     def handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """By name."""
@@ -53,7 +58,7 @@ class TrainingCalls:
         }
         found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
-                _answering(call), message.FromString, lambda reply: reply.SerializeToString()
+                self._answering(call), message.FromString, lambda reply: reply.SerializeToString()
             )
             for name, (call, message) in calls.items()
         }
@@ -64,7 +69,7 @@ class TrainingCalls:
         )
         return found
 
-    async def _submit(self, asked: pb.SubmitTrainingRequest, authorization: str) -> Message:
+    async def _submit(self, asked: pb.SubmitTrainingRequest, visitor: Visitor) -> Message:
         job = await self._desk.submit(
             Submission(
                 recipe=asked.recipe,
@@ -72,34 +77,65 @@ class TrainingCalls:
                 overrides=tuple(asked.overrides),
                 bundle=asked.bundle,
                 idempotency_key=asked.idempotency_key,
-                authorization=authorization,
-            )
+            ),
+            visitor,
         )
         return job_message(job)
 
-    async def _get(self, asked: pb.GetTrainingRequest, _: str) -> Message:
-        return job_message(await self._desk.find(asked.id))
+    async def _get(self, asked: pb.GetTrainingRequest, visitor: Visitor) -> Message:
+        return job_message(await self._desk.find(asked.id, visitor))
 
-    async def _list(self, asked: pb.ListTrainingRequest, _: str) -> Message:
+    async def _list(self, asked: pb.ListTrainingRequest, visitor: Visitor) -> Message:
         state = _state_name(asked.state) if asked.state else ""
-        jobs = await self._desk.newest(state, asked.limit)
+        jobs = await self._desk.newest(state, asked.limit, visitor)
         return pb.ListTrainingResponse(jobs=[job_message(job, with_recipe=False) for job in jobs])
 
-    async def _cancel(self, asked: pb.CancelTrainingRequest, authorization: str) -> Message:
-        return job_message(await self._desk.cancel(asked.id, authorization))
+    async def _cancel(self, asked: pb.CancelTrainingRequest, visitor: Visitor) -> Message:
+        return job_message(await self._desk.cancel(asked.id, visitor))
 
-    async def _resume(self, asked: pb.ResumeTrainingRequest, authorization: str) -> Message:
-        return job_message(await self._desk.resume(asked.id, authorization))
+    async def _resume(self, asked: pb.ResumeTrainingRequest, visitor: Visitor) -> Message:
+        return job_message(await self._desk.resume(asked.id, visitor))
 
     async def _watch(
         self, asked: pb.WatchTrainingRequest, context: Context
     ) -> AsyncIterator[pb.TrainingEvent]:
         try:
-            async for events in self._desk.watch(asked.id, asked.after, asked.follow):
+            visitor = self._visitor(context)
+            async for events in self._desk.watch(asked.id, asked.after, asked.follow, visitor):
                 for event in events:
                     yield event_message(event)
         except ServingError as error:
             await _refuse(context, error)
+
+    def _answering(self, call: Answer) -> Callable[[Any, Context], Awaitable[Message]]:
+        async def answer(request: Any, context: Context) -> Message:
+            try:
+                return await call(request, self._visitor(context))
+            except ServingError as error:
+                await _refuse(context, error)
+            except Exception:
+                logger.exception("a call failed")
+                await context.abort(
+                    grpc.StatusCode.INTERNAL, "internal error; the service's log says more"
+                )
+            raise AssertionError("abort raises")
+
+        return answer
+
+    def _visitor(self, context: Context) -> Visitor:
+        """Who makes a call.
+
+        Raises:
+            UnauthenticatedError: nobody whom this service knows.
+            RateLimitedError: it makes too many.
+        """
+        if self._door is None:
+            return Visitor(None, context.peer())
+        given = {name: str(value) for name, value in context.invocation_metadata() or ()}
+        secret = secret_of(given.get("authorization", ""), given.get("x-api-key", ""))
+        visitor = Visitor(self._door.admit(secret), context.peer())
+        visitor.take_request()
+        return visitor
 
 
 class GrpcEdge:
@@ -108,9 +144,10 @@ class GrpcEdge:
     Args:
         desk: answers.
         max_bundle_bytes: largest bundle.
+        door: knows callers, where they are asked for credentials.
     """
 
-    def __init__(self, desk: JobDesk, max_bundle_bytes: int) -> None:
+    def __init__(self, desk: JobDesk, max_bundle_bytes: int, door: Door | None = None) -> None:
         largest = max_bundle_bytes + MESSAGE_SPARE_BYTES
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=MAX_CALLS,
@@ -122,7 +159,7 @@ class GrpcEdge:
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        handlers = TrainingCalls(desk).handlers()
+        handlers = TrainingCalls(desk, door).handlers()
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
         )
@@ -130,14 +167,19 @@ class GrpcEdge:
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
-    async def start(self, host: str, port: int) -> int:
-        """Begins to answer; port 0 picks a free one. Returns the port.
+    async def start(
+        self, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+    ) -> int:
+        """Begins to answer; port 0 picks a free one; with credentials, in TLS. Returns the port.
 
         Raises:
             PortError: it cannot be bound.
         """
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            if credentials is None:
+                bound = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self._server.add_secure_port(f"{host}:{port}", credentials)
         except RuntimeError as error:
             raise port_error(port, "grpc_port", str(error)) from error
         for service in ("", SERVICE):
@@ -191,31 +233,8 @@ def event_message(event: JobEvent) -> pb.TrainingEvent:
     )
 
 
-def _answering(call: Answer) -> Callable[[Any, Context], Awaitable[Message]]:
-    async def answer(request: Any, context: Context) -> Message:
-        try:
-            return await call(request, _authorization(context))
-        except ServingError as error:
-            await _refuse(context, error)
-        except Exception:
-            logger.exception("a call failed")
-            await context.abort(
-                grpc.StatusCode.INTERNAL, "internal error; the service's log says more"
-            )
-        raise AssertionError("abort raises")
-
-    return answer
-
-
 async def _refuse(context: Context, error: ServingError) -> None:
     await context.abort(grpc.StatusCode[error.grpc_code], str(error))
-
-
-def _authorization(context: Context) -> str:
-    for name, value in context.invocation_metadata() or ():
-        if name == "authorization":
-            return value if isinstance(value, str) else value.decode(errors="replace")
-    return ""
 
 
 def _state_name(value: "pb.TrainingJob.State") -> str:

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from services.access.audit import audited
+from services.access.caller import Visitor
 from services.errors import (
     ConflictError,
     InvalidRequestError,
+    NotAllowedError,
     QueueFullError,
     ShuttingDownError,
     UnknownJobError,
 )
 from services.trainer import transitions
-from services.trainer.callers import Callers
 from services.trainer.code_bundle import BundleLimits, unpack
 from services.trainer.config import TrainerConfig
 from services.trainer.job_store import JobStore, change, no_such_job
@@ -56,8 +58,6 @@ class Submission:
     """A zip or tar file with the code it names; empty for none."""
     idempotency_key: str = ""
     """A job with the same key is the same job; empty for none."""
-    authorization: str = ""
-    """The header of the call."""
 
 
 class JobDesk:
@@ -65,13 +65,11 @@ class JobDesk:
 
     Args:
         store: keeps them.
-        callers: who may train.
         config: the limits.
     """
 
-    def __init__(self, store: JobStore, callers: Callers, config: TrainerConfig) -> None:
+    def __init__(self, store: JobStore, config: TrainerConfig) -> None:
         self._store = store
-        self._callers = callers
         self._config = config
         self._limits = BundleLimits(
             max_bytes=config.max_bundle_bytes,
@@ -90,7 +88,7 @@ class JobDesk:
         self._stopping.set()
         self._store.bell.ring_all()
 
-    async def submit(self, wanted: Submission) -> TrainingJob:
+    async def submit(self, wanted: Submission, visitor: Visitor) -> TrainingJob:
         """Takes in a job.
 
         Raises:
@@ -99,8 +97,12 @@ class JobDesk:
         """
         if self.stopping:
             raise ShuttingDownError("this service is shutting down; submit the job again later")
-        caller = self._callers.identify(wanted.authorization)
         recipe = checked_recipe(wanted)
+        with audited("submit", recipe.publish.model, visitor.name, visitor.peer):
+            visitor.require("train", recipe.publish.model)
+            return await self._submit(wanted, recipe, visitor.name)
+
+    async def _submit(self, wanted: Submission, recipe: Recipe, caller: str) -> TrainingJob:
         self._check_code(caller, recipe, wanted)
         if wanted.idempotency_key and not _KEY.fullmatch(wanted.idempotency_key):
             raise InvalidRequestError(
@@ -124,22 +126,26 @@ class JobDesk:
         )
         return await self._keep(job, wanted.bundle)
 
-    async def find(self, job_id: str) -> TrainingJob:
+    async def find(self, job_id: str, visitor: Visitor) -> TrainingJob:
         """What is known of a job.
 
         Raises:
-            UnknownJobError: there is none, or it was forgotten.
+            UnknownJobError: there is none for this visitor, or it was forgotten.
         """
         if not _ID.fullmatch(job_id):
             raise no_such_job(job_id)
-        return await self._store.find(job_id)
+        found = await self._store.find(job_id)
+        if visitor.caller is not None and not visitor.caller.may("train", found.model):
+            raise no_such_job(job_id)
+        return found
 
-    async def newest(self, state: str, limit: int) -> list[TrainingJob]:
-        """The newest jobs.
+    async def newest(self, state: str, limit: int, visitor: Visitor) -> list[TrainingJob]:
+        """The newest jobs, less those of models that the visitor may not train.
 
         Args:
             state: only those in it; empty for all.
             limit: how many at most; 0 for 100.
+            visitor: who asks.
 
         Raises:
             InvalidRequestError: there is no such state.
@@ -149,47 +155,52 @@ class JobDesk:
                 f"there is no state {state[:40]!r}; the states are {', '.join(STATES)}"
             )
         chosen: State | None = state or None
-        return await self._store.newest(chosen, min(limit or 100, LISTED_AT_MOST))
+        found = await self._store.newest(chosen, min(limit or 100, LISTED_AT_MOST))
+        caller = visitor.caller
+        return [job for job in found if caller is None or caller.may("train", job.model)]
 
-    async def cancel(self, job_id: str, authorization: str) -> TrainingJob:
+    async def cancel(self, job_id: str, visitor: Visitor) -> TrainingJob:
         """Ends a job that is not over; one that is stays as it is.
 
         Raises:
             ServingError: the caller may not, or there is no such job.
         """
-        self._callers.identify(authorization)
-        await self.find(job_id)
-        now = await self._store.now()
-        return (await change(self._store, job_id, partial(transitions.cancelled, now=now)))[0]
+        with audited("cancel", job_id, visitor.name, visitor.peer):
+            await self.find(job_id, visitor)
+            now = await self._store.now()
+            return (await change(self._store, job_id, partial(transitions.cancelled, now=now)))[0]
 
-    async def resume(self, job_id: str, authorization: str) -> TrainingJob:
+    async def resume(self, job_id: str, visitor: Visitor) -> TrainingJob:
         """Has a job that failed or was cancelled go on from its checkpoint.
 
         Raises:
             ServingError: the caller may not, there is no such job, or it has succeeded.
         """
-        self._callers.identify(authorization)
-        await self.find(job_id)
-        now = await self._store.now()
-        return (await change(self._store, job_id, partial(transitions.resumed, now=now)))[0]
+        with audited("resume", job_id, visitor.name, visitor.peer):
+            await self.find(job_id, visitor)
+            now = await self._store.now()
+            return (await change(self._store, job_id, partial(transitions.resumed, now=now)))[0]
 
-    async def watch(self, job_id: str, after: int, follow: bool) -> AsyncIterator[list[JobEvent]]:
+    async def watch(
+        self, job_id: str, after: int, follow: bool, visitor: Visitor
+    ) -> AsyncIterator[list[JobEvent]]:
         """The events of a job, as they come.
 
         Args:
             job_id: of the job.
             after: only events with larger numbers.
             follow: goes on until the job is over, or the service stops.
+            visitor: who asks.
 
         Raises:
             UnknownJobError: there is no such job.
         """
-        await self.find(job_id)
+        await self.find(job_id, visitor)
         with self._store.bell.heard(job_id) as rung:
             while True:
                 rung.clear()
                 # Asked before the events are, so that none comes in between and is missed.
-                last = not follow or self.stopping or (await self.find(job_id)).is_over
+                last = not follow or self.stopping or (await self.find(job_id, visitor)).is_over
                 while events := await self._store.events(job_id, after, EVENTS_AT_ONCE):
                     after = events[-1].seq
                     yield events
@@ -201,10 +212,10 @@ class JobDesk:
 
     def _check_code(self, caller: str, recipe: Recipe, wanted: Submission) -> None:
         if wanted.bundle:
-            self._callers.check_code(caller, "a code bundle")
+            _check_known(caller, "a code bundle")
         foreign = foreign_targets(recipe.document(), self._config.targets)
-        if foreign and not caller:
-            self._callers.check_code(caller, f"code beside flambeau's own ({foreign[0][:200]})")
+        if foreign:
+            _check_known(caller, f"code beside flambeau's own ({foreign[0][:200]})")
 
     async def _keep(self, job: TrainingJob, bundle: bytes) -> TrainingJob:
         """Writes a job's folder, and then the job; the folder of one that was there stays."""
@@ -222,6 +233,19 @@ class JobDesk:
                 "take another key"
             )
         return known
+
+
+def _check_known(caller: str, what: str) -> None:
+    """Refuses foreign code of a caller who is not known.
+
+    Raises:
+        NotAllowedError: nobody is asked for a credential here, so nobody may bring code.
+    """
+    if not caller:
+        raise NotAllowedError(
+            f"{what} runs only for callers allowed to train, and this service knows none: its "
+            "operator may give out keys (flambeau access, api_keys_file)"
+        )
 
 
 def checked_recipe(wanted: Submission) -> Recipe:

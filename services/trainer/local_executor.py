@@ -97,6 +97,7 @@ def job_arguments(job: TrainingJob, config: TrainerConfig) -> list[str]:
         "--memory-limit-gib", f"{config.memory_limit_gib}",
         "--file-limit-gib", f"{config.file_limit_gib}",
         "--open-files-limit", f"{config.open_files_limit}",
+        *(f"--data-folder={Path(lent).absolute()}" for lent in config.data_folders),
     ]  # fmt: skip
 
 

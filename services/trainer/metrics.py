@@ -1,7 +1,13 @@
 """The metrics of the training service."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+import platform
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from services.telemetry.access_metrics import AccessMetrics
+from services.telemetry.metrics import TlsMetrics
 from services.trainer.records import OVER, STATES, State
 
 ATTEMPT_SECONDS = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
@@ -16,7 +22,11 @@ class TrainerMetrics:
 
     def __init__(self, version: str) -> None:
         self.registry = registry = CollectorRegistry()
-        Info("flambeau_build", "What this is.", registry=registry).info({"version": version})
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        Info("flambeau_build", "What runs.", registry=registry).info(
+            {"version": version, "python": platform.python_version()}
+        )
         self._jobs = Gauge(
             "flambeau_training_jobs", "Jobs by state, of all workers.", ["state"], registry=registry
         )
@@ -40,6 +50,8 @@ class TrainerMetrics:
             buckets=ATTEMPT_SECONDS,
             registry=registry,
         )
+        self.tls = TlsMetrics(registry)
+        self.access = AccessMetrics(registry)
         for state in STATES:
             self._jobs.labels(state)
         for state in OVER:

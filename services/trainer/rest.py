@@ -17,6 +17,7 @@ import binascii
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -27,17 +28,21 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from services.access.caller import Visitor
+from services.access.credential import secret_of
+from services.access.door import Door
 from services.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
     PayloadTooLargeError,
+    RateLimitedError,
     ServingError,
     UnknownPathError,
 )
 from services.trainer.job_desk import JobDesk, Submission
 from services.trainer.records import JobEvent, TrainingJob
-from training.recipe import Recipe
 from training.recipe_file import MAX_RECIPE_BYTES
+from training.recipe_schema import recipe_schema
 
 logger = logging.getLogger("flambeau.trainer")
 
@@ -62,10 +67,12 @@ class TrainingRoutes:
     Args:
         desk: answers.
         max_bundle_bytes: largest bundle.
+        door: knows callers, where they are asked for credentials.
     """
 
-    def __init__(self, desk: JobDesk, max_bundle_bytes: int) -> None:
+    def __init__(self, desk: JobDesk, max_bundle_bytes: int, door: Door | None = None) -> None:
         self._desk = desk
+        self._door = door
         # Base64 takes four thirds of what it says.
         self._max_body_bytes = max_bundle_bytes * 4 // 3 + 2 * MAX_RECIPE_BYTES
 
@@ -91,7 +98,24 @@ class TrainingRoutes:
             },
         )
 
+    def _visitor(self, request: Request) -> Visitor:
+        """Who makes a call.
+
+        Raises:
+            UnauthenticatedError: nobody whom this service knows.
+            RateLimitedError: it makes too many.
+        """
+        peer = request.client.host if request.client else ""
+        if self._door is None:
+            return Visitor(None, peer)
+        headers = request.headers
+        secret = secret_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
+        visitor = Visitor(self._door.admit(secret), peer)
+        visitor.take_request()
+        return visitor
+
     async def _submit(self, request: Request) -> Response:
+        visitor = self._visitor(request)
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
@@ -118,30 +142,32 @@ class TrainingRoutes:
                 overrides=wanted.overrides,
                 bundle=bundle,
                 idempotency_key=request.headers.get("idempotency-key", ""),
-                authorization=_authorization(request),
-            )
+            ),
+            visitor,
         )
         response = _json(job_document(job), 202)
         response.headers["location"] = f"/v1/jobs/{job.id}"
         return response
 
     async def _list(self, request: Request) -> Response:
-        limit = _number(request, "limit")
-        jobs = await self._desk.newest(request.query_params.get("state", ""), limit)
+        visitor = self._visitor(request)
+        state, limit = request.query_params.get("state", ""), _number(request, "limit")
+        jobs = await self._desk.newest(state, limit, visitor)
         return _json({"jobs": [job_document(job, with_recipe=False) for job in jobs]})
 
     async def _get(self, request: Request) -> Response:
-        return _json(job_document(await self._desk.find(request.path_params["id"])))
+        found = await self._desk.find(request.path_params["id"], self._visitor(request))
+        return _json(job_document(found))
 
     async def _events(self, request: Request) -> Response:
-        job_id = request.path_params["id"]
-        await self._desk.find(job_id)  # a stream that has begun can tell no error
+        job_id, visitor = request.path_params["id"], self._visitor(request)
+        await self._desk.find(job_id, visitor)  # a stream that has begun can tell no error
         as_stream = EVENT_STREAM in request.headers.get("accept", "")
         after = _number(request, "after")
         if given := request.headers.get("last-event-id", ""):  # a browser that connects again
             after = int(given) if given.isdecimal() else after
         follow = request.query_params.get("follow", "false").lower() in ("true", "1", "yes")
-        batches = self._desk.watch(job_id, after, follow)
+        batches = self._desk.watch(job_id, after, follow, visitor)
         return StreamingResponse(
             _written(batches, as_stream),
             media_type=EVENT_STREAM if as_stream else JSON_LINES,
@@ -149,15 +175,15 @@ class TrainingRoutes:
         )
 
     async def _cancel(self, request: Request) -> Response:
-        job = await self._desk.cancel(request.path_params["id"], _authorization(request))
+        job = await self._desk.cancel(request.path_params["id"], self._visitor(request))
         return _json(job_document(job))
 
     async def _resume(self, request: Request) -> Response:
-        job = await self._desk.resume(request.path_params["id"], _authorization(request))
+        job = await self._desk.resume(request.path_params["id"], self._visitor(request))
         return _json(job_document(job))
 
     async def _schema(self, _: Request) -> Response:
-        return _json(Recipe.model_json_schema())
+        return _json(recipe_schema())
 
     async def _live(self, _: Request) -> Response:
         return _json({"live": True})
@@ -190,10 +216,6 @@ async def _written(batches: AsyncIterator[list[JobEvent]], as_stream: bool) -> A
             yield b"id: %d\ndata: %b\n\n" % (event.seq, text) if as_stream else text + b"\n"
 
 
-def _authorization(request: Request) -> str:
-    return request.headers.get("authorization", "")
-
-
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "0")
     if not text.isdecimal() or len(text) > 18:
@@ -213,7 +235,9 @@ async def _serving_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError), "it is registered for these"
     response = _json({"error": str(error)}, error.http_status)
     if error.retryable:
-        response.headers["retry-after"] = RETRY_AFTER_S
+        response.headers["retry-after"] = (
+            str(ceil(error.wait_s)) if isinstance(error, RateLimitedError) else RETRY_AFTER_S
+        )
     if error.http_status == 401:
         response.headers["www-authenticate"] = "Bearer"
     return response

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -18,12 +19,16 @@ import prometheus_client
 import uvicorn
 from starlette.applications import Starlette
 
+from services.access.audit import open_audit_log
+from services.access.config import check_open
+from services.access.door import Door
+from services.access.tenants import Tenants
 from services.errors import QueueUnavailableError
 from services.ports import listen, metrics_server
 from services.process import process_name, stop_on_signals
 from services.queueing.redis_streams.clients import SCHEMES, RedisClients
 from services.telemetry.logs import configure_logs
-from services.trainer.callers import Callers, read_callers
+from services.tls import Certificates, open_certificates
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Executor
 from services.trainer.grpc_calls import MAX_CALLS, GrpcEdge
@@ -51,7 +56,8 @@ def serve(config: TrainerConfig) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: tokens_file, or a setting of Kubernetes, cannot be used.
+        ConfigError: strangers could train here, who may cannot be read, a file of TLS cannot be
+            used, or a setting of Kubernetes is missing.
         QueueUrlError: the URL of the jobs is wrong.
         QueueUnavailableError: the file of jobs cannot be opened.
         PortError: a port is taken.
@@ -59,10 +65,12 @@ def serve(config: TrainerConfig) -> None:
     """
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    callers = read_callers(config.tokens_file, config.host, config.api)
+    if config.api:
+        check_open(config, config.host)
+    open_audit_log(config.audit_log)
     config.runs_folder.mkdir(parents=True, exist_ok=True)
     executor = open_executor(config)
-    asyncio.run(_serve(config, open_store(config), callers, executor))
+    asyncio.run(_serve(config, open_store(config), executor))
 
 
 def open_store(config: TrainerConfig) -> JobStore:
@@ -83,21 +91,28 @@ def open_executor(config: TrainerConfig) -> Executor:
     return LocalExecutor(config)
 
 
-async def _serve(
-    config: TrainerConfig, store: JobStore, callers: Callers, executor: Executor
-) -> None:
+async def _serve(config: TrainerConfig, store: JobStore, executor: Executor) -> None:
     metrics = TrainerMetrics(installed_version("flambeau"))
-    desk = JobDesk(store, callers, config)
+    certificates = open_certificates(config, metrics.tls)
+    door = None
+    if config.api and config.asks_for_credentials:
+        door = Door(config, metrics.access, Tenants(metrics.access))
+    desk = JobDesk(store, config)
     worker = Worker(store, executor, config, metrics, process_name("trainer"))
     asked = asyncio.Event()
     ports: dict[str, object] = {}
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         ports["metrics_port"] = stack.enter_context(
-            metrics_server(config.host, config.metrics_port, metrics.registry)
+            metrics_server(
+                config.host, config.metrics_port, metrics.registry, lambda: not asked.is_set()
+            )
         )
         if config.api:
-            http_port, grpc_port = await stack.enter_async_context(_api(config, desk))
+            if certificates is not None:
+                stack.enter_context(certificates.renewing())
+            api = _api(config, desk, door, certificates)
+            http_port, grpc_port = await stack.enter_async_context(api)
             ports |= {"http_port": http_port, "grpc_port": grpc_port}
         stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
@@ -105,6 +120,8 @@ async def _serve(
                 tasks.create_task(store.run(), name="changes"),
                 tasks.create_task(_keep_house(config, store, metrics), name="housekeeping"),
             ]
+            if door is not None:
+                chores.append(tasks.create_task(door.run(), name="door"))
             working = tasks.create_task(worker.run()) if config.worker else None
             logger.info("ready", extra={"host": config.host, **ports})
             await asked.wait()
@@ -118,13 +135,16 @@ async def _serve(
 
 
 @contextlib.asynccontextmanager
-async def _api(config: TrainerConfig, desk: JobDesk) -> AsyncIterator[tuple[int, int]]:
+async def _api(
+    config: TrainerConfig, desk: JobDesk, door: Door | None, tls: Certificates | None
+) -> AsyncIterator[tuple[int, int]]:
     """Answers over REST and gRPC as long as the block lasts. Yields the two ports."""
-    application = TrainingRoutes(desk, config.max_bundle_bytes).application()
+    application = TrainingRoutes(desk, config.max_bundle_bytes, door).application()
     listening = listen(config.host, config.http_port, "http_port")
-    edge = GrpcEdge(desk, config.max_bundle_bytes)
-    grpc_port = await edge.start(config.host, config.grpc_port)
-    server = _HttpServer(application)
+    edge = GrpcEdge(desk, config.max_bundle_bytes, door)
+    credentials = tls.grpc_credentials() if tls else None
+    grpc_port = await edge.start(config.host, config.grpc_port, credentials)
+    server = _HttpServer(application, tls.context if tls else None)
     answering = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield listening.getsockname()[1], grpc_port
@@ -137,7 +157,7 @@ async def _api(config: TrainerConfig, desk: JobDesk) -> AsyncIterator[tuple[int,
 class _HttpServer(uvicorn.Server):
     """uvicorn, which leaves signals to us; it can stream, as the gateway's own server cannot."""
 
-    def __init__(self, application: Starlette) -> None:
+    def __init__(self, application: Starlette, tls: ssl.SSLContext | None) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
@@ -152,6 +172,8 @@ class _HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(LAST_CALLS_S),
             )
         )
+        self.config.load()
+        self.config.ssl = tls  # its own options take files, which it would read once
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

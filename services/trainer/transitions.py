@@ -65,9 +65,11 @@ def progressed(job: TrainingJob, holder: str, *, run_folder: str, epoch: int) ->
     return _changed(job, run_folder=run_folder or job.run_folder, epoch=epoch or job.epoch), []
 
 
-def succeeded(job: TrainingJob, holder: str, now: float, version: int) -> Change | None:
-    """It has published a version."""
-    text = f"published {job.model} {version}"
+def succeeded(
+    job: TrainingJob, holder: str, now: float, version: int, alias: str = ""
+) -> Change | None:
+    """It has published a version, and an alias moved to it or not."""
+    text = cut(f"published {job.model} {version}{alias}")
     return _finished(job, holder, now, "succeeded", text, version=version)
 
 

@@ -207,7 +207,7 @@ def _rule(running: "asyncio.Task[Outcome]") -> Callable[..., Change | None]:
     else:
         outcome = running.result()
     if isinstance(outcome, Succeeded):
-        return partial(transitions.succeeded, version=outcome.version)
+        return partial(transitions.succeeded, version=outcome.version, alias=outcome.alias)
     if isinstance(outcome, Failed):
         return partial(transitions.failed, error=outcome.error)
     return transitions.stopped

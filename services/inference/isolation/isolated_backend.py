@@ -176,11 +176,12 @@ def open_isolated_backend(
     onnx_on_gpu: OnnxOnGpu | None = None,
     *,
     gently: bool = False,
+    memory_limit_bytes: int = 0,
 ) -> IsolatedBackend:
     """Starts a worker process and opens an artifact in it, as `open_backend` does.
 
-    It takes what that does and `gently`: whether the process has low priority, for good; see
-    `gentle_thread.py`.
+    It takes what that does; `gently`: whether the process has low priority, for good, see
+    `gentle_thread.py`; and `memory_limit_bytes`: what it may allocate, 0 for no limit.
 
     Raises:
         BackendError: the artifact does not open; the message is the runtime's.
@@ -198,6 +199,7 @@ def open_isolated_backend(
                 "weights_bytes": len(weights),
                 "python_step": None if code is None else code.step.model_dump(mode="json"),
                 "gently": gently,
+                "memory_limit_bytes": memory_limit_bytes,
                 "artifact": artifact.model_dump(mode="json"),
                 "signature": signature.model_dump(mode="json"),
                 "device": str(device),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from model_store.manifest import Artifact, PythonStep
+from model_store.memory_limit import explained, limit_memory
 from model_store.signature import Signature
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
@@ -54,10 +55,11 @@ def main() -> None:
     arguments = (channel.fileno(), closed)
     threading.Thread(target=_end_with_parent, args=arguments, daemon=True).start()
     with contextlib.suppress(ChannelClosedError):
-        backend = _open(channel)
-        if backend is not None:
+        opened = _open(channel)
+        if opened is not None:
+            backend, limit_bytes = opened
             try:
-                _serve(channel, backend)
+                _serve(channel, backend, limit_bytes)
             finally:
                 backend.close()
     closed.set()
@@ -75,9 +77,13 @@ def _end_with_parent(descriptor: int, closed: threading.Event) -> None:
     os._exit(0)
 
 
-def _open(channel: Channel) -> Backend | None:
+def _open(channel: Channel) -> tuple[Backend, int] | None:
+    """What was opened, and how many bytes it may take; 0 for no limit."""
     _, content, descriptor = channel.receive()
     assert descriptor is not None
+    limit_bytes = content["memory_limit_bytes"]
+    if limit_bytes:
+        limit_memory(limit_bytes)
     if content["gently"]:
         os.nice(NICENESS)
     try:
@@ -94,17 +100,17 @@ def _open(channel: Channel) -> Backend | None:
                 onnx_on_gpu=OnnxOnGpu(**content["onnx_on_gpu"]),
             )
     except Exception as error:
-        _send_error(channel, error)
+        _send_error(channel, error, limit_bytes)
         return None
     channel.send("opened", backend.platform)
-    return backend
+    return backend, limit_bytes
 
 
 def _step_code(step: dict[str, Any] | None, source: bytes) -> StepCode | None:
     return None if step is None else StepCode(PythonStep.model_validate(step), source)
 
 
-def _serve(channel: Channel, backend: Backend) -> None:
+def _serve(channel: Channel, backend: Backend, limit_bytes: int) -> None:
     inputs, outputs = TensorReader(), TensorWriter(channel)
     while True:
         kind, content, descriptor = channel.receive()
@@ -116,7 +122,7 @@ def _serve(channel: Channel, backend: Backend) -> None:
         except ChannelClosedError:
             raise
         except Exception as error:
-            _send_error(channel, error)
+            _send_error(channel, error, limit_bytes)
         else:
             channel.send("outputs", entries)
 
@@ -128,10 +134,12 @@ def _run(
     return [outputs.write(name, array) for name, array in results.items()]
 
 
-def _send_error(channel: Channel, error: Exception) -> None:
-    text = (str(error) or repr(error))[:_MAX_ERROR_CHARACTERS]
+def _send_error(channel: Channel, error: Exception, limit_bytes: int) -> None:
+    text = str(error) or repr(error)
+    if limit_bytes:
+        text = explained(error, text, limit_bytes)
     content = {
-        "text": text,
+        "text": text[:_MAX_ERROR_CHARACTERS],
         "device": isinstance(error, DeviceError),
         "refused": isinstance(error, InputRefusedError),
     }

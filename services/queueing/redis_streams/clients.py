@@ -109,7 +109,8 @@ class RedisClients:
     """Makes clients for one URL.
 
     Args:
-        url: `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///socket`;
+        url: `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS; `?ssl_ca_certs=FILE`,
+            and `ssl_certfile`, `ssl_keyfile` where Redis asks for ours) or `unix:///socket`;
             `redis+sentinel://host:port,host:port/service[/db]`; `redis+cluster://host:port`.
 
     Raises:
@@ -288,6 +289,7 @@ def _open_by_sentinel(url: str, options: dict[str, Any]) -> Any:
         "password": asked.get("sentinel_password") or None,
     }
     sentinel = Sentinel(addresses, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
+    tls: dict[str, Any] = {name: file for name, file in asked.items() if name.startswith("ssl_")}
     master: _Master = sentinel.master_for(
         service,
         redis_class=_Master,
@@ -295,6 +297,7 @@ def _open_by_sentinel(url: str, options: dict[str, Any]) -> Any:
         username=unquote(user) or None,
         password=unquote(password) or None,
         ssl=parts.scheme == "rediss",
+        **tls,
         **options,
     )
     master.sentinels = sentinel.sentinels

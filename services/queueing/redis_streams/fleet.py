@@ -80,6 +80,8 @@ class FleetView:
     """As in `AnnouncedVersion`, with all workers at it."""
     started: bool
     """Whether any worker is."""
+    workers: dict[str, tuple[str, ...]]
+    """By model: who has a version of it, in any state."""
 
 
 def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
@@ -124,7 +126,16 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
         live={model: _live(model, announcements) for model in models},
         row_s=_row_s_by_lane(by_lane),
         started=any(announcement.started for announcement in announcements),
+        workers=_workers(announcements),
     )
+
+
+def _workers(announcements: Sequence[Announcement]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for announcement in announcements:
+        for version in announcement.versions:
+            found[version.model][announcement.worker] = None
+    return {model: tuple(workers) for model, workers in found.items()}
 
 
 @lru_cache(maxsize=1024)

@@ -106,6 +106,16 @@ def large_reply_key(gateway: str, number: int) -> str:
     return f"{ROOT}:{{{gateway}}}:reply:{number}"
 
 
+def verifications_key(worker: str) -> str:
+    """The list of what a worker is asked to verify."""
+    return f"{ROOT}:{{{worker}}}:verifications"
+
+
+def verification_replies_key(gateway: str, name: str) -> str:
+    """The list on which a gateway hears of one verification."""
+    return f"{ROOT}:{{{gateway}}}:verification:{name}"
+
+
 def alive_key(gateway: str) -> str:
     """There as long as the gateway says so."""
     return f"{ROOT}:{{{gateway}}}:alive"

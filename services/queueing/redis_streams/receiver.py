@@ -47,6 +47,7 @@ from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import NUMBER
 from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES, INLINE_BYTES
 from services.queueing.redis_streams.wire import encode_outcome, encode_reference
+from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.queue")
 
@@ -66,14 +67,17 @@ class RedisReceiver:
         clients: of the Redis that the gateways write to.
         worker: a name no other process has, without blanks.
         queue: this process's own, where the requests wait for a batch.
+        metrics: of the process.
     """
 
-    def __init__(self, clients: RedisClients, worker: str, queue: MemoryQueue) -> None:
+    def __init__(
+        self, clients: RedisClients, worker: str, queue: MemoryQueue, metrics: Metrics
+    ) -> None:
         self._clients = clients
         self._redis = clients.open()
         self._queue = queue
         self._downlink = Downlink(
-            redis=self._redis, worker=worker, queue=queue, answer=self._answer
+            redis=self._redis, worker=worker, queue=queue, answer=self._answer, metrics=metrics
         )
         self._answer_script, self._finish_job = Script("answer"), Script("finish_job")
         self._lanes: dict[str, ReceivingLane] = {}
@@ -93,6 +97,7 @@ class RedisReceiver:
     def open(self, lane: Lane, intake: WorkerIntake) -> None:
         """Lets requests for a lane in, from anywhere."""
         self._queue.open(lane, intake)
+        self._downlink.metrics.expect_stream(lane.model, lane.version)
         for jobs in (False, True):
             keys = LaneKeys(lane, jobs)
             receiving = ReceivingLane(self._downlink, lane, keys, intake)
@@ -221,6 +226,10 @@ class RedisReceiver:
     def _answer(self, held: Held, outcome: Outcome | None) -> None:
         """Hands an outcome over, with all others of this turn of the loop."""
         held.state = _state_of(outcome)
+        if held.gateway == JOB and outcome is not None:
+            lane = held.lane.lane
+            labels = (lane.model, str(lane.version), held.state)
+            self._downlink.metrics.finished_jobs.labels(*labels).inc()
         self._outbox.append((held, b"" if outcome is None else encode_outcome(outcome)))
         if held.suspect:
             self._look.set()  # there may be another

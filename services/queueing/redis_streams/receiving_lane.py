@@ -26,6 +26,7 @@ from services.queueing.redis_streams.clients import BLOCK_S, Commands
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.wire import WireError, decode_request
+from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.queue")
 
@@ -93,6 +94,7 @@ class Downlink:
         answer: hands an outcome over and lets the request go; None only lets it go.
         clock_s: Redis' clock less `time.monotonic()`, as far as is known.
         gateways: those that were heard of, and how often in a row they did not seem alive.
+        metrics: of the process.
         suspect: the one that runs, if any.
         silent_at: when Redis did not answer last; a `time.monotonic()` second.
         is_clogged: whether more outcomes wait to be handed over than can be kept here.
@@ -104,6 +106,7 @@ class Downlink:
     worker: str
     queue: MemoryQueue
     answer: Callable[[Held, Outcome | None], None]
+    metrics: Metrics
     clock_s: float = 0.0
     gateways: dict[str, int] = field(default_factory=dict)
     suspect: Held | None = None
@@ -410,6 +413,7 @@ class ReceivingLane:
             self._downlink.redis, keys, GROUP, stream_id, str(error),
             MAX_DEAD_LETTERS, DEAD_LETTERS_LIVE_S,
         )  # fmt: skip
+        self._downlink.metrics.dead_letters.labels(self.lane.model, str(self.lane.version)).inc()
         held = self._hold(stream, stream_id, fields, suspect=False)
         logger.error(
             "a request ended two workers",

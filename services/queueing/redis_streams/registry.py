@@ -26,6 +26,7 @@ from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.fleet import Announcement, FleetView, announced, fleet_view
 from services.queueing.redis_streams.keys import FLEET_KEYS
 from services.queueing.redis_streams.scripts import Script
+from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.fleet")
 
@@ -43,11 +44,15 @@ class FleetWatch:
     Args:
         clients: of the Redis that they say it to.
         changed: called with what they serve, whenever that has changed.
+        metrics: told how many there are, and how many were lost.
     """
 
-    def __init__(self, clients: RedisClients, changed: Callable[[FleetView], None]) -> None:
+    def __init__(
+        self, clients: RedisClients, changed: Callable[[FleetView], None], metrics: Metrics
+    ) -> None:
         self._redis = clients.open()
         self._changed = changed
+        self._metrics = metrics
         self._script = Script("fleet")
         self._known = b"?"
         """The last change there was; nothing says so at first."""
@@ -68,10 +73,12 @@ class FleetWatch:
         Raises:
             RedisError: Redis is out of reach.
         """
-        change, *said = await self._script(self._redis, FLEET_KEYS, self._known)
+        lost, change, *said = await self._script(self._redis, FLEET_KEYS, self._known)
+        self._metrics.lost_workers.labels().inc(lost)
         if change == self._known:
             return
         self._known = change
+        self._metrics.fleet_workers.set(len(said))
         announcements = []
         for data in said:
             try:
@@ -94,6 +101,7 @@ class Announcer:
 
     Attributes:
         started: whether the store has been read through.
+        heard: whether Redis took in what was last said.
         row_s: by lane, seconds by which each request that waits delays the next here.
     """
 
@@ -112,6 +120,7 @@ class Announcer:
         self._live: dict[str, tuple[int, int]] = {}
         self._soon = asyncio.Event()
         self.started = False
+        self.heard = False
         self.row_s: Mapping[Lane, float] = {}
 
     def go_live(self, lane: Lane, generation: int) -> None:
@@ -124,8 +133,11 @@ class Announcer:
         """Says it again and again until cancelled, then that nothing is served any more."""
         try:
             while True:
-                with contextlib.suppress(RedisError):
+                try:
                     await self._say(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
+                    self.heard = True
+                except RedisError:
+                    self.heard = False
                 self._soon.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):

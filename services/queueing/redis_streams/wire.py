@@ -23,6 +23,7 @@ from model_store.tensors import (
 from services.errors import ServingError
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, InferRequest, Lane
+from services.tracing.context import TraceContext
 
 
 class WireError(ServingError):
@@ -43,6 +44,7 @@ class _Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     priority: int
     length: int | None
     outputs: tuple[str, ...]
+    trace: TraceContext | None = None
 
 
 class _Reply(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
@@ -81,6 +83,7 @@ def encode_request(request: InferRequest) -> bytes:
             request.priority,
             request.length,
             tuple(request.outputs),
+            request.trace,
         )
     )
 
@@ -114,6 +117,7 @@ def decode_request(data: bytes, lane: Lane, deadline: float, alone: bool) -> Inf
         length=found.length,
         outputs=found.outputs,
         alone=alone,
+        trace=found.trace,
     )
 
 
@@ -142,7 +146,7 @@ def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | str:
         if isinstance(found, str):
             return found
         if isinstance(found, _Error):
-            return _ERRORS.get(found.kind, ServingError)(found.message)
+            return error_of_kind(found.kind, found.message)
         outputs = _arrays(found.outputs)
     except _UNREADABLE as error:
         return WireError(f"the answer of model {lane} cannot be read: {error}")
@@ -154,6 +158,16 @@ def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | str:
         queue_s=found.queue_s,
         execution_s=found.execution_s,
     )
+
+
+def error_of_kind(kind: str, message: str) -> ServingError:
+    """An error again that another process raised.
+
+    Args:
+        kind: the name of its class; the root of the tree stands for one that is not known here.
+        message: what it said.
+    """
+    return _ERRORS.get(kind, ServingError)(message)
 
 
 def _tensors(arrays: Mapping[str, Array]) -> tuple[_Tensor, ...]:

@@ -1,13 +1,15 @@
 """Proves versions on the machine of a running server, beside what it serves.
 
-In: the server's store and settings. Out: what `VerificationDesk` asks for.
+In: the server's store and settings. Out: certificates, for the desk of a gateway, in this process
+or another.
 
 Rule kept here: traffic comes first: what is verified runs at low priority, in processes of its own,
-with a limit on its time.
+with limits on their time and memory.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from model_store.certificates import record
 from model_store.errors import (
@@ -18,13 +20,15 @@ from model_store.errors import (
     VersionNotFoundError,
 )
 from model_store.manifest import Manifest
+from model_store.memory_limit import GIB
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
 from services.errors import ServingError, UnknownModelError, UnknownVersionError
-from services.gateway.verification_desk import Progress, Verified
 from services.inference.certification import CertifyOptions, certify
 from services.inference.gentle_thread import start_gently
 from services.inference.policy import ServingPolicy
+from services.queueing.verification_records import Progress, Verified
+from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.verification")
 
@@ -36,12 +40,23 @@ class Verifier:
         store: where versions lie, and certificates go.
         policy: how each model is run, and which are served at all.
         time_limit_s: how long one artifact may run.
+        memory_gib: memory that one artifact may take.
+        metrics: told of versions that do not hold what their manifest says.
     """
 
-    def __init__(self, store: ModelStore, policy: ServingPolicy, time_limit_s: float) -> None:
+    def __init__(
+        self,
+        store: ModelStore,
+        policy: ServingPolicy,
+        time_limit_s: float,
+        memory_gib: float,
+        metrics: Metrics,
+    ) -> None:
         self._store = store
         self._policy = policy
         self._time_limit_s = time_limit_s
+        self._memory_limit_bytes = int(memory_gib * GIB)
+        self._metrics = metrics
 
     async def verify(self, model: str, version: int | None, progress: Progress) -> Verified:
         """Certifies a version and records it.
@@ -63,8 +78,14 @@ class Verifier:
         def tell(artifact: str, done: int, total: int) -> None:
             loop.call_soon_threadsafe(progress, artifact, done, total)
 
+        def count_failure(number: int) -> None:
+            labels = (model, str(number))
+            loop.call_soon_threadsafe(
+                lambda: self._metrics.failed_verifications.labels(*labels).inc()
+            )
+
         # A thread that ends with the process: a server that stops does not wait for it.
-        work = start_gently(lambda: self._verified(model, version, tell))
+        work = start_gently(lambda: self._verified(model, version, tell, count_failure))
         try:
             return await asyncio.wrap_future(work)
         except (ModelNotFoundError, BadNameError) as error:
@@ -74,7 +95,13 @@ class Verifier:
         except StoreError as error:
             raise ServingError(str(error)) from error
 
-    def _verified(self, model: str, version: int | None, progress: Progress) -> Verified:
+    def _verified(
+        self,
+        model: str,
+        version: int | None,
+        progress: Progress,
+        count_failure: Callable[[int], None],
+    ) -> Verified:
         manifest = self._manifest(model, version)
         load = self._policy.lane_of(model).load
         options = CertifyOptions(
@@ -82,9 +109,12 @@ class Verifier:
             threads=load.threads,
             trust=load.trust,
             time_limit_s=self._time_limit_s,
+            memory_limit_bytes=self._memory_limit_bytes,
             gently=True,
         )
         certificate = certify(self._store, manifest, options, progress)
+        if not certificate.holds:
+            count_failure(manifest.version)
         found = {"model": model, "version": manifest.version, "holds": certificate.holds}
         data = certificate.to_json()
         try:

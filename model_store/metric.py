@@ -1,0 +1,93 @@
+"""Figures of merit: which way is better, how much worse one is, and how they are written. Pure.
+
+The one place that knows the direction of a metric; training, servers and the command line ask here.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from model_store.strict import StrictModel
+
+Better = Literal["higher", "lower"]
+
+BETTER: dict[str, Better] = {
+    "accuracy": "higher",
+    "exact_match": "higher",
+    "f1": "higher",
+    "macro_f1": "higher",
+    "r2": "higher",
+    "loss": "lower",
+    "mae": "lower",
+    "rmse": "lower",
+}
+"""By the metric's name without its split: of `val/rmse` it is `rmse`."""
+SHARES = frozenset({"accuracy", "exact_match", "f1", "macro_f1"})
+"""From 0 to 1, and written in percent."""
+
+
+class MeasuredMetric(StrictModel):
+    """A metric over the test split, and how sure it is."""
+
+    name: str
+    """Such as `accuracy` or `rmse`."""
+    value: float
+    interval: tuple[float, float] | None = Field(default=None)
+    """Where the true value lies, with 95 % confidence; None where that was not told."""
+    better: Better
+    """Which of two values is the better one."""
+
+    def text(self) -> str:
+        """The value as people read it: `98.6 %`, `53.27`."""
+        return metric_text(self.name, self.value)
+
+
+def better_of(name: str) -> Better:
+    """The direction of a metric, with or without its split: `rmse`, `val/rmse`.
+
+    A metric that is not known here counts as one that is better when it is higher.
+    """
+    return BETTER.get(name.rpartition("/")[2], "higher")
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric, with or without its split, goes from 0 to 1."""
+    return name.rpartition("/")[2] in SHARES
+
+
+def is_better(name: str, value: float, than: float) -> bool:
+    """Whether one value of a metric is better than another; equal ones are not.
+
+    Args:
+        name: of the metric, with or without its split.
+        value: the one.
+        than: the other.
+    """
+    return value < than if better_of(name) == "lower" else value > than
+
+
+def how_much_worse(better: Better, before: float, after: float) -> float:
+    """By how much a metric fell, or an error rose; negative where it became better.
+
+    Of what is better when higher it is the difference: 0.01 is a percentage point. Of what is
+    better when lower it is the relative rise: 0.01 is a hundredth more; from 0 it has no end.
+    """
+    if better == "higher":
+        return before - after
+    if before > 0:
+        return after / before - 1
+    return 0.0 if after <= before else float("inf")
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """A value as people read it: shares in percent; `-` for None.
+
+    Args:
+        name: of the metric, with or without its split.
+        value: None where it was not measured.
+    """
+    if value is None:
+        return "-"
+    if not is_share(name):
+        return f"{value:.4g}"
+    return "100 %" if value == 1 else f"{100 * value:.1f} %"

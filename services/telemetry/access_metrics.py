@@ -1,0 +1,48 @@
+"""Metrics of the door: who was refused, and whether the files that say who may are in order."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+REASONS = ("unauthenticated", "forbidden", "rate_limited", "unavailable")
+SOURCES = ("api_keys", "jwt_keys")
+
+
+class AccessMetrics:
+    """Counted from several threads, so by the library's own counters.
+
+    Args:
+        registry: of the process.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.refused = Counter(
+            "flambeau_access_refusals_total",
+            "Calls refused for who sent them: unauthenticated (no credential, or none that is "
+            "known), forbidden (a model or a scope not granted), rate_limited (too many requests "
+            "or rows), unavailable (what proves a token was not there).",
+            ["reason"],
+            registry=registry,
+        )
+        self.reloads = Counter(
+            "flambeau_access_reloads_total",
+            "Times that a changed source of credentials was read, by source and outcome; one that "
+            "failed leaves the one before in force.",
+            ["source", "outcome"],
+            registry=registry,
+        )
+        self.stale = Gauge(
+            "flambeau_access_source_stale",
+            "1 while the last reading of a source of credentials failed, else 0.",
+            ["source"],
+            registry=registry,
+        )
+        for reason in REASONS:
+            self.refused.labels(reason)
+        for source in SOURCES:
+            self.stale.labels(source)
+            for outcome in ("ok", "failed"):
+                self.reloads.labels(source, outcome)
+
+    def read(self, source: str, succeeded: bool) -> None:
+        """Counts that a source was read."""
+        self.reloads.labels(source, "ok" if succeeded else "failed").inc()
+        self.stale.labels(source).set(not succeeded)
