@@ -6,9 +6,10 @@ costs next to nothing: each name is loaded when it is first used.
 
 from typing import TYPE_CHECKING
 
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = ["AsyncClient", "Client", "Tls", "__version__"]
 
 if TYPE_CHECKING:
+    from flambeau.channel import Tls
     from flambeau.client import AsyncClient, Client
 
     __version__: str
@@ -19,6 +20,10 @@ else:
             from flambeau import client
 
             return getattr(client, name)
+        if name == "Tls":
+            from flambeau.channel import Tls
+
+            return Tls
         if name == "__version__":
             return _version()
         raise AttributeError(f"module 'flambeau' has no attribute '{name}'")

@@ -1,4 +1,6 @@
-"""How the client connects: the six calls of the protocol, limits, and when a call is retried.
+"""How the client connects: in TLS or plain, the calls of the protocol, limits, and retries.
+
+A call that fails is an error of `flambeau.errors`.
 
 Rules kept here:
 - only UNAVAILABLE is retried: no server took the request, or the connection broke; inference
@@ -9,9 +11,19 @@ Rules kept here:
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from flambeau.errors import from_status
 from protos import open_inference_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
@@ -42,6 +54,61 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Protocol Buffers cannot serialise more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How to speak TLS with a server: whom to trust, and who we are. The files are PEM."""
+
+    ca_file: str | Path | None = None
+    """The authorities of the server's certificate; None for gRPC's list of public ones."""
+    certificate_file: str | Path | None = None
+    """Our own certificate, where the server asks for one (mutual TLS)."""
+    key_file: str | Path | None = None
+    """Its private key, without a passphrase."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """What a channel takes; the files are read now.
+
+        Raises:
+            ValueError: one of certificate and key is given without the other.
+            OSError: a file cannot be read.
+        """
+        if (self.certificate_file is None) != (self.key_file is None):
+            given = self.certificate_file or self.key_file
+            raise ValueError(
+                f"'{given}' is given alone; give both a certificate_file and a key_file"
+            )
+        ca, key, certificate = (
+            None if file is None else Path(file).read_bytes()
+            for file in (self.ca_file, self.key_file, self.certificate_file)
+        )
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+Options = Sequence[tuple[str, int | str]]
+
+
+def open_channel(target: str, options: Options, tls: Tls | None) -> grpc.Channel:
+    """A channel, in TLS if it is said how.
+
+    Raises:
+        ValueError, OSError: as `Tls.credentials`.
+    """
+    if tls is None:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, tls.credentials(), options=options)
+
+
+def open_async_channel(target: str, options: Options, tls: Tls | None) -> grpc.aio.Channel:
+    """The same, awaited.
+
+    Raises:
+        ValueError, OSError: as `Tls.credentials`.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, tls.credentials(), options=options)
 
 
 def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tuple[str, int | str]]:
@@ -75,10 +142,17 @@ def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tupl
 
 
 def bind_methods(
-    channel: Any, service: str = SERVICE, messages: Messages = MESSAGES
+    channel: Any, service: str = SERVICE, messages: Messages = MESSAGES, token: str = ""
 ) -> dict[str, Any]:
-    """Every method of a service on a channel, of `grpc` or `grpc.aio`, by its name."""
-    return {
+    """Every method of a service on a channel, of `grpc` or `grpc.aio`, by its name.
+
+    Args:
+        channel: of either kind.
+        service: whose methods.
+        messages: what goes in and comes out.
+        token: goes with every call; empty for none.
+    """
+    methods = {
         method: channel.unary_unary(
             f"/{service}/{method}",
             request_serializer=request.SerializeToString,
@@ -86,6 +160,20 @@ def bind_methods(
         )
         for method, (request, response) in messages.items()
     }
+    if not token:
+        return methods
+    return {name: partial(call, metadata=bearer(token)) for name, call in methods.items()}
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that carries an API key or a token (RFC 6750); none for an empty one.
+
+    Raises:
+        ValueError: it has characters that no header can carry.
+    """
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ValueError("the token has blanks or characters that no header can carry")
+    return (("authorization", f"Bearer {token}"),) if token else ()
 
 
 def check_timeout_s(timeout_s: float) -> float:
@@ -97,3 +185,24 @@ def check_timeout_s(timeout_s: float) -> float:
     if not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s is {timeout_s}; give a positive number of seconds")
     return timeout_s
+
+
+@contextmanager
+def failing(timeout_s: float) -> Iterator[None]:
+    """Gives the failure of a call inside the error of our tree.
+
+    Args:
+        timeout_s: the deadline of the call in seconds, for the message.
+
+    Raises:
+        ClientError: the call failed.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_status(error.code().name, error.details() or "", timeout_s) from error
+
+
+def moment(stamp: Timestamp) -> datetime:
+    """A time of a message."""
+    return stamp.ToDatetime(UTC)

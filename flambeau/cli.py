@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from flambeau import __version__
+from flambeau.commands.access import access_app
+from flambeau.commands.alerts import alerts
 from flambeau.commands.dead_letters import queue_app
 from flambeau.commands.demo import demo
 from flambeau.commands.infer import infer
@@ -13,6 +15,8 @@ from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
 from flambeau.commands.report import report
 from flambeau.commands.serve import serve
+from flambeau.commands.sweep import sweep
+from flambeau.commands.tls_options import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
 from flambeau.commands.train_jobs import train_app
 from flambeau.commands.transfer import pull, push
 from flambeau.commands.up import up
@@ -26,13 +30,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, export, prove, publish and serve PyTorch models.",
 )
-for verb in (report, verify, push, pull, serve, infer, up, up_split, demo):
+for verb in (sweep, report, verify, push, pull, serve, infer, alerts, up, up_split, demo):
     app.command()(verb)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 app.add_typer(queue_app, name="queue")
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(keys_app, name="keys")
+app.add_typer(access_app, name="access")
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,8 +54,12 @@ def _options(
             "--version", help="Print the version.", callback=_print_version, is_eager=True
         ),
     ] = False,
+    use_tls: UseTls = False,
+    ca_file: CaFile = None,
+    certificate_file: CertificateFile = None,
+    key_file: KeyFile = None,
 ) -> None:
-    pass
+    keep_tls(use_tls, ca_file, certificate_file, key_file)
 
 
 def main() -> None:

@@ -18,11 +18,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Self
 
-import grpc
-import grpc.aio
-
-from flambeau.channel import MAX_MESSAGE_BYTES, bind_methods, channel_options, check_timeout_s
-from flambeau.errors import DeadlineError, UnavailableError, from_status
+from flambeau.channel import (
+    MAX_MESSAGE_BYTES,
+    Tls,
+    bind_methods,
+    channel_options,
+    check_timeout_s,
+    failing,
+    open_async_channel,
+    open_channel,
+)
+from flambeau.errors import DeadlineError, UnavailableError
 from flambeau.metadata import ModelMetadata
 from flambeau.model import AsyncModel, Model
 from flambeau.wire import Answer, Array, Call, infer_call, live_call, metadata_call, ready_call
@@ -32,12 +38,16 @@ class Client:
     """A connection to a server; threads may share it.
 
     Args:
-        target: `host:port`. Connects at the first call; without TLS.
+        target: `host:port`. Connects at the first call.
         timeout_s: seconds that a call may take, retries included, unless it names its own.
         max_message_bytes: limit on one message, in either direction.
+        tls: how to speak TLS; None speaks without.
+        token: an API key, or a token of the identity provider; empty where none is needed.
 
     Raises:
-        ValueError: a limit that cannot be kept.
+        ValueError: a limit that cannot be kept, half a pair of certificate and key, or a token
+            that no header can carry.
+        OSError: a file of `tls` cannot be read.
     """
 
     def __init__(
@@ -46,10 +56,12 @@ class Client:
         *,
         timeout_s: float = 30.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tls: Tls | None = None,
+        token: str = "",
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
-        self._channel = grpc.insecure_channel(target, options=channel_options(max_message_bytes))
-        self._methods = bind_methods(self._channel)
+        self._channel = open_channel(target, channel_options(max_message_bytes), tls)
+        self._methods = bind_methods(self._channel, token=token)
 
     def __enter__(self) -> Self:
         return self
@@ -142,11 +154,12 @@ class AsyncClient:
         *,
         timeout_s: float = 30.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tls: Tls | None = None,
+        token: str = "",
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
-        options = channel_options(max_message_bytes)
-        self._channel = grpc.aio.insecure_channel(target, options=options)
-        self._methods = bind_methods(self._channel)
+        self._channel = open_async_channel(target, channel_options(max_message_bytes), tls)
+        self._methods = bind_methods(self._channel, token=token)
 
     async def __aenter__(self) -> Self:
         return self
@@ -205,7 +218,5 @@ class AsyncClient:
 def _bounded(timeout_s: float) -> Iterator[float]:
     """Gives a call its deadline in seconds, and its failure the error of our tree."""
     deadline_s = check_timeout_s(timeout_s)
-    try:
+    with failing(deadline_s):
         yield deadline_s
-    except grpc.RpcError as error:
-        raise from_status(error.code().name, error.details() or "", deadline_s) from error

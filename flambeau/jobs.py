@@ -11,24 +11,24 @@ one that names no idempotency key gets one of its own.
 
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Self
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from flambeau.channel import (
     MAX_MESSAGE_BYTES,
     Messages,
+    Tls,
     bind_methods,
     channel_options,
     check_timeout_s,
+    failing,
+    moment,
+    open_channel,
 )
-from flambeau.errors import from_status
 from flambeau.wire import Array, infer_call, read_outputs
 from protos.flambeau.v1 import jobs_pb2 as pb
 
@@ -76,12 +76,21 @@ class JobClient:
     Args:
         target: `host:port` of its gRPC.
         max_message_bytes: limit on one message, in either direction.
+        tls: how to speak TLS; None speaks without.
+        token: an API key, or a token of the identity provider; empty where none is needed.
     """
 
-    def __init__(self, target: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tls: Tls | None = None,
+        token: str = "",
+    ) -> None:
         options = channel_options(max_message_bytes, SERVICE)
-        self._channel = grpc.insecure_channel(target, options=options)
-        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES)
+        self._channel = open_channel(target, options, tls)
+        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES, token)
 
     def __enter__(self) -> Self:
         return self
@@ -177,17 +186,8 @@ class JobClient:
 
     def _call(self, name: str, request: Any, longer_s: float = 0.0) -> Any:
         timeout_s = CALL_TIMEOUT_S + longer_s
-        with _failing(timeout_s):
+        with failing(timeout_s):
             return self._methods[name](request, timeout=timeout_s)
-
-
-@contextmanager
-def _failing(timeout_s: float) -> Iterator[None]:
-    """Gives a call's failure the error of our tree."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_status(error.code().name, error.details() or "", timeout_s) from error
 
 
 def _job(message: pb.Job, *, is_new: bool = False) -> Job:
@@ -196,14 +196,10 @@ def _job(message: pb.Job, *, is_new: bool = False) -> Job:
         model=message.model_name,
         version=message.model_version,
         state=pb.Job.State.Name(message.state).removeprefix("STATE_").lower(),
-        created_at=_moment(message.created_at),
-        deadline=_moment(message.deadline),
-        finished_at=_moment(message.finished_at) if message.HasField("finished_at") else None,
+        created_at=moment(message.created_at),
+        deadline=moment(message.deadline),
+        finished_at=moment(message.finished_at) if message.HasField("finished_at") else None,
         error=message.error,
         outputs=read_outputs(message.result) if message.HasField("result") else None,
         is_new=is_new,
     )
-
-
-def _moment(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(UTC)

@@ -13,14 +13,20 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Self
 
-import grpc
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from flambeau.channel import Messages, bind_methods, channel_options
-from flambeau.errors import UnavailableError, from_status
+from flambeau.channel import (
+    Messages,
+    Tls,
+    bearer,
+    bind_methods,
+    channel_options,
+    failing,
+    moment,
+    open_channel,
+)
+from flambeau.errors import UnavailableError
 from protos.flambeau.v1 import training_pb2 as pb
 
 SERVICE = "flambeau.v1.Training"
@@ -100,18 +106,19 @@ class TrainingClient:
     Args:
         target: `host:port` of its gRPC.
         token: of a caller allowed to train; empty where none is needed.
+        tls: how to speak TLS; None speaks without.
     """
 
-    def __init__(self, target: str, *, token: str = "") -> None:
+    def __init__(self, target: str, *, token: str = "", tls: Tls | None = None) -> None:
         options = channel_options(MAX_MESSAGE_BYTES, SERVICE)
-        self._channel = grpc.insecure_channel(target, options=options)
+        self._channel = open_channel(target, options, tls)
         self._methods = bind_methods(self._channel, SERVICE, _MESSAGES)
         self._watch = self._channel.unary_stream(
             f"/{SERVICE}/WatchJob",
             request_serializer=pb.WatchTrainingRequest.SerializeToString,
             response_deserializer=pb.TrainingEvent.FromString,
         )
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._metadata = bearer(token)
 
     def __enter__(self) -> Self:
         return self
@@ -203,26 +210,21 @@ class TrainingClient:
         while True:
             request = pb.WatchTrainingRequest(id=job_id, after=after, follow=follow)
             try:
-                for message in self._watch(request, metadata=self._metadata):
-                    after, gone_at = message.seq, None
-                    yield _event(message)
+                with failing(CALL_TIMEOUT_S):
+                    for message in self._watch(request, metadata=self._metadata):
+                        after, gone_at = message.seq, None
+                        yield _event(message)
                 if not follow or self.get(job_id).is_over:
                     return
-            except grpc.RpcError as error:
-                failure = from_status(error.code().name, error.details() or "", CALL_TIMEOUT_S)
-                if not follow or not isinstance(failure, UnavailableError):
-                    raise failure from error
-                gone_at = _patient(gone_at, failure)
             except UnavailableError as failure:
+                if not follow:
+                    raise
                 gone_at = _patient(gone_at, failure)
             time.sleep(RETRY_S)
 
     def _call(self, name: str, request: Any) -> Any:
-        try:
+        with failing(CALL_TIMEOUT_S):
             return self._methods[name](request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
-        except grpc.RpcError as error:
-            code, details = error.code().name, error.details() or ""
-            raise from_status(code, details, CALL_TIMEOUT_S) from error
 
 
 def _patient(gone_at: float | None, failure: UnavailableError) -> float:
@@ -240,9 +242,9 @@ def _job(message: pb.TrainingJob) -> TrainingJob:
         name=message.name,
         model=message.model,
         state=_state(message.state),
-        created_at=_moment(message.created_at),
-        started_at=_moment(message.started_at) if message.HasField("started_at") else None,
-        finished_at=_moment(message.finished_at) if message.HasField("finished_at") else None,
+        created_at=moment(message.created_at),
+        started_at=moment(message.started_at) if message.HasField("started_at") else None,
+        finished_at=moment(message.finished_at) if message.HasField("finished_at") else None,
         submitter=message.submitter,
         attempts=message.attempts,
         epoch=message.epoch,
@@ -257,7 +259,7 @@ def _job(message: pb.TrainingJob) -> TrainingJob:
 def _event(message: pb.TrainingEvent) -> TrainingEvent:
     return TrainingEvent(
         seq=message.seq,
-        time=_moment(message.time),
+        time=moment(message.time),
         attempt=message.attempt,
         kind=pb.TrainingEvent.Kind.Name(message.kind).removeprefix("KIND_").lower(),
         text=message.text,
@@ -269,7 +271,3 @@ def _event(message: pb.TrainingEvent) -> TrainingEvent:
 
 def _state(value: "pb.TrainingJob.State") -> str:
     return pb.TrainingJob.State.Name(value).removeprefix("STATE_").lower()
-
-
-def _moment(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(UTC)

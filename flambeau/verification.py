@@ -12,11 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from flambeau.channel import MAX_MESSAGE_BYTES, Messages, bind_methods, channel_options
-from flambeau.errors import ServerError, from_status
+from flambeau.channel import (
+    MAX_MESSAGE_BYTES,
+    Messages,
+    Tls,
+    bind_methods,
+    channel_options,
+    failing,
+    open_channel,
+)
+from flambeau.errors import ServerError
 from model_store.certificate import Certificate, parse_certificate
 from protos.flambeau.v1 import verification_pb2 as pb
 
@@ -47,12 +54,14 @@ class VerificationClient:
 
     Args:
         target: `host:port` of its gRPC.
+        tls: how to speak TLS; None speaks without.
+        token: of a caller with the scope `manage`; empty where none is needed.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, tls: Tls | None = None, token: str = "") -> None:
         options = channel_options(MAX_MESSAGE_BYTES, SERVICE)
-        self._channel = grpc.insecure_channel(target, options=options)
-        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES)
+        self._channel = open_channel(target, options, tls)
+        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES, token)
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +109,5 @@ class VerificationClient:
         )
 
     def _call(self, asked: pb.VerifyModelRequest) -> Any:
-        try:
+        with failing(CALL_TIMEOUT_S):
             return self._methods["VerifyModel"](asked, timeout=CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise from_status(error.code().name, error.details() or "", CALL_TIMEOUT_S) from error

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flambeau.commands.tables import UNKNOWN, columns, latency_text, share_text
+from flambeau.commands.tables import UNKNOWN, columns, latency_text, metric_text, share_text
 
 if TYPE_CHECKING:
     from model_store.certificate import ArtifactResult, Certificate
@@ -50,9 +50,9 @@ def _cells(result: "ArtifactResult", metrics: Sequence[str]) -> list[str]:
         result.artifact,
         UNKNOWN if difference is None else f"{difference:.2g}",
         f"{result.tolerance.max_abs_difference:.2g}",
-        share_text(agreement),
-        share_text(result.tolerance.min_agreement),
-        *(share_text(result.metrics.get(name)) for name in metrics),
+        share_text(agreement if result.tolerance.min_agreement else None),
+        share_text(result.tolerance.min_agreement or None),
+        *(metric_text(name, result.metrics.get(name)) for name in metrics),
         *(latency_text(result.latency_ms.get(rows)) for rows in LATENCY_COLUMNS),
         f"{'not run here' if result.outcome == 'not run' else result.outcome}{reason}{departs}",
     ]

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.tls_options import chosen_tls
+from flambeau.commands.token_option import TokenFile, read_token
 
 if TYPE_CHECKING:
     from flambeau.model import Model
@@ -34,6 +36,7 @@ def infer(
     timeout_s: Annotated[
         float, typer.Option(min=0.001, max=86_400, help="Seconds to wait for the answer.")
     ] = 30.0,
+    token_file: TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
     """Run a served model on your arrays and show what it answers."""
@@ -43,7 +46,8 @@ def infer(
 
     with failing_with({ClientError: 1}):
         values = read_inputs(inputs)
-        with Client(server, timeout_s=timeout_s) as client:
+        token = read_token(token_file)
+        with Client(server, timeout_s=timeout_s, tls=chosen_tls(), token=token) as client:
             served = client.model(model, version)
             arrays = served.infer(fit_inputs(served, values), outputs=outputs or ())
     bf16 = {spec.name for spec in served.signature.outputs if spec.datatype == "BF16"}

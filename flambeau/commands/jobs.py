@@ -13,6 +13,8 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.infer import fit_inputs, read_inputs
 from flambeau.commands.tables import UNKNOWN, columns
+from flambeau.commands.tls_options import chosen_tls
+from flambeau.commands.token_option import TokenFile, read_token
 
 if TYPE_CHECKING:
     from flambeau.batch_files import Item
@@ -46,6 +48,7 @@ def submit(
         ),
     ],
     server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
     version: Version = "",
     key: Annotated[str, typer.Option(help="A job with the same key is the same job.")] = "",
     timeout_s: Annotated[
@@ -54,7 +57,7 @@ def submit(
     webhook: Annotated[str, typer.Option(help="URL to call when it is over.")] = "",
 ) -> None:
     """Hand in a job; prints its id."""
-    with _clients(server) as (served_by, jobs):
+    with _clients(server, token_file) as (served_by, jobs):
         values = read_inputs(inputs)
         arrays = fit_inputs(served_by(model, version), values)
         job = jobs.submit(
@@ -72,10 +75,11 @@ def submit(
 def get(
     job: JobId,
     server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
     output: OutputFile = None,
 ) -> None:
     """Show a job, and its result if it is done."""
-    with _clients(server) as (_, jobs):
+    with _clients(server, token_file) as (_, jobs):
         _show(jobs.get(job), output)
 
 
@@ -83,10 +87,11 @@ def get(
 def wait(
     job: JobId,
     server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
     output: OutputFile = None,
 ) -> None:
     """Wait until a job is over, and show it; fails unless it is done."""
-    with _clients(server) as (_, jobs):
+    with _clients(server, token_file) as (_, jobs):
         found = jobs.wait(job)
         _show(found, output)
     if found.state != "done":
@@ -94,16 +99,18 @@ def wait(
 
 
 @jobs_app.command()
-def cancel(job: JobId, server: Server = DEFAULT_SERVER) -> None:
+def cancel(job: JobId, server: Server = DEFAULT_SERVER, token_file: TokenFile = None) -> None:
     """End a job that is not over."""
-    with _clients(server) as (_, jobs):
+    with _clients(server, token_file) as (_, jobs):
         typer.echo(f"{job} is {jobs.cancel(job).state}")
 
 
 @jobs_app.command("list")
-def list_jobs(model: ModelName, server: Server = DEFAULT_SERVER) -> None:
+def list_jobs(
+    model: ModelName, server: Server = DEFAULT_SERVER, token_file: TokenFile = None
+) -> None:
     """List a model's newest jobs."""
-    with _clients(server) as (_, jobs):
+    with _clients(server, token_file) as (_, jobs):
         found = jobs.list(model)
     rows = [("ID", "VERSION", "STATE", "CREATED", "TOOK")]
     rows += [(x.id, x.version, x.state, _local(x), _took(x)) for x in found]
@@ -124,6 +131,7 @@ def batch(
     ],
     output_dir: Annotated[Path, typer.Option(help="Where the results go, an .npz file each.")],
     server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
     version: Version = "",
     rows: Annotated[
         int, typer.Option(min=1, help="Rows of a stack in one job; the model's most unless less.")
@@ -132,7 +140,7 @@ def batch(
     """Run files of work through a model. Interrupted, it goes on where it was when run again."""
     from flambeau.batch_files import check_folder, read_items, result_path
 
-    with _clients(server) as (served_by, jobs):
+    with _clients(server, token_file) as (served_by, jobs):
         served = served_by(model, version)
         specs = served.signature.inputs
         only_input = specs[0].name if len(specs) == 1 else ""
@@ -227,13 +235,20 @@ def _show(job: "Job", output: Path | None) -> None:
 
 
 @contextmanager
-def _clients(server: str) -> "Iterator[tuple[Callable[[str, str], Model], JobClient]]":
+def _clients(
+    server: str, token_file: Path | None
+) -> "Iterator[tuple[Callable[[str, str], Model], JobClient]]":
     """What asks for a model's signature, and what hands jobs in."""
     from flambeau.client import Client
     from flambeau.errors import ClientError
     from flambeau.jobs import JobClient
 
-    with failing_with({ClientError: 1}), Client(server) as client, JobClient(server) as jobs:
+    tls, token = chosen_tls(), read_token(token_file)
+    with (
+        failing_with({ClientError: 1}),
+        Client(server, tls=tls, token=token) as client,
+        JobClient(server, tls=tls, token=token) as jobs,
+    ):
         yield client.model, jobs
 
 

@@ -20,7 +20,7 @@ def print_listening(listening: Listening) -> None:
 
 def _lines(listening: Listening) -> list[str]:
     host = "127.0.0.1" if listening.host == "0.0.0.0" else listening.host  # noqa: S104
-    http = f"http://{host}:{listening.http_port}"
+    http = f"{'https' if listening.is_tls else 'http'}://{host}:{listening.http_port}"
     grpc = f"{host}:{listening.grpc_port}"
     lines = ["", *(_served_line(served) for served in listening.served)]
     if not listening.served:
@@ -32,7 +32,8 @@ def _lines(listening: Listening) -> list[str]:
         f"  metrics  http://{host}:{listening.metrics_port}/metrics",
     ]
     ready = [served for served in listening.served if served.signature]
-    if ready and (example := _example(ready[-1].signature)):
+    # With TLS they would need the authority that the caller trusts, which nobody here knows.
+    if ready and not listening.is_tls and (example := _example(ready[-1].signature)):
         lines += ["try it:", *_pasteable(ready[-1].lane.model, http, grpc, example), ""]
     return lines
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flambeau.commands.tables import UNKNOWN, columns, latency_text, share_text, size_text
+from flambeau.commands.tables import (
+    UNKNOWN,
+    columns,
+    latency_text,
+    metric_text,
+    share_text,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from model_store.manifest import Artifact, Manifest
@@ -37,6 +44,9 @@ class ModelSummary:
     latency_ms: float | None = None
     accuracy: float | None = None
     """Of that artifact over the test split, 0 to 1; None for models with another metric."""
+    metric: str | None = None
+    """What it is judged by, such as `accuracy` or `rmse`."""
+    metric_value: float | None = None
     error: str | None = None
     """Why nothing more is known, when a manifest or a pointer cannot be read."""
 
@@ -46,7 +56,9 @@ def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
     others = sorted({alias for s in summaries for alias in s.aliases} - {PRODUCTION})
     aliases = [PRODUCTION, *others]
     header = ["MODEL", *(alias.upper() for alias in aliases), "VERSIONS", "BEST ARTIFACT"]
-    rows = [[*header, METRIC.upper()]]
+    # One heading for all: where models are judged otherwise, each cell says by what.
+    alike = all(summary.metric in (None, METRIC) for summary in summaries)
+    rows = [[*header, METRIC.upper() if alike else "METRIC"]]
     for summary in summaries:
         best = f"{summary.best_artifact} {latency_text(summary.latency_ms)}"
         rows.append(
@@ -55,7 +67,7 @@ def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
                 *(str(summary.aliases.get(alias, UNKNOWN)) for alias in aliases),
                 str(len(summary.versions)),
                 best if summary.best_artifact else UNKNOWN,
-                share_text(summary.accuracy),
+                _judged_text(summary, named=not alike),
             ]
         )
     return columns(rows)
@@ -89,6 +101,11 @@ def history_lines(history: Sequence["Pointers"]) -> list[str]:
         when = pointers.when.strftime("%Y-%m-%d %H:%M:%S %Z")
         rows.append([str(pointers.generation), when, pointers.who, aliases, pointers.why])
     return columns(rows)
+
+
+def _judged_text(summary: ModelSummary, named: bool) -> str:
+    text = metric_text(summary.metric or METRIC, summary.metric_value)
+    return f"{summary.metric} {text}" if named and summary.metric else text
 
 
 def _signature_lines(signature: "Signature") -> list[str]:
@@ -137,21 +154,14 @@ def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
                 size_text(artifact.file.size_bytes),
                 f"{proof.max_abs_difference:.2g}",
                 f"{proof.tolerance.max_abs_difference:.2g}",
-                share_text(proof.agreement),
-                share_text(proof.tolerance.min_agreement),
-                *(_metric_text(name, proof.metrics.get(name)) for name in metrics),
+                share_text(proof.agreement if proof.tolerance.min_agreement else None),
+                share_text(proof.tolerance.min_agreement or None),
+                *(metric_text(name, proof.metrics.get(name)) for name in metrics),
                 *(latency_text(artifact.latency_ms.get(size)) for size in batches),
                 UNKNOWN if memory is None else size_text(memory),
             ]
         )
     return columns(rows, indent="  ")
-
-
-def _metric_text(name: str, value: float | None) -> str:
-    """Only accuracy is known to be a share; other metrics have units of their own."""
-    if value is None or name == METRIC:
-        return share_text(value)
-    return f"{value:.4g}"
 
 
 def _lineage_lines(manifest: "Manifest") -> list[str]:
@@ -163,6 +173,7 @@ def _lineage_lines(manifest: "Manifest") -> list[str]:
             ["recipe", f"sha256 {lineage.recipe_sha256}"],
             ["data", f"sha256 {lineage.data_sha256}"],
             ["git commit", lineage.git_commit or UNKNOWN],
+            *([] if lineage.parent is None else [["began with", lineage.parent.words]]),
             ["libraries", ", ".join(libraries) or UNKNOWN],
             ["metrics", ", ".join(metrics) or UNKNOWN],
         ],

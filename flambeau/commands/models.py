@@ -185,6 +185,8 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
     except StoreError as error:
         return ModelSummary(model=model, versions=listing.versions, error=str(error))
     best = manifest.artifacts_by_speed()[0]
+    proof = best.verification
+    metric = METRIC if proof.judged_by is None else proof.judged_by.name
     batch_size, latency_ms = min(best.latency_ms.items(), default=(None, None))
     return ModelSummary(
         model=model,
@@ -194,7 +196,9 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
         best_artifact=best.name,
         batch_size=batch_size,
         latency_ms=latency_ms,
-        accuracy=best.verification.metrics.get(METRIC),
+        accuracy=proof.metrics.get(METRIC),
+        metric=metric if metric in proof.metrics else None,
+        metric_value=proof.metrics.get(metric),
     )
 
 

@@ -33,6 +33,13 @@ def share_text(share: float | None) -> str:
     return UNKNOWN if share is None else f"{100 * share:.1f} %"
 
 
+def metric_text(name: str, value: float | None) -> str:
+    """A task metric: a share in percent, another in its own unit, `-` for None."""
+    from model_store.metric import is_share
+
+    return share_text(value) if value is None or is_share(name) else f"{value:.4g}"
+
+
 def latency_text(milliseconds: float | None) -> str:
     """`0.31 ms`, two significant digits below ten milliseconds, `-` for None."""
     if milliseconds is None:

@@ -47,22 +47,30 @@ def train(
 ) -> None:
     """Train a recipe, export and prove its artifacts, and publish what kept its tolerance.
 
-    Exits with 0 when a version is published, 2 when the recipe is wrong, 1 when anything else is.
+    Exits with 0 when a version is published, 2 when the recipe is wrong, 75 when SIGTERM has
+    stopped several processes behind a checkpoint, 1 when anything else is wrong.
     """
     from pathlib import Path
 
     from model_store.errors import StoreError
     from model_store.key_folder import KeyFolder
     from model_store.signing import signer_with
-    from training.errors import RecipeError, TrainingError
+    from training.errors import RecipeError, StoppedError, TrainingError
+    from training.job import STOPPED
     from training.recipe_file import load_recipe
 
     # The disk is the user's, so its failures are theirs to read.
-    with failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}):
+    codes: dict[type[Exception], int] = {RecipeError: 2, TrainingError: 1, StoppedError: STOPPED}
+    with failing_with(codes | {StoreError: 1, OSError: 1}):
         loaded = load_recipe(recipe, set_ or [])
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None  # before training: a bad key fails here
         try:
+            if loaded.train.processes > 1:
+                from training.together.launcher import train_together
+
+                train_together(loaded, store, Path(runs_dir), resume=resume, private_key=key)
+                return
             from training.pipeline import run
 
             run(loaded, store, Path(runs_dir), resume=resume, sign=sign)

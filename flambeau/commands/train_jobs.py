@@ -9,6 +9,8 @@ from typer.core import TyperGroup
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.tables import UNKNOWN, columns
+from flambeau.commands.tls_options import chosen_tls
+from flambeau.commands.token_option import TokenFile, read_token
 from flambeau.commands.train import INTERRUPTED, train
 
 if TYPE_CHECKING:
@@ -41,10 +43,6 @@ train_app.command(HERE)(train)
 
 Server = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The training service's gRPC address.")
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="File with your token, where the service wants one.", dir_okay=False),
 ]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
 
@@ -92,6 +90,16 @@ def submit(
             _follow(client, job.id, 0)
 
 
+@train_app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    import json
+
+    from training.recipe_schema import recipe_schema
+
+    typer.echo(json.dumps(recipe_schema(), indent=2, ensure_ascii=False))
+
+
 @train_app.command("list")
 def list_jobs(
     state: Annotated[
@@ -99,9 +107,10 @@ def list_jobs(
     ] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 100,
     server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
 ) -> None:
     """List the newest jobs."""
-    with _client(server) as client:
+    with _client(server, token_file) as client:
         try:
             found = client.list(state, limit)
         except ValueError as error:
@@ -123,9 +132,10 @@ def get(
     job: JobId,
     recipe: Annotated[bool, typer.Option("--recipe", help="Print its recipe.")] = False,
     server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
 ) -> None:
     """Show a job."""
-    with _client(server) as client:
+    with _client(server, token_file) as client:
         found = client.get(job)
     typer.echo(found.recipe if recipe else "\n".join(_lines(found)))
 
@@ -136,9 +146,10 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")] = False,
     after: Annotated[int, typer.Option(min=0, help="Only events with larger numbers.")] = 0,
     server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
 ) -> None:
     """Show what a job has told; with -f as it tells it, failing unless it succeeds."""
-    with _client(server) as client:
+    with _client(server, token_file) as client:
         if follow:
             _follow(client, job, after)
             return
@@ -179,8 +190,8 @@ def _client(server: str, token_file: Path | None = None) -> "Iterator[TrainingCl
 
     failures = {InvalidRequestError: 2, RecipeError: 2, ClientError: 1, OSError: 1}
     with failing_with(failures):
-        token = token_file.read_text("utf-8").strip() if token_file else ""
-        with TrainingClient(server, token=token) as client:
+        token = read_token(token_file)
+        with TrainingClient(server, token=token, tls=chosen_tls()) as client:
             yield client
 
 

@@ -14,13 +14,15 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.models import AsJson, ModelName, VersionOrDefault, open_version
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.tls_options import chosen_tls
+from flambeau.commands.token_option import TokenFile, read_token
 from model_store.errors import StoreError
 
 if TYPE_CHECKING:
     from model_store.certificate import Certificate
     from model_store.manifest import Manifest
     from model_store.store import ModelStore
-    from training.recipe_judge import RecipeJudge
+    from training.proof.recipe_judge import RecipeJudge
 
 
 def verify(
@@ -32,6 +34,7 @@ def verify(
             metavar="HOST:PORT", help="Verify on the machine of this server (its gRPC address)."
         ),
     ] = "",
+    token_file: TokenFile = None,
     store: StoreUrl = DEFAULT_STORE,
     device: Annotated[str, typer.Option(help="Where to run it: cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one run.")] = 1,
@@ -58,7 +61,7 @@ def verify(
     if on:
         if data or list_:
             raise typer.BadParameter("--data and --list are for this machine, without --on")
-        _verify_elsewhere(model, version, on, as_json)
+        _verify_elsewhere(model, version, on, read_token(token_file), as_json)
         return
     with failing_with({StoreError: 1}):
         opened, manifest = open_version(store, model, version)
@@ -130,9 +133,9 @@ def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -
     """
     from model_store.golden import parse_golden
     from model_store.key_folder import KeyFolder, trusted_keys
+    from training.proof.recipe_judge import RecipeJudge
     from training.publish import CHECKPOINT, RECIPE
     from training.recipe_file import parse_recipe
-    from training.recipe_judge import RecipeJudge
 
     if not store.is_local:
         store.signer(manifest, trusted_keys(KeyFolder(keys).trusted_folder))
@@ -161,11 +164,12 @@ def _training_failures() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _verify_elsewhere(model: str, version: int | None, on: str, as_json: bool) -> None:
+def _verify_elsewhere(model: str, version: int | None, on: str, token: str, as_json: bool) -> None:
     from flambeau.errors import ClientError
     from flambeau.verification import VerificationClient
 
-    with failing_with({ClientError: 1, StoreError: 1}), VerificationClient(on) as client:
+    tls, failures = chosen_tls(), failing_with({ClientError: 1, StoreError: 1})
+    with failures, VerificationClient(on, tls=tls, token=token) as client:
         found = client.verify(model, version, _say)
     _print(found.certificate, as_json)
     if found.recorded_as:

@@ -1,0 +1,121 @@
+"""`flambeau access`: who may call a server, with API keys; `flambeau keys` is about signatures."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.tables import UNKNOWN, columns
+
+access_app = typer.Typer(
+    no_args_is_help=True, help="Give out, list and revoke API keys (a server's api_keys_file)."
+)
+
+KeysFile = Annotated[
+    Path,
+    typer.Option(
+        "--file", metavar="FILE", dir_okay=False, help="The server's api_keys_file; it is watched."
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]
+DEFAULT_FILE = Path("var/access.yaml")
+_SPAN = re.compile(r"([1-9][0-9]{0,4})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@access_app.command()
+def add(
+    name: Name,
+    grants: Annotated[
+        list[str],
+        typer.Option(
+            "--grant",
+            metavar="SCOPE[:MODELS]",
+            help="infer, manage or train, on models like a pattern: 'infer:digits*'. May be "
+            "repeated.",
+        ),
+    ],
+    file: KeysFile = DEFAULT_FILE,
+    expires: Annotated[
+        str, typer.Option(metavar="SPAN", help="From now: 12h, 90d. Never unless given.")
+    ] = "",
+    requests_per_s: Annotated[
+        float, typer.Option(min=0, help="Requests a second; 0 for no limit.")
+    ] = 0,
+    rows_per_s: Annotated[float, typer.Option(min=0, help="Rows a second; 0 for no limit.")] = 0,
+) -> None:
+    """Make a key. It is shown once, here; the file has only its hash."""
+    from pydantic import ValidationError
+
+    from model_store.strict import explain
+    from services.access.api_keys import ApiKey, KeysFileError, add_key, digest_of, new_key
+
+    secret = new_key()
+    until = datetime.now(UTC).replace(microsecond=0) + _span(expires) if expires else None
+    with failing_with({KeysFileError: 1}):
+        try:
+            key = ApiKey(
+                name=name,
+                sha256=digest_of(secret).hex(),
+                grants=tuple(grants),
+                expires=until,
+                requests_per_s=requests_per_s,
+                rows_per_s=rows_per_s,
+            )
+        except ValidationError as error:
+            raise KeysFileError(explain(error, ApiKey)) from error
+        add_key(file, key)
+    typer.echo(secret)
+    typer.echo(
+        f"added {name} to {file}; the key above is not shown again. A server takes it at once "
+        f"when it runs with api_keys_file={file}",
+        err=True,
+    )
+
+
+@access_app.command("list")
+def list_keys(file: KeysFile = DEFAULT_FILE) -> None:
+    """List the keys: whose, what for, until when."""
+    from services.access.api_keys import KeysFileError, read_keys
+
+    with failing_with({KeysFileError: 1}):
+        found = read_keys(file).keys
+    if not found:
+        typer.echo(f"{file} holds no key yet; make one with flambeau access add")
+        return
+    now = datetime.now(UTC)
+    rows = [["NAME", "GRANTS", "EXPIRES", "REQUESTS/S", "ROWS/S"]]
+    for key in found:
+        until = key.expires.isoformat() if key.expires else "never"
+        rows.append(
+            [
+                key.name,
+                " ".join(key.grants),
+                f"{until} (over)" if key.expires and key.expires <= now else until,
+                f"{key.requests_per_s:g}" if key.requests_per_s else UNKNOWN,
+                f"{key.rows_per_s:g}" if key.rows_per_s else UNKNOWN,
+            ]
+        )
+    typer.echo("\n".join(columns(rows)))
+
+
+@access_app.command()
+def revoke(name: Name, file: KeysFile = DEFAULT_FILE) -> None:
+    """Take a key out of the file; servers that watch it refuse it within two seconds."""
+    from services.access.api_keys import KeysFileError, revoke_key
+
+    with failing_with({KeysFileError: 1}):
+        revoke_key(file, name)
+    typer.echo(f"revoked {name}")
+
+
+def _span(text: str) -> timedelta:
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(
+            f"'{text}' is no span of time; write one as 12h or 90d", param_hint="--expires"
+        )
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})

@@ -1,0 +1,32 @@
+"""`flambeau alerts`: rules for Prometheus, with the objectives of the models in a store."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from model_store.errors import StoreError
+
+
+@failing_with({StoreError: 1, OSError: 1})
+def alerts(
+    store: StoreUrl = DEFAULT_STORE,
+    output: Annotated[Path | None, typer.Option(help="Where they go, unless printed.")] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Write a PrometheusRule of the Prometheus operator.")
+    ] = False,
+) -> None:
+    """Print alert rules for Prometheus, by what each model in the store promises (slo)."""
+    from flambeau.monitoring.objectives import stored_objectives
+    from flambeau.monitoring.rules import prometheus_rule, rules_file
+    from model_store.store import ModelStore
+
+    objectives = stored_objectives(ModelStore(store))
+    text = prometheus_rule(objectives) if operator else rules_file(objectives)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    output.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {output}: {len(objectives)} models")

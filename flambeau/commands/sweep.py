@@ -1,0 +1,131 @@
+"""`flambeau sweep`: many short trainings of a recipe, the best of which is published."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.keys_option import KeysFolder
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.train import INTERRUPTED
+
+if TYPE_CHECKING:
+    from model_store.store import Sign
+    from training.sweep.search import SweepPlan
+
+Source = Annotated[
+    str,
+    typer.Argument(help="A YAML file, or a function: path/file.py:name or package.module:name."),
+]
+Params = Annotated[
+    list[str],
+    typer.Option(
+        "--param",
+        metavar="KEY=KIND(...)",
+        help="What to choose: optim.adamw.lr=log(1e-4, 1e-1), model.args.dropout=float(0, 0.5), "
+        "train.epochs=int(5, 20), optim.accumulate=choice(1, 2, 4); may be repeated.",
+    ),
+]
+Trials = Annotated[
+    int, typer.Option(min=1, max=100_000, help="How many trainings, with those of before.")
+]
+Processes = Annotated[int, typer.Option(min=1, max=256, help="Trials at once.")]
+MetricName = Annotated[
+    str,
+    typer.Option(help="What trials are compared by, as val/accuracy; unless given, stop.metric."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one value; may be repeated."),
+]
+Prune = Annotated[
+    bool, typer.Option("--prune/--no-prune", help="End trials early that are not worth it.")
+]
+Timeout = Annotated[
+    float | None, typer.Option(min=0, help="Seconds; what still runs then goes on next time.")
+]
+TrialTimeout = Annotated[
+    float | None, typer.Option(min=0, help="Seconds of one trial; a longer one has failed.")
+]
+TrialMemory = Annotated[
+    float, typer.Option(min=0.1, help="Memory of one trial; one that asks for more has failed.")
+]
+Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish the best trial.")]
+SweepsDir = Annotated[Path, typer.Option(help="Folder for searches, one folder each.")]
+SignWith = Annotated[str, typer.Option(metavar="KEY", help="As of flambeau train.")]
+
+
+def sweep(
+    recipe: Source,
+    param: Params,
+    trials: Trials = 20,
+    processes: Processes = 1,
+    metric: MetricName = "",
+    set_: Overrides = None,
+    prune: Prune = True,
+    timeout: Timeout = None,
+    trial_timeout: TrialTimeout = None,
+    trial_memory_gib: TrialMemory = 16.0,
+    publish: Publish = True,
+    store: StoreUrl = DEFAULT_STORE,
+    sweeps_dir: SweepsDir = Path("./var/sweeps"),
+    sign_with: SignWith = "",
+    keys: KeysFolder = "",
+) -> None:
+    """Search for better values of a recipe, and publish the best trial.
+
+    The same command goes on where it was interrupted. Exits with 0 when the best trial is
+    published, or done with --no-publish; 2 when the recipe or a parameter is wrong, 1 when anything
+    else is.
+    """
+    from model_store.errors import StoreError
+    from model_store.key_folder import KeyFolder
+    from model_store.signing import signer_with
+    from model_store.store import ModelStore
+    from training.errors import RecipeError, TrainingError
+    from training.recipe_file import load_recipe
+    from training.sweep.parameter import parse_parameters
+
+    with failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}), _installed():
+        base, parameters = load_recipe(recipe, set_ or []), parse_parameters(param)
+        key = KeyFolder(keys).signing_key(sign_with) if publish else None
+        sign = signer_with(key) if key else None
+        if publish:
+            ModelStore(store)  # one that cannot be opened fails here, not after the search
+        from training.sweep.search import SweepPlan
+
+        plan = SweepPlan(
+            base=base,
+            parameters=parameters,
+            metric=metric or base.stop.metric,
+            trials=trials,
+            processes=processes,
+            prune=prune,
+            timeout_s=timeout,
+            trial_timeout_s=trial_timeout,
+            trial_memory_gib=trial_memory_gib,
+        )
+        _search(plan, sweeps_dir, store if publish else None, sign)
+
+
+def _search(plan: "SweepPlan", sweeps_dir: Path, store: str | None, sign: "Sign | None") -> None:
+    from training.sweep.search import sweep as search
+
+    try:
+        search(plan, sweeps_dir, store, sign=sign)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Names the extra that a missing library belongs to."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        typer.echo(f"error: {error}; install it with pip install 'flambeau[sweep]'", err=True)
+        raise typer.Exit(1) from error

@@ -1,0 +1,122 @@
+"""The alerts that do not depend on what a model promises.
+
+Severities: `page` wakes somebody, because callers suffer or soon will; `ticket` waits for the day.
+A counter that is watched over a window keeps its alert for as long as the window.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One rule."""
+
+    name: str
+    severity: Literal["page", "ticket"]
+    summary: str
+    """One line; may use Prometheus' templates."""
+    expression: str
+    """PromQL; it fires for every series it gives."""
+    lasting: str
+    """For how long it must hold first; empty for none."""
+    dashboard: str
+    """The uid of the one to look at."""
+
+
+LANE = "{{ $labels.model }} version {{ $labels.version }}"
+
+ALERTS = (
+    Alert(
+        "FlambeauProcessDown", "page",
+        "{{ $labels.job }} on {{ $labels.instance }} cannot be reached",
+        'up{job=~"flambeau.*"} == 0',
+        "2m", "flambeau-overview",
+    ),
+    Alert(
+        "FlambeauNoWorkers", "page",
+        "No worker serves anything: requests are answered with 503",
+        "max(flambeau_fleet_workers) == 0 and sum(rate(flambeau_requests_total[5m])) > 0",
+        "1m", "flambeau-queue",
+    ),
+    Alert(
+        "FlambeauWorkerLost", "ticket",
+        "{{ $value | humanize }} workers fell silent without a farewell within 15 minutes",
+        "sum(increase(flambeau_lost_workers_total[15m])) >= 0.5",
+        "", "flambeau-queue",
+    ),
+    Alert(
+        "FlambeauModelNotReady", "page",
+        f"{LANE} is ready in no process",
+        "max by (model, version) (flambeau_model_ready) == 0",
+        "5m", "flambeau-overview",
+    ),
+    Alert(
+        "FlambeauQueueAge", "page",
+        f"The oldest request to {LANE} has waited {{{{ $value | humanizeDuration }}}}",
+        "max by (model, version) (flambeau_stream_oldest_age_seconds) > 5",
+        "2m", "flambeau-queue",
+    ),
+    Alert(
+        "FlambeauOverloaded", "ticket",
+        "{{ $value | humanizePercentage }} of all requests are refused by a limit",
+        "sum(rate(flambeau_refusals_total[10m])) / sum(rate(flambeau_requests_total[10m])) > 0.01",
+        "10m", "flambeau-overview",
+    ),
+    Alert(
+        "FlambeauDeadLetters", "ticket",
+        f"{{{{ $value | humanize }}}} requests to {LANE} ended two workers within an hour",
+        "sum by (model, version) (increase(flambeau_dead_letters_total[1h])) >= 0.5",
+        "", "flambeau-queue",
+    ),
+    Alert(
+        "FlambeauVerificationFailed", "page",
+        f"An artifact of {LANE} does not give its golden outputs on {{{{ $labels.instance }}}}",
+        "sum by (model, version, instance) "
+        "(increase(flambeau_failed_verifications_total[1h])) >= 0.5",
+        "", "flambeau-queue",
+    ),
+    Alert(
+        "FlambeauLoadFailed", "ticket",
+        f"{LANE} cannot be loaded on {{{{ $labels.instance }}}}",
+        "sum by (model, version, instance) (increase(flambeau_failed_loads_total[1h])) >= 0.5",
+        "", "flambeau-queue",
+    ),
+    Alert(
+        "FlambeauBackendRestarts", "ticket",
+        f"The backend of {LANE} was reopened {{{{ $value | humanize }}}} times within 15 minutes",
+        "sum by (model, version, reason) (increase(flambeau_worker_restarts_total[15m])) > 2",
+        "", "flambeau-model",
+    ),
+    Alert(
+        "FlambeauJobsFailed", "ticket",
+        f"{{{{ $value | humanize }}}} jobs of {LANE} failed or expired within an hour",
+        "sum by (model, version) "
+        '(increase(flambeau_finished_jobs_total{state=~"failed|expired"}[1h])) >= 0.5',
+        "", "flambeau-queue",
+    ),
+    Alert(
+        "FlambeauTrainingJobsFailed", "ticket",
+        "{{ $value | humanize }} training jobs failed within an hour",
+        'sum(increase(flambeau_training_finished_jobs_total{state="failed"}[1h])) >= 0.5',
+        "", "flambeau-training",
+    ),
+    Alert(
+        "FlambeauTrainingWorkerLost", "ticket",
+        "{{ $value | humanize }} training jobs were found without their worker within an hour",
+        "sum(increase(flambeau_training_takeovers_total[1h])) >= 0.5",
+        "", "flambeau-training",
+    ),
+    Alert(
+        "FlambeauCertificateExpires", "ticket",
+        "A certificate of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
+        "flambeau_tls_certificate_not_after_timestamp_seconds - time() < 14 * 86400",
+        "1h", "flambeau-overview",
+    ),
+    Alert(
+        "FlambeauCertificateExpiresSoon", "page",
+        "A certificate of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
+        "flambeau_tls_certificate_not_after_timestamp_seconds - time() < 2 * 86400",
+        "5m", "flambeau-overview",
+    ),
+)  # fmt: skip

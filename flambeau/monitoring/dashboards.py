@@ -1,0 +1,336 @@
+"""The dashboards: what they show, in the order in which somebody on call asks.
+
+Every expression is run against a real Prometheus while a fleet serves (`bench/dashboards.py`, and
+on a small one `tests/e2e/test_dashboards.py`), and must have data there.
+"""
+
+from flambeau.monitoring.panels import Dashboard, Panel, Query, Row, Unit, Variable
+from flambeau.monitoring.rules import FAILURES
+
+WHERE = 'namespace=~"$namespace"'
+LANE = f'{WHERE},model=~"$model"'
+VERSION = f'{LANE},version=~"$version"'
+RATE = "[$__rate_interval]"
+
+NAMESPACE = Variable("namespace", "Namespace", "label_values(flambeau_build_info, namespace)")
+MODEL = Variable("model", "Model", "label_values(flambeau_requests_total, model)")
+ONE_VERSION = Variable(
+    "version", "Version", 'label_values(flambeau_requests_total{model=~"$model"}, version)'
+)
+
+
+def quantile(share: float, metric: str, labels: str, by: str = "") -> str:
+    """The quantile of a histogram's recent values.
+
+    Args:
+        share: from 0 to 1.
+        metric: its name.
+        labels: which series.
+        by: labels, comma separated, that get a line each; empty for one line of all.
+    """
+    names = f"le, {by}" if by else "le"
+    return (
+        f"histogram_quantile({share:g}, sum by ({names}) (rate({metric}_bucket{{{labels}}}{RATE})))"
+    )
+
+
+def rate(metric: str, labels: str, by: str = "") -> str:
+    """What a counter grows by a second, summed over processes."""
+    summed = f"sum by ({by})" if by else "sum"
+    return f"{summed} (rate({metric}{{{labels}}}{RATE}))"
+
+
+def grown(metric: str, labels: str, by: str) -> str:
+    """What a counter has grown by within each stretch of the time shown."""
+    return f"sum by ({by}) (increase({metric}{{{labels}}}{RATE}))"
+
+
+def failing(labels: str, by: str = "") -> str:
+    """The share of requests that failed for a reason of ours."""
+    metric = "flambeau_requests_total"
+    return f"{rate(metric, f'{labels},{FAILURES}', by)} / {rate(metric, labels, by)}"
+
+
+def lines(title: str, unit: Unit, about: str, *queries: tuple[str, str], stacked: bool = False,
+          quiet: bool = False) -> Panel:  # fmt: skip
+    """A panel of lines, from pairs of expression and legend."""
+    made = tuple(Query(expression, legend, quiet) for expression, legend in queries)
+    return Panel(title, about, unit, made, stacked=stacked)
+
+
+def figure(title: str, unit: Unit, about: str, expression: str, warn_above: float | None = None
+           ) -> Panel:  # fmt: skip
+    """A panel of one number."""
+    query = Query(expression, "")
+    return Panel(title, about, unit, (query,), "stat", warn_above=warn_above)
+
+
+DURATION = "flambeau_request_duration_seconds"
+PROCESS = 'job=~"flambeau.*"'
+
+OVERVIEW = Dashboard(
+    uid="flambeau-overview",
+    title="flambeau: overview",
+    description="Is it well? Rate, errors and duration of all models, and what is running out.",
+    variables=(NAMESPACE,),
+    rows=(
+        Row("Now", (
+            figure("Requests a second", "reqps", "Answered, by all gateways together.",
+                   rate("flambeau_requests_total", WHERE)),
+            figure("Failing", "percentunit", "Share of requests that failed for a reason of ours: "
+                   "5xx, and gRPC's likes of them.", failing(WHERE), 0.001),
+            figure("99 % within", "s", "Duration that 99 of 100 requests keep, over all models.",
+                   quantile(0.99, DURATION, WHERE)),
+            figure("Versions ready", "none", "Versions that at least one process serves.",
+                   f"count(max by (model, version) (flambeau_model_ready{{{WHERE}}}) == 1)"),
+            figure("Versions refused", "none", "Versions that a process could not load, or whose "
+                   "golden outputs missed their tolerance there.",
+                   f"sum(flambeau_model_ready{{{WHERE}}} == bool 0)", 1),
+            figure("Processes down", "none", "Processes that Prometheus cannot reach.",
+                   f"sum(up{{{PROCESS},{WHERE}}} == bool 0)", 1),
+        )),
+        Row("Rate, errors, duration", (
+            lines("Requests by model", "reqps", "Answered requests a second, whatever the answer.",
+                  (rate("flambeau_requests_total", WHERE, "model"), "{{model}}"), stacked=True),
+            lines("Failing by model", "percentunit", "Share of each model's requests that failed "
+                  "for a reason of ours. The runbook of FlambeauErrorBudgetBurn goes on from here.",
+                  (failing(WHERE, "model"), "{{model}}")),
+            lines("Duration of all requests", "s", "From the last byte of a request to the first "
+                  "of its reply.",
+                  (quantile(0.5, DURATION, WHERE), "50 %"),
+                  (quantile(0.95, DURATION, WHERE), "95 %"),
+                  (quantile(0.99, DURATION, WHERE), "99 %")),
+            lines("Answers by code", "reqps", "By protocol and status code.",
+                  (rate("flambeau_requests_total", WHERE, "protocol, code"),
+                   "{{protocol}} {{code}}"),
+                  stacked=True),
+            lines("99 % by model", "s", "Duration that 99 of 100 requests of a model keep.",
+                  (quantile(0.99, DURATION, WHERE, "model"), "{{model}}")),
+            lines("Refused before they ran", "reqps", "By the limit that refused them; all of them "
+                  "may be retried.",
+                  (rate("flambeau_refusals_total", WHERE, "reason"), "{{reason}}"), stacked=True),
+        )),
+        Row("Saturation", (
+            lines("In flight", "none", "Accepted and not answered, by process; the limit is "
+                  "max_in_flight_requests.",
+                  (f"sum by (instance) (flambeau_in_flight_requests{{{WHERE}}})", "{{instance}}")),
+            lines("Waiting for a batch, 95 %", "s", "From acceptance to the start of the batch. It "
+                  "rises first when a model has too few workers.",
+                  (quantile(0.95, "flambeau_queue_duration_seconds", WHERE, "model"), "{{model}}")),
+            lines("Event loop lag, 99 %", "s", "How long a callback waits in a process: above "
+                  "25 ms it has more to do than one core can.",
+                  (quantile(0.99, "flambeau_event_loop_lag_seconds", WHERE, "job, instance"),
+                   "{{job}} {{instance}}")),
+            lines("Processor", "percentunit", "Cores that each process keeps busy.",
+                  (f"rate(process_cpu_seconds_total{{{PROCESS},{WHERE}}}{RATE})",
+                   "{{job}} {{instance}}")),
+            lines("Memory", "bytes", "Resident, by process.",
+                  (f"process_resident_memory_bytes{{{PROCESS},{WHERE}}}", "{{job}} {{instance}}")),
+            lines("Open files", "percentunit", "Share of the file descriptors a process may have.",
+                  (f"process_open_fds{{{PROCESS},{WHERE}}} / process_max_fds{{{PROCESS},{WHERE}}}",
+                   "{{job}} {{instance}}")),
+        )),
+    ),
+)  # fmt: skip
+
+MODEL_DETAIL = Dashboard(
+    uid="flambeau-model",
+    title="flambeau: model",
+    description="One model, its versions side by side: is the new one as good as the old one?",
+    variables=(NAMESPACE, MODEL, ONE_VERSION),
+    rows=(
+        Row("Objectives", (
+            figure("Error budget burn rate", "none", "How fast the failures of the last hour "
+                   "use up the budget of 30 days: at 1 it lasts just 30 days, 14.4 pages.",
+                   "max(model:flambeau_requests_failed:ratio_rate1h{model=~\"$model\"} / on(model) "
+                   "(1 - model:flambeau_availability:objective))", 1),
+            figure("Latency budget burn rate", "none", "The same for requests that were not in "
+                   "time.", "max(model:flambeau_requests_slow:ratio_rate1h{model=~\"$model\"} / "
+                   "on (model) (1 - model:flambeau_latency:objective))", 1),
+            figure("Processes that serve it", "none", "With a version of it ready.",
+                   f"sum(max by (instance) (flambeau_model_ready{{{VERSION}}}))"),
+            figure("Memory", "bytes", "Measured at load, of all versions in all processes.",
+                   f"sum(flambeau_model_memory_bytes{{{VERSION}}})"),
+        )),
+        Row("Versions side by side", (
+            lines("Requests", "reqps", "Answered, by version.",
+                  (rate("flambeau_requests_total", VERSION, "model, version"),
+                   "{{model}} {{version}}"), stacked=True),
+            lines("Failing", "percentunit", "Share that failed for a reason of ours, by version.",
+                  (failing(VERSION, "model, version"), "{{model}} {{version}}")),
+            lines("Duration", "s", "Half of the requests, and 99 of 100, are faster.",
+                  (quantile(0.5, DURATION, VERSION, "model, version"),
+                   "{{model}} {{version}} 50 %"),
+                  (quantile(0.99, DURATION, VERSION, "model, version"),
+                   "{{model}} {{version}} 99 %")),
+        )),
+        Row("Where the time goes", (
+            lines("Waiting for a batch, 95 %", "s", "From acceptance to the start of the batch.",
+                  (quantile(0.95, "flambeau_queue_duration_seconds", VERSION, "model, version"),
+                   "{{model}} {{version}}")),
+            lines("One run of the backend, 95 %", "s", "The model alone, a batch at a time.",
+                  (quantile(0.95, "flambeau_execution_duration_seconds", VERSION, "model, version"),
+                   "{{model}} {{version}}")),
+            lines("Rows in a batch", "none", "Mean; larger ones spend less on each row.",
+                  (f"{rate('flambeau_batch_size_sum', VERSION, 'model, version')} / "
+                   f"{rate('flambeau_batch_size_count', VERSION, 'model, version')}",
+                   "{{model}} {{version}}")),
+        )),
+        Row("What went otherwise", (
+            lines("Dropped", "reqps", "Accepted, and dropped before the model: cancelled, expired, "
+                  "infeasible, failed.",
+                  (rate("flambeau_dropped_requests_total", VERSION, "version, reason"),
+                   "{{version}} {{reason}}"), stacked=True),
+            lines("Backends opened anew", "short", "Because they blocked, or their process died.",
+                  (grown("flambeau_worker_restarts_total", VERSION, "version, reason"),
+                   "{{version}} {{reason}}")),
+            lines("Load time", "s", "Mean time to read, check, open, replay and warm up a version.",
+                  ("sum by (model, version) "
+                   f"(flambeau_model_load_duration_seconds_sum{{{VERSION}}})"
+                   " / sum by (model, version) "
+                   f"(flambeau_model_load_duration_seconds_count{{{VERSION}}})",
+                   "{{model}} {{version}}")),
+        )),
+    ),
+)  # fmt: skip
+
+QUEUE = Dashboard(
+    uid="flambeau-queue",
+    title="flambeau: queue and workers",
+    description="Gateways and workers as processes of their own: what waits in Redis.",
+    variables=(NAMESPACE, MODEL),
+    rows=(
+        Row("Now", (
+            figure("Workers", "none", "That say in Redis what they serve.",
+                   f"max(flambeau_fleet_workers{{{WHERE}}})"),
+            figure("Workers lost", "none", "Within the time shown: fell silent without a farewell.",
+                   f"sum(increase(flambeau_lost_workers_total{{{WHERE}}}[$__range]))", 0.5),
+            figure("Oldest request", "s", "Age of the oldest one in Redis.",
+                   f"max(flambeau_stream_oldest_age_seconds{{{LANE}}})", 5),
+            figure("Dead letters", "none", "Within the time shown: set aside because two workers "
+                   "died with them (flambeau queue dead list).",
+                   f"sum(increase(flambeau_dead_letters_total{{{LANE}}}[$__range]))", 0.5),
+        )),
+        Row("Redis", (
+            lines("Waiting", "none", "Requests that no worker has taken. Every worker tells the "
+                  "same, so the largest counts.",
+                  (f"max by (model, version) (flambeau_stream_waiting_requests{{{LANE}}})",
+                   "{{model}} {{version}}"), stacked=True),
+            lines("Taken, not answered", "none", "Requests that workers hold.",
+                  (f"max by (model, version) (flambeau_stream_taken_requests{{{LANE}}})",
+                   "{{model}} {{version}}"), stacked=True),
+            lines("Age of the oldest", "s", "Add workers before it nears the callers' time limit.",
+                  (f"max by (model, version) (flambeau_stream_oldest_age_seconds{{{LANE}}})",
+                   "{{model}} {{version}}")),
+        )),
+        Row("Jobs", (
+            lines("Waiting", "none", "Jobs that no worker has taken; they yield to requests.",
+                  (f"max by (model, version) (flambeau_waiting_jobs{{{LANE}}})",
+                   "{{model}} {{version}}"), stacked=True),
+            lines("Running", "none", "Jobs that a worker has taken.",
+                  (f"max by (model, version) (flambeau_running_jobs{{{LANE}}})",
+                   "{{model}} {{version}}"), stacked=True),
+            lines("Over", "ops", "By how they ended.",
+                  (rate("flambeau_finished_jobs_total", LANE, "state"), "{{state}}"), stacked=True),
+        )),
+        Row("Workers", (
+            lines("Busy", "percentunit", "Seconds of backend runs a second: at the number of "
+                  "instances a worker is full.",
+                  (rate("flambeau_execution_duration_seconds_sum", LANE, "instance"),
+                   "{{instance}}")),
+            lines("Batches a second", "ops", "By worker.",
+                  (rate("flambeau_execution_duration_seconds_count", LANE, "instance"),
+                   "{{instance}}")),
+            lines("Loads and verifications that failed", "short", "By version.",
+                  (grown("flambeau_failed_loads_total", LANE, "model, version"),
+                   "load {{model}} {{version}}"),
+                  (grown("flambeau_failed_verifications_total", LANE, "model, version"),
+                   "verification {{model}} {{version}}")),
+        )),
+    ),
+)  # fmt: skip
+
+TRAINING = Dashboard(
+    uid="flambeau-training",
+    title="flambeau: training",
+    description="The training service: jobs that wait, run and end, and its processes.",
+    variables=(NAMESPACE,),
+    rows=(
+        Row("Now", (
+            figure("Waiting", "none", "Jobs that no worker has taken.",
+                   f'max(flambeau_training_jobs{{{WHERE},state="queued"}})'),
+            figure("Running", "none", "On all workers.",
+                   f"sum(flambeau_training_running_jobs{{{WHERE}}})"),
+            figure("Failed", "none", "Within the time shown.",
+                   f'sum(increase(flambeau_training_finished_jobs_total{{{WHERE},state="failed"}}'
+                   "[$__range]))", 0.5),
+            figure("Taken over", "none", "Within the time shown: jobs whose worker was gone.",
+                   f"sum(increase(flambeau_training_takeovers_total{{{WHERE}}}[$__range]))", 0.5),
+        )),
+        Row("Jobs", (
+            lines("By state", "none", "All jobs that are kept (keep_days).",
+                  (f"max by (state) (flambeau_training_jobs{{{WHERE}}})", "{{state}}"),
+                  stacked=True),
+            lines("Over", "short", "Jobs that ended, by how.",
+                  (grown("flambeau_training_finished_jobs_total", WHERE, "state"), "{{state}}"),
+                  stacked=True),
+            lines("Attempts", "s", "How long half of the attempts, and 9 of 10, take.",
+                  (quantile(0.5, "flambeau_training_attempt_duration_seconds", WHERE), "50 %"),
+                  (quantile(0.9, "flambeau_training_attempt_duration_seconds", WHERE), "90 %"),
+                  quiet=True),
+        )),
+        Row("Workers", (
+            lines("Running jobs", "none", "By worker.",
+                  (f"flambeau_training_running_jobs{{{WHERE}}}", "{{instance}}"), stacked=True),
+            lines("Memory of the service", "bytes", "Without the jobs, which are processes of "
+                  "their own.",
+                  (f'process_resident_memory_bytes{{job="flambeau-trainer",{WHERE}}}',
+                   "{{instance}}")),
+            lines("Processor of the service", "percentunit", "Without the jobs.",
+                  (f'rate(process_cpu_seconds_total{{job="flambeau-trainer",{WHERE}}}{RATE})',
+                   "{{instance}}")),
+        )),
+    ),
+)  # fmt: skip
+
+GPU_LABELS = 'gpu=~"$gpu"'
+GPU_NAME = "{{Hostname}} {{gpu}}"
+
+GPU = Dashboard(
+    uid="flambeau-gpu",
+    title="flambeau: GPU",
+    description="What NVIDIA's DCGM exporter says of the devices, beside what models take of them.",
+    variables=(
+        NAMESPACE,
+        Variable("gpu", "GPU", "label_values(DCGM_FI_DEV_GPU_UTIL, gpu)"),
+    ),
+    rows=(
+        Row("Use", (
+            lines("Busy", "percentunit", "Share of the time in which a kernel ran.",
+                  (f"DCGM_FI_DEV_GPU_UTIL{{{GPU_LABELS}}} / 100", GPU_NAME)),
+            lines("Memory taken", "bytes", "Of the device, by everything on it.",
+                  (f"DCGM_FI_DEV_FB_USED{{{GPU_LABELS}}} * 1048576", GPU_NAME), stacked=True),
+            lines("Memory free", "bytes", "A version that does not fit is refused, with figures.",
+                  (f"DCGM_FI_DEV_FB_FREE{{{GPU_LABELS}}} * 1048576", GPU_NAME)),
+        )),
+        Row("Health", (
+            lines("Temperature", "celsius", "Above 85 °C most slow themselves down.",
+                  (f"DCGM_FI_DEV_GPU_TEMP{{{GPU_LABELS}}}", GPU_NAME)),
+            lines("Power", "watt", "Drawn.",
+                  (f"DCGM_FI_DEV_POWER_USAGE{{{GPU_LABELS}}}", GPU_NAME)),
+            lines("XID errors", "none", "The last error's number; any but 0 is in NVIDIA's list of "
+                  "XID errors.", (f"DCGM_FI_DEV_XID_ERRORS{{{GPU_LABELS}}}", GPU_NAME)),
+        )),
+        Row("Models", (
+            lines("Memory by version", "bytes", "What loading it was measured to take.",
+                  (f"flambeau_model_memory_bytes{{{WHERE}}}", "{{instance}} {{model}} {{version}}"),
+                  stacked=True),
+            lines("Backend runs", "percentunit", "Seconds of runs a second, by worker: far below "
+                  "what the device is busy, something else uses it.",
+                  (rate("flambeau_execution_duration_seconds_sum", WHERE, "instance"),
+                   "{{instance}}")),
+        )),
+    ),
+)  # fmt: skip
+
+DASHBOARDS = (OVERVIEW, MODEL_DETAIL, QUEUE, TRAINING, GPU)

@@ -1,0 +1,43 @@
+"""The files that are generated and committed, so that who only copies files has them.
+
+In: nothing but this code. Out: each file's path and text.
+"""
+
+import json
+from pathlib import Path
+
+from flambeau.monitoring.dashboards import DASHBOARDS
+from flambeau.monitoring.metric_reference import metrics_document
+from flambeau.monitoring.panels import dashboard_json
+from flambeau.monitoring.rules import prometheus_rule, rules_file
+
+
+def generated_files() -> dict[str, str]:
+    """Their texts, by path from the root of the repository."""
+    return {
+        **{
+            f"deploy/grafana/dashboards/{one.uid}.json": json.dumps(
+                dashboard_json(one), indent=1, ensure_ascii=False
+            )
+            + "\n"
+            for one in DASHBOARDS
+        },
+        "deploy/prometheus/rules/flambeau.yaml": rules_file({}),
+        "deploy/prometheus/operator/flambeau.yaml": prometheus_rule({}),
+        "docs/metrics.md": metrics_document(),
+    }
+
+
+def write_all(root: Path) -> list[Path]:
+    """Writes all of them. Returns their paths.
+
+    Args:
+        root: of the repository.
+    """
+    written = []
+    for name, text in generated_files().items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written

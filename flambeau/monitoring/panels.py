@@ -1,0 +1,243 @@
+"""Grafana dashboards as plain records, and the JSON that Grafana reads.
+
+In: dashboards of rows of panels of PromQL. Out: a document as Grafana's own export has it
+(https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/).
+
+Rules kept here: an `id` of null and a `uid` that never changes, so that an import replaces; the
+data source is a variable, so that no installation's own is named; panels never overlap.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 39
+"""Of Grafana 10.4 and 11; newer ones migrate it when they load it."""
+WIDTH = 24
+"""Of Grafana's grid."""
+STAT_HEIGHT, GRAPH_HEIGHT = 4, 8
+PALETTE = "palette-classic"
+
+Unit = Literal["reqps", "ops", "s", "percentunit", "bytes", "short", "none", "celsius", "watt"]
+"""Grafana's names of units."""
+
+DATA_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One expression of a panel, and what its series are called."""
+
+    expression: str
+    """PromQL; may hold the dashboard's variables and `$__rate_interval`."""
+    legend: str
+    """With labels as `{{model}}`."""
+    quiet: bool = False
+    """Whether it may have no number to show where nothing of its kind has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture."""
+
+    title: str
+    description: str
+    """What it shows and what to make of it; people read it at night."""
+    unit: Unit
+    queries: tuple[Query, ...]
+    kind: Literal["timeseries", "stat"] = "timeseries"
+    stacked: bool = False
+    warn_above: float | None = None
+    """From where on a single figure is red."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels beside each other, under a heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A choice at the top of a dashboard."""
+
+    name: str
+    label: str
+    query: str
+    """Where its values come from: `label_values(metric, label)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One page."""
+
+    uid: str
+    title: str
+    description: str
+    rows: tuple[Row, ...]
+    variables: tuple[Variable, ...] = ()
+    links: tuple[str, ...] = field(default=("flambeau",))
+    """Tags of the dashboards that its top links to, and its own."""
+
+    def panels(self) -> Iterator[Panel]:
+        """All of them, from top to bottom."""
+        for row in self.rows:
+            yield from row.panels
+
+
+def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
+    """The document."""
+    return {
+        "annotations": {"list": [_alert_annotation()]},
+        "description": dashboard.description,
+        "editable": True,
+        "fiscalYearStartMonth": 0,
+        "graphTooltip": 1,
+        "id": None,
+        "links": [
+            {
+                "asDropdown": True, "icon": "external link", "includeVars": True, "keepTime": True,
+                "tags": list(dashboard.links), "title": "flambeau", "type": "dashboards",
+            }
+        ],
+        "panels": list(_placed(dashboard.rows)),
+        "refresh": "10s",
+        "schemaVersion": SCHEMA_VERSION,
+        "tags": list(dashboard.links),
+        "templating": {"list": [_data_source(), *map(_variable, dashboard.variables)]},
+        "time": {"from": "now-1h", "to": "now"},
+        "timepicker": {},
+        "timezone": "browser",
+        "title": dashboard.title,
+        "uid": dashboard.uid,
+        "version": 1,
+        "weekStart": "",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a panel lies in the grid of 24 columns; heights are about 38 pixels each."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+def places(row: Row, top: int) -> list[tuple[Panel, Place]]:
+    """Puts the panels of a row side by side, at most six figures or three graphs.
+
+    Args:
+        row: its panels.
+        top: the line below its heading.
+    """
+    found = []
+    x, y = 0, top
+    most = 6 if all(panel.kind == "stat" for panel in row.panels) else 3
+    columns = min(len(row.panels), most)
+    width = WIDTH // columns
+    for panel in row.panels:
+        height = STAT_HEIGHT if panel.kind == "stat" else GRAPH_HEIGHT
+        if x + width > WIDTH:
+            x, y = 0, y + height
+        found.append((panel, Place(x, y, width, height)))
+        x += width
+    return found
+
+
+def _placed(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    number, y = 1, 0
+    for row in rows:
+        grid = {"x": 0, "y": y, "w": WIDTH, "h": 1}
+        yield {"collapsed": False, "gridPos": grid, "id": number, "panels": [],
+               "title": row.title, "type": "row"}  # fmt: skip
+        laid = places(row, y + 1)
+        for panel, place in laid:
+            number += 1
+            yield _panel(panel, place, number)
+        y = max(place.y + place.height for _, place in laid)
+        number += 1
+
+
+def _panel(panel: Panel, place: Place, number: int) -> dict[str, Any]:
+    return {
+        "datasource": DATA_SOURCE,
+        "description": panel.description,
+        "fieldConfig": {"defaults": _field_defaults(panel), "overrides": []},
+        "gridPos": {"x": place.x, "y": place.y, "w": place.width, "h": place.height},
+        "id": number,
+        "options": _options(panel),
+        "targets": [
+            {
+                "datasource": DATA_SOURCE, "editorMode": "code",
+                "exemplar": "_bucket" in one.expression, "expr": one.expression,
+                "legendFormat": one.legend, "range": True, "refId": chr(65 + n),
+            }
+            for n, one in enumerate(panel.queries)
+        ],
+        "title": panel.title,
+        "type": panel.kind,
+    }  # fmt: skip
+
+
+def _field_defaults(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    if panel.warn_above is not None:
+        steps.append({"color": "red", "value": panel.warn_above})
+    defaults: dict[str, Any] = {
+        "color": {"mode": "thresholds" if panel.kind == "stat" else PALETTE},
+        "min": 0,
+        "thresholds": {"mode": "absolute", "steps": steps},
+        "unit": panel.unit,
+    }
+    if panel.kind == "timeseries":
+        defaults["custom"] = {
+            "drawStyle": "line", "fillOpacity": 20 if panel.stacked else 6, "lineWidth": 1,
+            "showPoints": "never", "spanNulls": False,
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        }  # fmt: skip
+    return defaults
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "stat":
+        return {
+            "colorMode": "value", "graphMode": "area", "justifyMode": "auto",
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "textMode": "auto",
+        }  # fmt: skip
+    return {
+        "legend": {"calcs": ["lastNotNull", "max"], "displayMode": "table", "placement": "bottom",
+                   "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }  # fmt: skip
+
+
+def _data_source() -> dict[str, Any]:
+    return {
+        "hide": 0, "includeAll": False, "label": "Data source", "multi": False,
+        "name": "datasource", "options": [], "query": "prometheus", "refresh": 1, "regex": "",
+        "type": "datasource",
+    }  # fmt: skip
+
+
+def _variable(variable: Variable) -> dict[str, Any]:
+    return {
+        # With ".*" a series that lacks the label is shown as well, as outside Kubernetes.
+        "allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "datasource": DATA_SOURCE, "definition": variable.query, "hide": 0, "includeAll": True,
+        "label": variable.label, "multi": True, "name": variable.name, "options": [],
+        "query": {"qryType": 1, "query": variable.query, "refId": variable.name}, "refresh": 2,
+        "regex": "", "skipUrlSync": False, "sort": 3, "type": "query",
+    }  # fmt: skip
+
+
+def _alert_annotation() -> dict[str, Any]:
+    return {
+        "datasource": DATA_SOURCE, "enable": True, "hide": False, "iconColor": "red",
+        "expr": 'ALERTS{alertname=~"Flambeau.*",alertstate="firing",severity="page"}',
+        "name": "Pages", "step": "60s", "titleFormat": "{{alertname}} {{model}}",
+    }  # fmt: skip

@@ -1,0 +1,198 @@
+"""Recording and alerting rules for Prometheus, made of what versions promise.
+
+In: the objectives of models. Out: rule groups, as a file for Prometheus or an
+object of its operator.
+
+Burn rates: a budget is what an objective leaves over 30 days; it burns at 1 if it lasts just so
+long. Two windows each must agree, so that an alert begins soon and ends soon (Site Reliability
+Workbook, chapter 5, "Multiwindow, Multi-Burn-Rate Alerts").
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from flambeau.monitoring.alerts import ALERTS, Alert
+from model_store.slo import DEFAULT_SLO, Slo
+
+FAILURES = (
+    'code=~"500|502|503|504|INTERNAL|UNKNOWN|UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|'
+    'DATA_LOSS"'
+)
+"""Answers for a reason of ours. Overload is one: callers were promised an answer."""
+WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+MIN_BAD = 5
+"""So few failures wake nobody, however few requests there were."""
+
+HEADER = (
+    "# Generated: `make dashboards` writes this one, and `flambeau alerts --store URL` the same\n"
+    "# with the objectives of the models in a store.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """One pair of windows."""
+
+    severity: str
+    factor: float
+    long: str
+    short: str
+
+
+BURNS = (
+    Burn("page", 14.4, "1h", "5m"),
+    Burn("page", 6, "6h", "30m"),
+    Burn("ticket", 3, "1d", "2h"),
+    Burn("ticket", 1, "3d", "6h"),
+)
+
+
+def rule_groups(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
+    """Every group.
+
+    Args:
+        objectives: by model; every other model has the usual ones.
+    """
+    return [
+        {"name": "flambeau-objectives", "rules": _objectives(objectives)},
+        {"name": "flambeau-ratios", "rules": _ratios(objectives)},
+        {"name": "flambeau-budgets", "rules": [_burning(*one) for one in _budgets()]},
+        {"name": "flambeau-alerts", "rules": [_alert(alert) for alert in ALERTS]},
+    ]
+
+
+def rules_file(objectives: Mapping[str, Slo]) -> str:
+    """A file of rules for Prometheus."""
+    return HEADER + _yaml({"groups": rule_groups(objectives)})
+
+
+def prometheus_rule(objectives: Mapping[str, Slo]) -> str:
+    """The same as an object of the Prometheus operator (monitoring.coreos.com/v1)."""
+    return HEADER + _yaml(
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PrometheusRule",
+            "metadata": {
+                "name": "flambeau",
+                "labels": {
+                    "app.kubernetes.io/name": "flambeau",
+                    "app.kubernetes.io/component": "monitoring",
+                    "app.kubernetes.io/part-of": "flambeau",
+                },
+            },
+            "spec": {"groups": rule_groups(objectives)},
+        }
+    )  # fmt: skip
+
+
+def _yaml(document: object) -> str:
+    return yaml.safe_dump(document, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def _others(objectives: Mapping[str, Slo]) -> str:
+    """Selects the models that have the usual objectives."""
+    return f'model!~"{"|".join(["unknown", *map(_escaped, sorted(objectives))])}"'
+
+
+def _escaped(model: str) -> str:
+    """In a regular expression of PromQL; names hold no other character that means something."""
+    return model.replace(".", "\\\\.")
+
+
+def _objectives(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
+    """What each model promises, as series: so the alerts are the same for all."""
+    chosen = [(f'model="{model}"', slo) for model, slo in sorted(objectives.items())]
+    rules = []
+    for selector, slo in [*chosen, (_others(objectives), DEFAULT_SLO)]:
+        known = f"group by (model) (flambeau_requests_total{{{selector}}})"
+        for name, share in (("availability", slo.availability), ("latency", slo.latency_share)):
+            record = f"model:flambeau_{name}:objective"
+            rules.append({"record": record, "expr": f"{share:g} * {known}"})
+    return rules
+
+
+def _ratios(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
+    """The share of each model's requests that failed, or were not in time, over each window."""
+    by_latency: dict[float, list[str]] = defaultdict(list)
+    for model, slo in sorted(objectives.items()):
+        by_latency[slo.latency_ms].append(_escaped(model))
+    bounds = [(ms, f'model=~"{"|".join(names)}"') for ms, names in sorted(by_latency.items())]
+    bounds.append((DEFAULT_SLO.latency_ms, _others(objectives)))
+    rules = []
+    for window in WINDOWS:
+        total = f'sum by (model) (rate(flambeau_requests_total{{model!="unknown"}}[{window}]))'
+        failed = f'flambeau_requests_total{{model!="unknown",{FAILURES}}}'
+        rules.append(
+            {
+                "record": f"model:flambeau_requests_failed:ratio_rate{window}",
+                "expr": f"sum by (model) (rate({failed}[{window}])) / {total}",
+            }
+        )
+        for latency_ms, selector in bounds:
+            seconds = "flambeau_request_duration_seconds"
+            fast = f'{seconds}_bucket{{{selector},le="{latency_ms / 1000}"}}'
+            every = f"{seconds}_count{{{selector}}}"
+            rules.append(
+                {
+                    "record": f"model:flambeau_requests_slow:ratio_rate{window}",
+                    "expr": f"1 - sum by (model) (rate({fast}[{window}])) / "
+                    f"sum by (model) (rate({every}[{window}]))",
+                }
+            )
+    return rules
+
+
+def _budgets() -> list[tuple[str, str, str, Burn]]:
+    """Alert, ratio and objective of every pair of windows."""
+    kinds = (
+        ("FlambeauErrorBudgetBurn", "failed", "availability"),
+        ("FlambeauLatencyBudgetBurn", "slow", "latency"),
+    )
+    return [(*kind, burn) for kind in kinds for burn in BURNS]
+
+
+def _burning(name: str, ratio: str, objective: str, burn: Burn) -> dict[str, Any]:
+    record = f"model:flambeau_requests_{ratio}:ratio_rate"
+    limit = f"on (model) {burn.factor:g} * (1 - model:flambeau_{objective}:objective)"
+    bad = (
+        f"{record}{burn.long} * sum by (model) "
+        f'(increase(flambeau_requests_total{{model!="unknown"}}[{burn.long}]))'
+    )
+    what = "failing" if ratio == "failed" else "too slow"
+    return {
+        "alert": name,
+        "expr": f"{record}{burn.long} > {limit}\nand {record}{burn.short} > {limit}\n"
+        f"and {bad} >= {MIN_BAD}",
+        "labels": {"severity": burn.severity, "window": burn.long},
+        "annotations": {
+            "summary": "Model {{ $labels.model }}: {{ $value | humanizePercentage }} of its "
+            f"requests are {what}",
+            "description": f"Over {burn.long} and {burn.short} its budget of 30 days burns "
+            f"at least {burn.factor:g} times as fast as it may.",
+            "runbook_url": runbook(name),
+            "dashboard": "flambeau-model",
+        },
+    }
+
+
+def runbook(alert: str) -> str:
+    """Where it says what to do, from the root of the repository."""
+    return f"docs/runbooks/{alert}.md"
+
+
+def _alert(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expression,
+        **({"for": alert.lasting} if alert.lasting else {}),
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary,
+            "runbook_url": runbook(alert.name),
+            "dashboard": alert.dashboard,
+        },
+    }
