@@ -1,0 +1,1 @@
+"""What runs flambeau elsewhere, and the programs that keep it pinned."""

@@ -1,0 +1,158 @@
+"""Steady load by clients that others wrote, each told to try again as their manuals say.
+
+REST by urllib3, gRPC by tritonclient, both through Envoy; and gRPC straight to the pods that a
+headless Service names, spread by grpcio (`round_robin`).
+"""
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import tritonclient.grpc as triton
+import urllib3
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from tests.cluster.ledger import Ledger
+
+MODEL = "rolling"
+"""Version n answers n times its input."""
+PAUSE_S = 0.15
+PATIENCE_S = 30.0
+"""What each call is given."""
+RETRIES = urllib3.Retry(
+    total=8,
+    backoff_factor=0.2,
+    backoff_max=2,
+    status_forcelist=(502, 503, 504),
+    allowed_methods=None,  # an inference may be asked for again
+)
+# grpcio makes five tries at most: they have to last until a Redis that moves is back.
+_POLICY = {
+    "methodConfig": [
+        {
+            "name": [{"service": "inference.GRPCInferenceService"}],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.5s",
+                "maxBackoff": "10s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "loadBalancingConfig": [{"round_robin": {}}],
+}
+CHANNEL_OPTIONS: list[tuple[str, object]] = [
+    ("grpc.service_config", json.dumps(_POLICY)),
+    ("grpc.enable_retries", 1),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+]
+"""What a call does when the server refuses, leaves, or is dead without a word (keepalive)."""
+
+Answer = tuple[int, list[float], int]
+"""The version that answered, what it said, and how often the client tried again."""
+Ask = Callable[[float], Answer]
+
+
+class Callers:
+    """All of them; they ask inside the block.
+
+    Args:
+        front: `host:port` of Envoy.
+        headless: target of gRPC for the pods themselves.
+        ledger: where it is entered.
+        each: callers of each kind.
+        seed: of their choices.
+    """
+
+    def __init__(self, front: str, headless: str, ledger: Ledger, each: int, seed: int) -> None:
+        self._ledger = ledger
+        self._over = threading.Event()
+        asks: dict[str, Callable[[], Ask]] = {
+            "rest": lambda: _rest(front),
+            "grpc": lambda: _grpc(front),
+            "direct": lambda: _direct(headless),
+        }
+        numbers = itertools.count(seed)
+        self._threads = [
+            threading.Thread(target=self._ask_on, args=(kind, make, random.Random(next(numbers))))
+            for kind, make in asks.items()
+            for _ in range(each)
+        ]
+
+    def __enter__(self) -> "Callers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask_on(self, kind: str, make: Callable[[], Ask], chance: random.Random) -> None:
+        ask = make()
+        while not self._over.wait(PAUSE_S):
+            value, phase = float(chance.randrange(1000)), self._ledger.phase
+            began = time.monotonic()
+            try:
+                version, said, retried = ask(value)
+            except Exception as error:  # whatever it is, it is what a caller would have got
+                spent_s = time.monotonic() - began
+                what = f"{type(error).__name__} after {spent_s:.1f} s: {str(error)[:400]}"
+                self._ledger.failed(phase, kind, what)
+                continue
+            right = [version * value] * 4
+            wrong = "" if said == right else f"version {version} said {said}, not {right}"
+            latency_s = time.monotonic() - began
+            self._ledger.answered(phase, kind, latency_s, retried=retried, wrong=wrong)
+
+
+def _rest(front: str) -> Ask:
+    pool = urllib3.PoolManager(retries=RETRIES, timeout=PATIENCE_S)
+
+    def ask(value: float) -> Answer:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
+        reply = pool.request(
+            "POST", f"http://{front}/v2/models/{MODEL}/infer", json={"inputs": [tensor]}
+        )
+        if reply.status != 200:
+            raise ValueError(f"{reply.status}: {reply.data[:300]!r}")
+        document = reply.json()
+        retried = len(reply.retries.history) if reply.retries else 0
+        return int(document["model_version"]), document["outputs"][0]["data"], retried
+
+    return ask
+
+
+def _grpc(front: str) -> Ask:
+    client = triton.InferenceServerClient(front, channel_args=CHANNEL_OPTIONS)
+    tensor = triton.InferInput("x", [1, 4], "FP32")
+
+    def ask(value: float) -> Answer:
+        tensor.set_data_from_numpy(np.full((1, 4), value, np.float32))
+        reply = client.infer(MODEL, [tensor], client_timeout=PATIENCE_S)
+        return int(reply.get_response().model_version), reply.as_numpy("y")[0].tolist(), 0
+
+    return ask
+
+
+def _direct(headless: str) -> Ask:
+    stub = GRPCInferenceServiceStub(grpc.insecure_channel(headless, CHANNEL_OPTIONS))
+
+    def ask(value: float) -> Answer:
+        tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
+        tensor.contents.fp32_contents.extend([value] * 4)
+        request = pb.ModelInferRequest(model_name=MODEL, inputs=[tensor])
+        reply = stub.ModelInfer(request, timeout=PATIENCE_S)
+        return int(reply.model_version), list(reply.outputs[0].contents.fp32_contents), 0
+
+    return ask

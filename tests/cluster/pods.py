@@ -1,0 +1,115 @@
+"""One pod: a process in a namespace of its own, which begins and ends as Kubernetes has it."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.chaos.network import Network
+from tests.fixtures.servers import ROOT, Lines
+
+START_TIMEOUT_S = 120.0
+NETNS_CONFIG = Path("/etc/netns")
+"""What lies in a folder here by a namespace's name is seen as /etc within (ip-netns(8))."""
+
+
+class Host:
+    """A namespace that asks our server of names; its configuration is gone after the block.
+
+    Args:
+        network: that it is added to.
+        name: of the host.
+    """
+
+    def __init__(self, network: Network, name: str) -> None:
+        self._network, self.name = network, name
+        self._folder = NETNS_CONFIG / network.namespace(name)
+
+    def __enter__(self) -> "Host":
+        self._folder.mkdir(parents=True)
+        (self._folder / "resolv.conf").write_text(f"nameserver {self._network.bridge_address}\n")
+        self._network.add(self.name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        (self._folder / "resolv.conf").unlink()
+        self._folder.rmdir()
+
+    @property
+    def address(self) -> str:
+        """Of the host."""
+        return self._network.address(self.name)
+
+    @property
+    def within(self) -> list[str]:
+        """What a command begins with that is to run here."""
+        return self._network.within(self.name)
+
+    def cut(self) -> None:
+        """Nothing comes or goes any more, and nobody is told."""
+        self._network.cut(self.name)
+
+
+class Pod:
+    """A running process on a host of its own.
+
+    Args:
+        host: its own.
+        node: the machine that it shares with others.
+        command: the process.
+        ready_line: a part of the line that it logs once it is ready.
+    """
+
+    def __init__(self, host: Host, node: str, command: Sequence[str], ready_line: str) -> None:
+        self.host, self.node = host, node
+        self._ready_line = ready_line
+        self._process = subprocess.Popen(
+            [*host.within, *command],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        self.log = Lines(self._process.stderr)
+
+    @property
+    def name(self) -> str:
+        """Of the pod, and of its host."""
+        return self.host.name
+
+    def await_ready(self) -> None:
+        """Waits until it says that it is ready."""
+        self.log.wait_for(lambda line: self._ready_line in line, START_TIMEOUT_S)
+
+    def end(self, prestop_s: float, grace_s: float) -> int:
+        """Ends it as a kubelet does.
+
+        Args:
+            prestop_s: what its preStop hook sleeps, before SIGTERM.
+            grace_s: how long it may take after that, before SIGKILL.
+
+        Returns:
+            Its exit code; negative for the signal that ended it.
+        """
+        time.sleep(prestop_s)  # it is a sleep there, too
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def kill(self) -> None:
+        """Ends it as a power cut would."""
+        self._process.kill()
+        self._process.wait()
+        self.log.join()

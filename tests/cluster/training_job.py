@@ -1,0 +1,116 @@
+"""One long training job, handed in through Envoy, which must end once whatever its trainers do."""
+
+import base64
+import io
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from model_store.store import ModelStore
+from tests.cluster.callers import RETRIES
+from tests.fixtures.training_jobs import BEARER
+
+MODEL = "trained"
+EPOCHS = 200
+LOOK_EVERY_S = 0.5
+NETWORK = '''
+"""A network that takes a second a step until the file `hurry` says otherwise."""
+import time
+from pathlib import Path
+import numpy as np
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x):
+        if self.training and Path("hurry").read_text() != "yes":
+            time.sleep(1)
+        return self.layers(x)
+
+def rows(seed):
+    x = np.random.default_rng(seed).normal(size=(32, 4)).astype(np.float32)
+    split = ({"x": x}, (x.sum(1) > 0).astype(np.int64))
+    return {"train": split, "validation": split, "test": split}
+'''
+RECIPE = f"""
+name: {MODEL}
+model: {{target: "nets.py:Net"}}
+data: {{target: "nets.py:rows", batch_size: 32}}
+train: {{epochs: {EPOCHS}, threads: 1}}
+track: [jsonl]
+export: [{{kind: torchscript}}]
+publish: {{model: {MODEL}}}
+"""
+
+
+class TrainingJob:
+    """The job.
+
+    Args:
+        front: `host:port` of Envoy.
+        runs: the folder of all jobs.
+        store: of the models.
+    """
+
+    def __init__(self, front: str, runs: Path, store: Path) -> None:
+        self._url = f"http://{front}/v1/jobs"
+        self._runs, self._store = runs, store
+        self._pool = urllib3.PoolManager(retries=RETRIES, timeout=30)
+        self._id = ""
+
+    def submit(self) -> None:
+        """Hands it in, twice, as a caller would who lost the answer."""
+        bundle = io.BytesIO()
+        with zipfile.ZipFile(bundle, "w") as archive:
+            archive.writestr("nets.py", NETWORK)
+            archive.writestr("hurry", "no")
+        body = {"recipe": RECIPE, "bundle_base64": base64.b64encode(bundle.getvalue()).decode()}
+        headers = {"authorization": BEARER, "idempotency-key": "only-once"}
+        ids = [
+            self._json(self._pool.request("POST", self._url, json=body, headers=headers))["id"]
+            for _ in range(2)
+        ]
+        assert ids[0] == ids[1], f"one idempotency key, two jobs: {ids}"
+        self._id = ids[0]
+
+    def read(self) -> dict[str, Any]:
+        """What the service says of it."""
+        return self._json(self._pool.request("GET", f"{self._url}/{self._id}"))
+
+    def await_progress(self, timeout_s: float) -> None:
+        """Waits until another epoch has ended; nothing but the service can tell."""
+        begun, give_up_at = self.read()["epoch"], time.monotonic() + timeout_s
+        while (job := self.read())["epoch"] <= begun:
+            assert time.monotonic() < give_up_at, f"no epoch ends: {job}"
+            time.sleep(LOOK_EVERY_S)
+
+    def await_end(self, timeout_s: float) -> dict[str, Any]:
+        """Lets it hurry, and waits until it is over. Returns the job."""
+        (self._runs / self._id / "code" / "hurry").write_text("yes")
+        give_up_at = time.monotonic() + timeout_s
+        while (job := self.read())["state"] in ("queued", "running"):
+            assert time.monotonic() < give_up_at, f"it does not end: {job}"
+            time.sleep(LOOK_EVERY_S)
+        return job
+
+    def complaints(self, job: dict[str, Any]) -> list[str]:
+        """What is wrong with a job that is over, and with what it published, a line each."""
+        found = []
+        if job["state"] != "succeeded" or job["epoch"] != EPOCHS:
+            found.append(f"the training job: {job}")
+        versions = list(ModelStore(str(self._store)).versions(MODEL))
+        if versions != [1]:
+            found.append(f"the training job published {versions}, not version 1 alone")
+        return found
+
+    @staticmethod
+    def _json(reply: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+        assert reply.status in (200, 201, 202), (reply.status, reply.data)
+        document: dict[str, Any] = reply.json()
+        return document

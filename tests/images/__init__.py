@@ -1,0 +1,1 @@
+"""Proof of the images without a container engine: `make images-check`."""

@@ -1,0 +1,193 @@
+"""The arguments of every container are ones that its program takes, and agree with the manifest."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import typer.main
+
+from flambeau.cli import app
+from flambeau.commands.serve import parse_settings
+from services.gateway.config import GatewayConfig
+from services.inference.config import InferenceConfig
+from services.settings import ServiceSettings, checked, settings_from
+from services.standalone.config import ServerConfig
+from services.trainer.config import TrainerConfig
+from tests.k8s.rendering import (
+    KUBERNETES,
+    OVERLAYS,
+    Workload,
+    arguments,
+    of_kind,
+    quantity,
+    render,
+    workloads,
+)
+
+CONFIGURATIONS: dict[str, type[ServiceSettings]] = {
+    "flambeau-gateway": GatewayConfig,
+    "flambeau-inference": InferenceConfig,
+    "flambeau-trainer": TrainerConfig,
+}
+LAST_REPLIES_S = 5
+"""What every part takes, after its drain, to write its last replies and to close."""
+MARGIN_S = 5
+WRITTEN = ("choice_file", "engine_cache", "store", "runs_dir")
+READ = (
+    "api_keys_file",
+    "tls_certificate_file",
+    "tls_key_file",
+    "tls_client_ca_file",
+)
+
+
+def settings_of(pod: Workload, overlay: str) -> ServiceSettings:
+    """What the process of a pod would be told."""
+    found = arguments(pod, render(overlay))
+    if pod.kind == "ClusterServingRuntime":
+        assert pod.container["command"] == ["flambeau", "serve"]
+        return _served(found)
+    assert "command" not in pod.container, "the image's entry point is the program"
+    kind = CONFIGURATIONS[pod.name]
+    try:
+        return settings_from(found, kind, "")
+    except SystemExit:
+        pytest.fail(f"{pod.name} does not take all of {found}")
+
+
+def _served(found: list[str]) -> ServerConfig:
+    """What `flambeau serve` would be told."""
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options = command.make_context("serve", list(found)).params
+    pairs = parse_settings(options.pop("set_"))
+    named = {name: value for name, value in options.items() if value}
+    return checked(ServerConfig, named | pairs)
+
+
+PROCESSES = [
+    pytest.param(f"overlays/{overlay}", name, id=f"{overlay}-{name}")
+    for overlay in OVERLAYS
+    for name in (*CONFIGURATIONS, "flambeau")
+    if (name == "flambeau") is (overlay == "kserve")
+]
+
+
+@pytest.fixture
+def pod(overlay: str, name: str) -> Workload:
+    (found,) = (pod for pod in workloads(render(overlay)) if pod.name == name)
+    return found
+
+
+@pytest.fixture
+def settings(overlay: str, pod: Workload) -> Any:
+    return settings_of(pod, overlay)
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_ports_are_those_that_are_declared(pod: Workload, settings: Any) -> None:
+    declared = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
+    if pod.kind == "ClusterServingRuntime":  # KServe's name for the port that is called
+        declared["http"] = declared.pop("http1")
+    for name, number in declared.items():
+        assert getattr(settings, f"{name}_port") == number
+    assert settings.host == "0.0.0.0", "probes and callers come from other addresses"
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_there_is_time_to_drain(overlay: str, pod: Workload, settings: Any) -> None:
+    services = of_kind(render(overlay), "InferenceService")
+    grace_s = pod.spec.get("terminationGracePeriodSeconds") or min(
+        service["spec"]["predictor"]["terminationGracePeriodSeconds"] for service in services
+    )
+    hook = pod.container.get("lifecycle", {}).get("preStop", {"sleep": {"seconds": 0}})
+    sleep_s = hook["sleep"]["seconds"]
+    assert sleep_s + settings.drain_timeout_s + LAST_REPLIES_S + MARGIN_S <= grace_s
+    for longest in ("request_timeout_s", "execution_timeout_s"):
+        assert settings.drain_timeout_s >= getattr(settings, longest, 0), longest
+    if of_kind(render(overlay), "Service") and "http" in {
+        p["name"] for p in pod.container["ports"]
+    }:
+        assert sleep_s >= 5, "the pod must have left its Services before it refuses anything"
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_what_it_writes_is_mounted_for_writing_and_what_it_reads_is_there(
+    pod: Workload, settings: Any
+) -> None:
+    mounts = {
+        PurePosixPath(mount["mountPath"]): mount.get("readOnly", False)
+        for mount in pod.container["volumeMounts"]
+    }
+    if pod.kind == "ClusterServingRuntime":
+        mounts[PurePosixPath("/mnt/models")] = True  # by KServe
+
+    def mount_of(path: str) -> PurePosixPath:
+        found = [mount for mount in mounts if PurePosixPath(path).is_relative_to(mount)]
+        assert found, f"{path} is on no volume"
+        return found[0]
+
+    for name in WRITTEN:
+        path = getattr(settings, name, "")
+        if path and "://" not in path and mount_of(path) != PurePosixPath("/mnt/models"):
+            assert not mounts[mount_of(path)], name
+    for name in READ:
+        if path := getattr(settings, name, ""):
+            assert mounts[mount_of(path)], f"{name}: secrets are mounted read-only"
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_it_knows_the_memory_it_has(pod: Workload, settings: Any) -> None:
+    limit_bytes = quantity(pod.container["resources"]["limits"]["memory"])
+    if getattr(settings, "device", "cpu") == "cpu" and hasattr(settings, "max_memory_mib"):
+        assert 0 < settings.max_memory_mib * 2**20 <= 0.8 * limit_bytes
+    if getattr(settings, "device", "cpu") != "cpu":
+        assert pod.container["resources"]["limits"]["nvidia.com/gpu"] == 1
+        assert settings.max_memory_mib == 0, "the limit is of the GPU's memory, not the pod's"
+    if hasattr(settings, "memory_limit_gib"):
+        assert settings.memory_limit_gib * settings.jobs_at_once * 2**30 <= 0.8 * limit_bytes
+
+
+def test_the_job_trains_what_can_be_trained() -> None:
+    from training.recipe_file import load_recipe
+
+    (job,) = (pod for pod in workloads(render("overlays/dev")) if pod.kind == "Job")
+    assert shlex.join(job.container["command"]) == "flambeau train"
+    recipe, *options = arguments(job, render("overlays/dev"))
+    assert {option.split("=")[0] for option in options} == {"--store", "--runs-dir"}
+    assert recipe == "/etc/flambeau/recipe/recipe.yaml"
+    (mount,) = (m for m in job.container["volumeMounts"] if recipe.startswith(m["mountPath"]))
+    (volume,) = (v for v in job.spec["volumes"] if v["name"] == mount["name"])
+    maps = {o["metadata"]["name"]: o["data"] for o in of_kind(render("overlays/dev"), "ConfigMap")}
+    text = maps[volume["configMap"]["name"]]["recipe.yaml"]
+    file = KUBERNETES / "components/train-job/recipe.yaml"
+    assert text == file.read_text()
+    assert load_recipe(str(file), []).name == "digits-cnn"
+
+
+def test_redis_starts_so_and_keeps_its_file_and_all_it_is_given(tmp_path: Path) -> None:
+    if (program := shutil.which("redis-server")) is None:
+        pytest.skip("no redis-server here to be given the arguments")
+    (redis,) = (pod for pod in workloads(render("overlays/dev")) if pod.name == "flambeau-redis")
+    assert redis.container["command"] == ["redis-server"]
+    found = [str(tmp_path) if a == "/data" else a for a in redis.container["args"]]
+    said = dict(zip(found[::2], found[1::2], strict=True))
+    assert said["--port"] == "6379"
+    assert said["--appendonly"] == "yes"
+    assert said["--maxmemory-policy"] == "noeviction"
+    megabytes = float(re.sub("mb$", "", said["--maxmemory"]))
+    # Rewriting the file takes memory of its own.
+    assert megabytes * 2**20 <= 0.6 * quantity(redis.container["resources"]["limits"]["memory"])
+    command = [program, *found, "--port", "0", "--unixsocket", str(tmp_path / "socket")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any("ready to accept connections" in line for line in lines), "it did not start"
+    finally:
+        process.terminate()
+        process.communicate()
+    assert list((tmp_path / "appendonlydir").iterdir())

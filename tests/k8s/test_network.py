@@ -1,0 +1,114 @@
+"""Who may reach whom: nobody, but for what the parts need. And what scales reads real metrics."""
+
+import re
+
+import pytest
+
+from services.queueing.records import DEFAULT_PRIORITY, Lane
+from services.queueing.redis_streams.keys import GROUP, LaneKeys
+from services.telemetry.metrics import Metrics
+from tests.k8s.rendering import OVERLAYS, Object, of_kind, render, selects, workloads
+
+WITH_PODS = tuple(overlay for overlay in OVERLAYS if overlay != "kserve")
+
+
+@pytest.fixture(params=WITH_PODS)
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    return render(f"overlays/{request.param}")
+
+
+def test_what_is_not_said_is_denied(objects: list[Object]) -> None:
+    (deny,) = (o for o in of_kind(objects, "NetworkPolicy") if not o["spec"]["podSelector"])
+    assert deny["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    (namespace,) = of_kind(objects, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert {o["metadata"].get("namespace") for o in objects if o is not namespace} == {"flambeau"}
+
+
+def test_every_port_is_let_in_and_none_that_is_not_there(objects: list[Object]) -> None:
+    policies = of_kind(objects, "NetworkPolicy")
+    for pod in workloads(objects):
+        mine = [o["spec"] for o in policies if selects(o["spec"]["podSelector"], pod.labels)]
+        let_in = {
+            port["port"]
+            for spec in mine
+            for rule in spec.get("ingress", [])
+            for port in rule["ports"]
+        }
+        assert let_in == {port["name"] for port in pod.container.get("ports", [])}, pod.name
+        assert [spec for spec in mine if "from" not in str(spec.get("ingress", "from"))] == []
+
+
+def test_whoever_needs_redis_reaches_it_and_it_lets_them_in(objects: list[Object]) -> None:
+    policies = of_kind(objects, "NetworkPolicy")
+    redis = [pod for pod in workloads(objects) if pod.name == "flambeau-redis"]
+    for pod in workloads(objects):
+        if pod.name not in {"flambeau-gateway", "flambeau-inference", "flambeau-trainer"}:
+            continue
+        out = [
+            rule
+            for o in policies
+            if selects(o["spec"]["podSelector"], pod.labels)
+            for rule in o["spec"].get("egress", [])
+            if 6379 in {port["port"] for port in rule["ports"]}
+        ]
+        assert out, f"{pod.name} does not reach Redis"
+        for server in redis:
+            assert any(selects(to["podSelector"], server.labels) for r in out for to in r["to"])
+            let_in = [
+                source["podSelector"]
+                for o in policies
+                if selects(o["spec"]["podSelector"], server.labels)
+                for rule in o["spec"].get("ingress", [])
+                for source in rule["from"]
+                if "podSelector" in source
+            ]
+            assert any(selects(selector, pod.labels) for selector in let_in), pod.name
+
+
+def test_a_store_in_a_bucket_is_reached(objects: list[Object]) -> None:
+    for pod in workloads(objects):
+        if not pod.container.get("envFrom"):
+            continue
+        out = {
+            port["port"]
+            for o in of_kind(objects, "NetworkPolicy")
+            if selects(o["spec"]["podSelector"], pod.labels)
+            for rule in o["spec"].get("egress", [])
+            for port in rule["ports"]
+        }
+        assert 443 in out, pod.name
+
+
+def test_pods_are_scraped_at_a_port_they_have(objects: list[Object]) -> None:
+    for monitor in of_kind(objects, "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        chosen = [p for p in workloads(objects) if selects(monitor["spec"]["selector"], p.labels)]
+        assert len(chosen) == 3
+        for pod in chosen:
+            assert endpoint["port"] in {port["name"] for port in pod.container["ports"]}
+
+
+def test_what_scales_reads_what_there_is() -> None:
+    registry = Metrics("test").registry
+    real = {f"{f.name}_total" if f.type == "counter" else f.name for f in registry.collect()}
+    lane = LaneKeys(Lane("digits", 1))
+    streams = {lane.streams[DEFAULT_PRIORITY - 1], *LaneKeys(Lane("digits", 1), jobs=True).streams}
+    read, lagging = set(), set()
+    for folder in WITH_PODS:
+        for scaled in of_kind(render(f"overlays/{folder}"), "ScaledObject"):
+            for trigger in scaled["spec"]["triggers"]:
+                said = trigger["metadata"]
+                if trigger["type"] == "redis-streams":
+                    lagging.add(said["stream"])
+                    assert said["consumerGroup"] == GROUP
+                    # With no worker gateways accept nothing, so a stream could wake none.
+                    assert scaled["spec"]["minReplicaCount"] > 0
+                else:
+                    read |= set(re.findall(r"\b(?:flambeau|process)_\w+", said["query"]))
+        for scaled in of_kind(render(f"overlays/{folder}"), "HorizontalPodAutoscaler"):
+            for metric in scaled["spec"]["metrics"]:
+                read |= {metric["external"]["metric"]["name"]} if "external" in metric else set()
+    assert lagging == streams
+    assert read
+    assert read <= real
