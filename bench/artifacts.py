@@ -18,12 +18,12 @@ from bench.performance_page import with_block
 from bench.results_file import write_results
 from bench.verdicts import Verdict
 from training.datasets import load_splits
-from training.export_entries import Export, ExportEntry
 from training.pipeline import run
 from training.publish import RECIPE, REPORT
 from training.recipe import Recipe
 from training.recipe_file import load_recipe, resolved_yaml
-from training.report import ArtifactReport, Report, print_table
+from training.recipe_parts.export_entries import Export, QatEntry
+from training.reporting.report import ArtifactReport, Report, print_table
 from training.run_folder import RunFolder
 
 PAGE = ROOT / "docs" / "artifacts.md"
@@ -41,6 +41,7 @@ FAMILIES = {
 TARGETS = {"CNN": 4.0, "Transformer": 2.0, "LSTM": 2.0}
 """How many times as fast as torch's eager FP32 the best artifact is to be, at `ROWS` rows."""
 ROWS = 32
+NOT_TRAINED = "not tried: the recipe has no `qat`, so nothing was trained for 8 bits"
 MAX_DROP = 0.005
 """Of accuracy, for the best artifact: half a percentage point."""
 
@@ -64,20 +65,30 @@ def main() -> None:
 
 
 def every_export(recipe: Recipe) -> Recipe:
-    """The recipe with every kind in every precision; what it says of one itself stays."""
+    """The recipe with every kind in every precision; what it says of one itself stays.
+
+    What is trained for 8 bits is left out of a recipe that does not train for them.
+    """
     listed = recipe.listed_exports()
-    own: Mapping[str, ExportEntry] = {entry.name: entry for entry in listed}
-    tolerances: dict[str, Any] = {entry.precision: entry.tolerance for entry in listed}
+    own: Mapping[str, Export] = {entry.name: entry for entry in listed}
+    # What is trained for 8 bits has a tolerance of another kind than what is rounded to them.
+    tolerances: dict[type, Any] = {type(entry.tolerance): entry.tolerance for entry in listed}
     entries = []
-    for annotated in get_args(get_args(Export)[0]):
-        kind = get_args(annotated)[0]
-        entry = kind()
+    for entry in _all_entries():
+        kind = type(entry)
+        if isinstance(entry, QatEntry) and recipe.qat is None:
+            continue
         if entry.name in own:
             entry = own[entry.name]
-        elif entry.precision in tolerances:
-            entry = kind(tolerance=tolerances[entry.precision])
+        elif type(entry.tolerance) in tolerances:
+            entry = kind(tolerance=tolerances[type(entry.tolerance)])
         entries.append(entry)
     return recipe.model_copy(update={"export": tuple(entries)})
+
+
+def _all_entries() -> list[Export]:
+    """One of each kind and precision, as it is without settings."""
+    return [get_args(annotated)[0]() for annotated in get_args(get_args(Export)[0])]
 
 
 def _report(family: str, runs_dir: Path, again: bool) -> Report:
@@ -105,8 +116,8 @@ def speedup(report: Report, artifact: ArtifactReport) -> float:
 
 def best(report: Report) -> ArtifactReport | None:
     """The fastest proven artifact that is as accurate as the checkpoint, but for `MAX_DROP`."""
-    floor = report.checkpoint.accuracy - MAX_DROP
-    fitting = [a for a in report.proven() if a.accuracy is not None and a.accuracy >= floor]
+    floor = report.checkpoint.metric.value - MAX_DROP
+    fitting = [a for a in report.proven() if a.metric is not None and a.metric.value >= floor]
     return max(fitting, key=lambda artifact: speedup(report, artifact), default=None)
 
 
@@ -132,7 +143,7 @@ def verdicts(reports: Mapping[str, Report]) -> list[Verdict]:
 
 def page_block(reports: Mapping[str, Report]) -> str:
     """The summary of all families, then each with its figures and the reason for every hole."""
-    names = [artifact.name for artifact in next(iter(reports.values())).artifacts]
+    names = [entry.name for entry in _all_entries()]
     lines = [_row(["", *reports]), _row(["---"] * (len(reports) + 1))]
     for name in names:
         lines.append(_row([f"`{name}`", *(_cell(report, name) for report in reports.values())]))
@@ -142,34 +153,43 @@ def page_block(reports: Mapping[str, Report]) -> str:
 
 
 def _cell(report: Report, name: str) -> str:
-    artifact = next(one for one in report.artifacts if one.name == name)
-    return "-" if artifact.refusal is not None else f"{speedup(report, artifact):.1f}"
+    artifact = _find(report, name)
+    if artifact is None or artifact.refusal is not None:
+        return "-"
+    return f"{speedup(report, artifact):.1f}"
+
+
+def _find(report: Report, name: str) -> ArtifactReport | None:
+    return next((one for one in report.artifacts if one.name == name), None)
 
 
 def _family(family: str, report: Report) -> list[str]:
-    low, high = report.checkpoint.accuracy_interval or (0.0, 1.0)
+    low, high = report.checkpoint.metric.interval or (0.0, 1.0)
     lines = [
         f"## {family}",
         "",
         f"Recipe `training/recipes/{FAMILIES[family]}.yaml`. The checkpoint: "
-        f"{report.checkpoint.accuracy:.1%} of the test labels (95 % interval {low:.1%} to "
+        f"{report.checkpoint.metric.value:.1%} of the test labels (95 % interval {low:.1%} to "
         f"{high:.1%}), {report.checkpoint.size_bytes / 1000:,.0f} KB.",
         "",
         _row(["artifact", "largest difference", "agreement", "accuracy", "KB", "times eager", ""]),
         _row(["---"] + ["---:"] * 5 + ["---"]),
     ]
-    return lines + [_artifact_row(report, artifact) for artifact in report.artifacts]
+    return lines + [_artifact_row(report, entry.name) for entry in _all_entries()]
 
 
-def _artifact_row(report: Report, artifact: ArtifactReport) -> str:
+def _artifact_row(report: Report, name: str) -> str:
+    artifact = _find(report, name)
+    if artifact is None:
+        return _row([f"`{name}`", *["-"] * 5, NOT_TRAINED])
     reason = "proven" if artifact.refusal is None else artifact.refusal.replace("|", "\\|")
-    if artifact.accuracy is None or artifact.agreement is None or artifact.size_bytes is None:
+    if artifact.metric is None or artifact.agreement is None or artifact.size_bytes is None:
         return _row([f"`{artifact.name}`", *["-"] * 5, reason])
     difference = artifact.max_abs_difference
     figures = [
         "-" if difference is None else f"{difference:.1e}",
         f"{artifact.agreement:.1%}",
-        f"{artifact.accuracy:.1%}",
+        f"{artifact.metric.value:.1%}",
         f"{artifact.size_bytes / 1000:,.0f}",
         f"{speedup(report, artifact):.1f}",
     ]
