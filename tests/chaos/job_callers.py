@@ -6,25 +6,42 @@ import json
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 from redis.exceptions import RedisError
 
 from services.queueing.redis_streams.keys import FINISHED_CHANNELS
 from tests.chaos.callers import MODEL, SCALE
-from tests.chaos.fleet import Fleet
 from tests.chaos.job_ledger import OVER, JobLedger
+from tests.fixtures.redis_servers import RedisProcess
 
 PATIENCE_S = 60.0
 """What a job is given once the faults are over."""
 AGAIN_S = 0.2
 PAUSE_S = 0.05
 WAIT_S = 2
+NOT_OURS = (502, 503, 504)
 SUBMITTED_AGAIN = 0.3
 """How many of the jobs are submitted a second time, as by a caller who lost the answer."""
+
+
+class Asked(Protocol):
+    """Whom they ask."""
+
+    @property
+    def https(self) -> Sequence[str]:
+        """Where REST is answered."""
+
+    @property
+    def redis(self) -> RedisProcess:
+        """What jobs are kept in."""
+
+    @property
+    def lost_memory(self) -> int:
+        """How often that has forgotten everything."""
 
 
 class JobCallers:
@@ -37,7 +54,7 @@ class JobCallers:
         seed: of their choices.
     """
 
-    def __init__(self, fleet: Fleet, ledger: JobLedger, count: int, seed: int) -> None:
+    def __init__(self, fleet: Asked, ledger: JobLedger, count: int, seed: int) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._seed = seed
@@ -139,7 +156,10 @@ class JobCallers:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, dict(headers or {}))
             reply = connection.getresponse()
-            return reply.status, json.loads(reply.read())
+            said = reply.read()
+            if reply.status in NOT_OURS and not said.startswith(b"{"):
+                return 0, {}  # a proxy's own words: it reached nobody
+            return reply.status, json.loads(said)
         except (OSError, http.client.HTTPException):
             return 0, {}
         finally:

@@ -19,11 +19,12 @@ class Network:
     """Hosts that can be cut off, and slowed; all of it is gone after the block.
 
     Args:
-        hosts: their names.
+        hosts: names of the first ones; `add` makes more, 250 at most.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        self._hosts = {name: number for number, name in enumerate(hosts)}
+        self._first = tuple(hosts)
+        self._hosts: dict[str, int] = {}
         self._bridge = f"fb{os.getpid()}"
         self._subnet = f"198.18.{os.getpid() % 250}"
         self.slowed_with = ""
@@ -32,10 +33,10 @@ class Network:
     def __enter__(self) -> "Network":
         _run("ip", "link", "add", self._bridge, "type", "bridge")
         try:
-            _run("ip", "address", "add", f"{self._subnet}.1/24", "dev", self._bridge)
+            _run("ip", "address", "add", f"{self.bridge_address}/24", "dev", self._bridge)
             _run("ip", "link", "set", self._bridge, "up")
-            for host in self._hosts:
-                self._add(host)
+            for host in self._first:
+                self.add(host)
         except BaseException:
             self.__exit__()
             raise
@@ -43,8 +44,7 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         for host in self._hosts:
-            _try("ip", "netns", "delete", self._namespace(host))
-            _try("ip", "link", "delete", self._link(host))  # the namespace takes it along later
+            self._remove(host)
         _try("ip", "link", "delete", self._bridge)
 
     @property
@@ -52,13 +52,18 @@ class Network:
         """Their names."""
         return list(self._hosts)
 
+    @property
+    def bridge_address(self) -> str:
+        """Where hosts find this machine."""
+        return f"{self._subnet}.1"
+
     def address(self, host: str) -> str:
         """Of a host."""
         return f"{self._subnet}.{self._hosts[host] + 2}"
 
     def within(self, host: str) -> list[str]:
         """What a command begins with that is to run on a host."""
-        return ["ip", "netns", "exec", self._namespace(host)]
+        return ["ip", "netns", "exec", self.namespace(host)]
 
     def cut(self, host: str) -> None:
         """Nothing comes or goes any more, and nobody is told."""
@@ -87,8 +92,11 @@ class Network:
         there = ([*self.within(host), "tc", "qdisc"], ["dev", "eth0", "root"])
         return [here, there]
 
-    def _add(self, host: str) -> None:
-        link, namespace = self._link(host), self._namespace(host)
+    def add(self, host: str) -> None:
+        """Makes one more host, with an address that no other had."""
+        assert host not in self._hosts
+        self._hosts[host] = len(self._hosts)
+        link, namespace = self._link(host), self.namespace(host)
         _run("ip", "netns", "add", namespace)
         _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
         _run("ip", "link", "set", link, "master", self._bridge, "up")
@@ -97,10 +105,15 @@ class Network:
         for name in ("lo", "eth0"):
             _run(*inside, "ip", "link", "set", name, "up")
 
+    def _remove(self, host: str) -> None:
+        _try("ip", "netns", "delete", self.namespace(host))
+        _try("ip", "link", "delete", self._link(host))  # the namespace takes it along later
+
     def _link(self, host: str) -> str:
         return f"{self._bridge}-{self._hosts[host]}"
 
-    def _namespace(self, host: str) -> str:
+    def namespace(self, host: str) -> str:
+        """The name its namespace has."""
         return f"{self._bridge}-{host}"
 
 

@@ -5,19 +5,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from redis.exceptions import RedisError
 
+from tests.fixtures.certificates import Authority
 from tests.fixtures.queue_ends import redis_ends, reply
 from tests.fixtures.redis_servers import FLAVOURS, binary_of, until
 
@@ -40,7 +35,7 @@ async def test_sentinel_names_the_master(binary: str, tmp_path: Path) -> None:
         await requests_are_answered(url)
 
 
-async def test_a_user_of_its_own_and_tls_are_enough(binary: str, tmp_path: Path) -> None:
+async def test_a_user_of_its_own_and_mutual_tls_are_enough(binary: str, tmp_path: Path) -> None:
     with over_tls(binary, tmp_path) as url:
         await requests_are_answered(url)
 
@@ -106,13 +101,14 @@ def behind_sentinel(binary: str, folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def over_tls(binary: str, folder: Path) -> Iterator[str]:
-    """Only TLS, and a user who may do what the queue needs and nothing else."""
-    certificate, key = write_certificate(folder)
+    """Only mutual TLS, and a user who may do what the queue needs and nothing else."""
+    authority = Authority(folder)
+    theirs, ours = authority.issue("redis"), authority.issue("ours")
     port = free_port()
     options = [
-        "--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no",
-        "--tls-cert-file", str(certificate), "--tls-key-file", str(key),
-        "--tls-ca-cert-file", str(certificate),
+        "--port", "0", "--tls-port", str(port), "--tls-auth-clients", "yes",
+        "--tls-cert-file", str(theirs.certificate), "--tls-key-file", str(theirs.key),
+        "--tls-ca-cert-file", str(authority.file),
         "--user", "default", "off",
         "--user", "flambeau", "on", ">secret", "~flambeau:*", "&flambeau:*", "-@all",
         "+@connection", "+@stream", "+@sortedset", "+@hash", "+@list", "+@string", "+@keyspace",
@@ -122,38 +118,9 @@ def over_tls(binary: str, folder: Path) -> Iterator[str]:
         wait_until(lambda: is_open(port) or process.poll() is not None)
         if process.poll() is not None and "tls" in (folder / "log-0").read_text().lower():
             pytest.skip("this server was built without TLS")
-        yield f"rediss://flambeau:secret@{LOCAL}:{port}?ssl_ca_certs={certificate}"
-
-
-def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of our own for this machine, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flambeau test")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address(LOCAL))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"
-    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return certificate_file, key_file
+        files = {"ca_certs": authority.file, "certfile": ours.certificate, "keyfile": ours.key}
+        query = "&".join(f"ssl_{name}={file}" for name, file in files.items())
+        yield f"rediss://flambeau:secret@{LOCAL}:{port}?{query}"
 
 
 @contextlib.contextmanager

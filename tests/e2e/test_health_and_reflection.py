@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from tests.e2e.grpc_calls import TIMEOUT_S, error_of
 from tests.fixtures import onnx_models
+from tests.fixtures.prometheus_process import run_tool
 from tests.fixtures.servers import ServerProcess, running_server
 
 SERVICE = "inference.GRPCInferenceService"
@@ -108,3 +109,7 @@ def test_reflection_describes_the_calls(reflected: ProtoReflectionDescriptorData
     ]  # fmt: skip
     request = service.methods_by_name["ModelInfer"].input_type
     assert request.fields_by_name["raw_input_contents"].number == 7
+
+
+def test_metrics_are_named_by_prometheus_rules(server: ServerProcess) -> None:
+    run_tool("promtool", "check", "metrics", text=server.metrics_text())

@@ -15,7 +15,7 @@ from model_store.store import ModelStore
 from services.inference.loader import LoadOptions, load_version
 from training.pipeline import run
 from training.recipe_file import load_recipe
-from training.report import Report
+from training.reporting.report import Report
 
 RECIPES = Path(__file__).parents[2] / "training/recipes"
 
@@ -70,13 +70,15 @@ def test_a_family_learns_and_every_kind_of_its_recipe_is_proven(
     assert {artifact.name: artifact.refusal for artifact in report.artifacts} == {
         artifact.name: None for artifact in report.artifacts
     }
-    assert report.checkpoint.accuracy >= floor
+    assert report.checkpoint.metric.value >= floor
     for artifact in manifest.artifacts:
         proof = artifact.verification
         assert proof.metrics["accuracy"] >= floor - 0.05
         if artifact.precision == "fp32":
             assert proof.max_abs_difference < 1e-4
-            assert proof.metrics["accuracy"] == pytest.approx(report.checkpoint.accuracy, abs=0.01)
+            assert proof.metrics["accuracy"] == pytest.approx(
+                report.checkpoint.metric.value, abs=0.01
+            )
     loaded = load_version(store, manifest, LoadOptions(artifact="onnx"))
     for backend in loaded.backends:
         backend.close()
@@ -84,5 +86,5 @@ def test_a_family_learns_and_every_kind_of_its_recipe_is_proven(
 
 def test_every_recipe_that_ships_is_tried() -> None:
     found = {path.stem for path in RECIPES.glob("*.yaml")}
-    # These two: tests/e2e/test_training.py and test_preprocessing.py.
-    assert found == {*FAMILIES, "digits_cnn", "digits_raw"}
+    # These three: tests/e2e/test_training.py, test_preprocessing.py, and a unit test of numbers.
+    assert found == {*FAMILIES, "digits_cnn", "digits_raw", "diabetes_mlp"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc import StatusCode
 from tritonclient.grpc import service_pb2 as pb
@@ -63,6 +64,29 @@ def test_full_queue_over_rest(store: Path, threads: ThreadPoolExecutor) -> None:
         assert waiting.result().outputs() == {"value": [2]}
         assert infer(server, "lookup", *lookup_inputs(3)).outputs() == {"value": [3]}
         assert server.metric("flambeau_refusals_total", reason="QueueFullError") == 1
+
+
+def test_overload_is_answered_by_a_faster_artifact_that_is_named(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    work = np.full(8, 500, np.int64)  # at load, the first artifact is seen to be the slower one
+    golden = {"work": work, "index": np.arange(8, dtype=np.int64)}
+    publish(str(tmp_path), "lookup", slow_lookup(), slow_lookup(width=8), golden=golden)
+    settings = {"artifact": "onnx", "keep_artifacts": ["all"], "when_overloaded": "degrade"}
+    with running_server(tmp_path, max_queue_depth=1, **settings) as server:
+        held = hold(server, threads)
+        waiting = threads.submit(infer, server, "lookup", *lookup_inputs(2))
+        server.wait_for_metric(1, "flambeau_queue_depth", model="lookup")
+        degraded = infer(server, "lookup", *lookup_inputs(3))
+        strict = infer(server, "lookup", *lookup_inputs(4), parameters={"artifact": "onnx"})
+        assert not held.done(), "the queue was never full; give it more work"
+        assert degraded.outputs() == {"value": [3]}
+        assert degraded.json()["parameters"] == {"artifact": "onnx-1", "degraded": True}
+        assert strict.status == 503, "who names an artifact gets that one or none"
+        for reply, value in ((held.result(), 1), (waiting.result(), 2)):
+            assert reply.outputs() == {"value": [value]}
+            assert "parameters" not in reply.json()
+        assert server.metric("flambeau_degraded_requests_total", model="lookup") == 1
 
 
 def test_full_queue_over_grpc(store: Path) -> None:

@@ -7,6 +7,8 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -76,6 +78,25 @@ def load(server: ServerProcess, clients: int = 4) -> Iterator[list[tuple[int, st
             thread.join()
 
 
+def worker_is(worker: Part, wanted: str) -> bool:
+    """Whether a worker says on the port of its metrics that it is `live` or `ready`."""
+    url = f"http://127.0.0.1:{worker.metrics_port}/v2/health/{wanted}"
+    try:
+        urllib.request.urlopen(url, timeout=10).close()
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return False
+    return True
+
+
+def wait_until_ready_is(worker: Part, wanted: bool) -> None:
+    give_up_at = time.monotonic() + 30
+    while worker_is(worker, "ready") is not wanted:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
 def grown(found: list[tuple[int, str]], by: int) -> None:
     """Waits until so many more answers have come."""
     wanted, give_up_at = len(found) + by, time.monotonic() + 30
@@ -112,6 +133,9 @@ def test_a_killed_worker_costs_no_request(store: ModelStore, redis: RedisProcess
         assert Counter(held) == {200: 16}
         assert {status for status, _ in found} == {200}
         assert stays.process.poll() is None
+        # Whichever of them noticed; the sum over processes is what an alert sees.
+        assert sum(one.metric("flambeau_lost_workers_total") for one in (gateway, stays)) == 1
+        assert gateway.metric("flambeau_fleet_workers") == 1
 
 
 def test_a_worker_that_is_stopped_hands_back_and_costs_no_request(
@@ -165,7 +189,8 @@ def test_a_redis_that_dies_is_told_at_once_and_all_heals_when_it_returns(
     store: ModelStore, redis: RedisProcess
 ) -> None:
     with ExitStack() as stack:
-        running_fleet(stack, store, redis.url, 1)
+        (worker,) = running_fleet(stack, store, redis.url, 1)
+        wait_until_ready_is(worker, True)
         gateway = stack.enter_context(running_gateway(redis.url))
         redis.kill()
         gateway.wait_for_log(message="the queue is out of reach")
@@ -174,7 +199,10 @@ def test_a_redis_that_dies_is_told_at_once_and_all_heals_when_it_returns(
         assert "out of reach" in reply.error()
         assert reply.headers["retry-after"]
         assert call(gateway, "GET", "/v2/health/live").status == 200
+        wait_until_ready_is(worker, False)
+        assert worker_is(worker, "live")
         redis.start()
+        wait_until_ready_is(worker, True)
         gateway.wait_for_log(message="the queue answers")
         give_up_at = time.monotonic() + 30
         while infer(gateway, "linear", linear_input(ROW)).status != 200:
@@ -215,6 +243,8 @@ def test_a_request_that_ends_two_workers_ends_no_third(tmp_path: Path, redis: Re
         assert infer(gateway, "crashing", linear_input(good)).outputs() == {"y": [2.0] * WIDTH}
         (letter,) = _dead(redis, "list").splitlines()[1:]
         assert letter.split()[1:3] == ["crashing", "1"]
+        (lives,) = [worker for worker in workers if worker not in died]
+        assert lives.metric("flambeau_dead_letters_total", model="crashing", version="1") == 1
 
 
 def test_dead_letters_are_listed_shown_retried_and_dropped(redis: RedisProcess) -> None:

@@ -49,6 +49,8 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path, taken_port: int, setting:
         ("http_port", 70_000, "'http_port' is 70000"),
         ("log_level", "loud", "'log_level' is 'loud'"),
         ("request_timeout_s", -1, "'request_timeout_s' is -1"),
+        ("api_keys_file", "missing.yaml", "api_keys_file missing.yaml: "),
+        ("host", "0.0.0.0", "nobody is asked who they are. Give out keys (flambeau access add"),
     ],
 )
 def test_setting_that_is_unknown_or_bad(

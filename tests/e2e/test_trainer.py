@@ -13,7 +13,7 @@ from flambeau.split_processes import redis_process
 from model_store.store import ModelStore
 from tests.fixtures.servers import ROOT, WAIT_TIMEOUT_S, Lines
 from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
-from tests.fixtures.training_jobs import TOKEN, TOKENS
+from tests.fixtures.training_jobs import BEARER, KEYS, TOKEN
 
 NETWORK = '''
 """A network with as many training steps to a process as the file `gate` allows."""
@@ -54,9 +54,9 @@ publish: {model: gated}
 @pytest.fixture
 def tokens(tmp_path: Path) -> str:
     """The option of a service that knows one caller; her token lies beside the file."""
-    (tmp_path / "tokens").write_text(TOKENS)
+    (tmp_path / "keys.yaml").write_text(KEYS)
     (tmp_path / "token").write_text(TOKEN)
-    return f"--tokens-file={tmp_path / 'tokens'}"
+    return f"--api-keys-file={tmp_path / 'keys.yaml'}"
 
 
 @contextmanager
@@ -84,6 +84,13 @@ def submitted(folder: Path, service: TrainerProcess, allowed_steps: int) -> Iter
             process.kill()
 
 
+def allow(gate: Path, steps: int) -> None:
+    """At one stroke: whoever reads the gate finds a number in it."""
+    new = gate.with_suffix(".new")
+    new.write_text(str(steps))
+    new.replace(gate)
+
+
 def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
     """One is killed, the next is asked to stop, the third ends what the first began."""
     with (
@@ -101,20 +108,20 @@ def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
                 shown.wait_for(lambda line: "epoch 2/5" in line)
                 assert "flambeau_training_takeovers_total 1.0" in second.metrics()
                 with second.stopping():
-                    gate.write_text("2")  # it ends after one more epoch
-        assert api.call(f"/v1/jobs/{job}")["state"] == "queued"
-        gate.write_text("1000")
+                    allow(gate, 2)  # it ends after one more epoch
+        assert api.call(f"/v1/jobs/{job}", authorization=BEARER)["state"] == "queued"
+        allow(gate, 1000)
         with running_trainer(tmp_path, *worker) as third:
             shown.wait_for(lambda line: "succeeded: published gated 1" in line)
             third.stop()
-        found = api.call(f"/v1/jobs/{job}")
-        history = api.events(job)
+        found = api.call(f"/v1/jobs/{job}", authorization=BEARER)
+        history = api.events(job, authorization=BEARER)
         api.stop()
     assert (found["state"], found["version"], found["attempts"]) == ("succeeded", 1, 3)
     told = [event["text"].partition(" on trainer-")[0] for event in history if "state" in event]
     assert [text for text in told if "handed back" not in text and "is gone" not in text] == [
-        "submitted by ann", "started", "resumed from its checkpoint",
-        "resumed from its checkpoint", "published gated 1",
+        "submitted by key:ann", "started", "resumed from its checkpoint",
+        "resumed from its checkpoint", "published gated 1 → production",
     ]  # fmt: skip
     assert sum("is gone; another takes over" in text for text in told) == 1
     assert sum("handed back by" in text for text in told) == 1
@@ -125,7 +132,7 @@ def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
 
 
 def test_all_in_one_needs_nothing_but_a_folder(tmp_path: Path) -> None:
-    """Without tokens: no foreign code, and nothing that is refused leaves a trace."""
+    """Without keys: no foreign code, and nothing that is refused leaves a trace."""
     with running_trainer(tmp_path, f"--jobs={tmp_path / 'jobs.db'}") as service:
         assert service.call("/v1/health/ready") == {"ready": True}
         assert service.call("/v1/recipe.schema.json")["title"] == "Recipe"

@@ -22,7 +22,7 @@ from services.inference.loader import LoadOptions, load_version
 from tests.fixtures.signing import key_in
 from training.datasets import load_splits
 from training.recipe_file import load_recipe, parse_recipe
-from training.report import Report
+from training.reporting.report import Report
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "training/recipes/digits_cnn.yaml")
@@ -69,6 +69,12 @@ class Home:
         app = typer.Typer()
         app.command()(train)
         return CliRunner().invoke(app, self.arguments(*more))
+
+    def live(self, alias: str = "production") -> int:
+        """The version that an alias names."""
+        pointers = self.store.pointers("digits")
+        assert pointers is not None
+        return pointers.aliases[alias]
 
     def newest(self) -> Manifest:
         return self.store.manifest("digits", self.store.versions("digits")[-1])
@@ -170,6 +176,8 @@ def test_a_stored_recipe_reloads_to_the_same_object_and_data(home: Home) -> None
     assert stored == load_recipe(DIGITS)
     assert entry.sha256 == manifest.lineage.recipe_sha256
     assert load_splits(stored).sha256() == manifest.lineage.data_sha256
+    assert manifest.lineage.data is not None
+    assert manifest.lineage.data.source == stored.data.name
 
 
 def test_the_accuracy_in_the_manifest_is_that_of_the_stored_file(home: Home) -> None:
@@ -202,8 +210,11 @@ def test_golden_rows_were_held_out_and_every_artifact_serves(home: Home) -> None
 
 
 def test_an_artifact_outside_its_tolerance_is_reported_and_not_published(home: Home) -> None:
-    result = home.train("--resume", "--set", "export.1.tolerance.max_abs_difference=0")
+    zero = "export.1.tolerance.max_abs_difference=0"
+    as_good = "publish={model: digits, alias: canary, if: test/accuracy >= live}"
+    result = home.train("--resume", "--set", zero, "--set", as_good)
     assert result.exit_code == 0, result.output
+    assert "→ canary (test/accuracy >= live is met: 0.9" in result.stdout
     assert "resuming after epoch" in result.output
     assert "refused: golden rows in batches of" in result.output
     manifest = home.newest()
@@ -215,6 +226,11 @@ def test_an_artifact_outside_its_tolerance_is_reported_and_not_published(home: H
     report = Report.model_validate_json(home.store.read_file(manifest, entry))
     refused = [artifact.name for artifact in report.artifacts if artifact.refusal]
     assert refused == ["onnx"]
+    assert report.comparison is not None
+    assert (report.comparison.version, report.comparison.artifact) == (1, "onnx")
+    assert report.comparison.new == report.comparison.live
+    assert home.live("canary") == manifest.version
+    assert home.live() == 1
 
 
 def test_nothing_proven_is_an_error_and_publishes_nothing(home: Home) -> None:
@@ -230,9 +246,12 @@ def test_nothing_proven_is_an_error_and_publishes_nothing(home: Home) -> None:
 
 def test_where_there_is_a_key_what_is_trained_is_signed(home: Home, tmp_path: Path) -> None:
     ada = key_in(tmp_path, "ada")
-    result = home.train("--resume", "--keys", str(tmp_path))
+    better = "publish={model: digits, if: test/accuracy > live + 1pp}"
+    result = home.train("--resume", "--keys", str(tmp_path), "--set", better)
     assert result.exit_code == 0, result.output
     assert f"published digits {home.newest().version}, signed; production stays" in result.stdout
+    assert "test/accuracy > live + 1pp is not met: 0.9" in result.stdout
+    assert home.live() == 1
     assert home.store.signer(home.newest(), [ada]) == ada
     assert home.store.signature("digits", 1) is None  # trained before there was a key
 
@@ -286,7 +305,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert found.file("checkpoint.safetensors") == expected.file("checkpoint.safetensors")
     assert found.golden.file == expected.golden.file
     logs = [
-        [json.loads(line) for line in metrics.read_text().splitlines()]
+        [json.loads(line) | {"train/wait_share": 0} for line in metrics.read_text().splitlines()]
         for home in (whole, killed)
         for metrics in home.path.glob("runs/*/metrics.jsonl")
     ]

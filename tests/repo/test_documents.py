@@ -9,16 +9,20 @@ import pytest
 import typer.main
 
 from flambeau.cli import app
+from services.access.config import AccessSettings
 from services.gateway.rest_infer import TIMEOUT_HEADER
 from services.inference.config import ModelSettings
 from services.standalone.config import ServerConfig
 from services.telemetry.metrics import Metrics
+from training.recipe_reference import reference
+from training.recipe_schema import recipe_schema
 
 ROOT = Path(__file__).parents[2]
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+RUNBOOKS = sorted((ROOT / "docs/runbooks").glob("*.md"))
 DECISIONS = sorted((ROOT / "docs/adr").glob("*.md"))
 MAX_DECISION_LINES = 60
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *DECISIONS]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *RUNBOOKS, *DECISIONS]
 
 DEFAULTS_IN_WORDS = {
     "models": "all",
@@ -29,6 +33,10 @@ DEFAULTS_IN_WORDS = {
     "onnx_providers": "cuda",
     "max_memory_mib": "9/10 of the device",
     "model_settings": "none",
+    "tls_certificate_file": "none",
+    "tls_key_file": "none",
+    "tls_client_ca_file": "none",
+    "trace_endpoint": "none",
     "trusted_keys": "those of flambeau keys trust",
 }
 """What the table says of defaults that say nothing as they are."""
@@ -53,11 +61,18 @@ def test_every_setting_is_in_the_table_with_its_default() -> None:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         return text.removesuffix(".0")
 
-    fields = ServerConfig.model_fields
+    own = AccessSettings.model_fields  # which have a table in docs/security.md
+    fields = {name: f for name, f in ServerConfig.model_fields.items() if name not in own}
     expected = {name: said(field.default) for name, field in fields.items()} | DEFAULTS_IN_WORDS
     table = list(settings_in_the_table())
     assert dict(table) == expected
     assert len(table) == len(expected), "a setting stands there twice"
+
+
+def test_every_setting_of_who_may_do_what_is_in_its_table() -> None:
+    section = DOCS["security.md"].split("## Every setting")[1].split("## ")[0]
+    cells = "".join(row.split("|")[1] for row in section.splitlines() if row.startswith("| `"))
+    assert sorted(re.findall(r"`(\w+)`", cells)) == sorted(AccessSettings.model_fields)
 
 
 def test_every_setting_a_model_may_have_of_its_own_is_named() -> None:
@@ -69,14 +84,38 @@ def test_the_header_with_a_time_limit_is_named() -> None:
     assert f"`{TIMEOUT_HEADER}`" in DOCS["serving.md"]
 
 
-def test_every_metric_is_in_the_table() -> None:
+def test_every_metric_is_in_the_reference() -> None:
     families = Metrics("test").registry.collect()
     names = [
         family.name + ("_total" if family.type == "counter" else "")
         for family in families
         if family.name.startswith("flambeau_")
     ]
-    assert [name for name in names if f"`{name}" not in DOCS["serving.md"]] == []
+    assert [name for name in names if f"`{name}" not in DOCS["metrics.md"]] == []
+    assert "(metrics.md)" in DOCS["serving.md"]
+
+
+def test_runbooks_and_operations_name_verbs_that_there_are() -> None:
+    texts = [DOCS["operations.md"], *(path.read_text() for path in RUNBOOKS)]
+    group = typer.main.get_command(app)
+    for words in re.findall(r"`flambeau ([a-z][a-z -]*)", "\n".join(texts)):
+        command = group
+        for word in words.split():
+            if not hasattr(command, "commands"):
+                break
+            assert word in command.commands, f"flambeau {words}"
+            command = command.commands[word]
+
+
+def test_the_reference_of_recipes_is_what_the_schema_says() -> None:
+    assert DOCS["recipe.md"] == reference(recipe_schema()), "run make docs"
+
+
+def test_every_part_of_a_recipe_is_linked_and_there_once() -> None:
+    anchors = re.findall(r'<a id="(\w+)">', DOCS["recipe.md"])
+    assert len(anchors) == len({*anchors})
+    linked = {*re.findall(r"\]\(#(\w+)\)", DOCS["recipe.md"])}
+    assert linked == {*anchors} - {"Recipe"}
 
 
 def test_every_verb_is_shown_somewhere() -> None:

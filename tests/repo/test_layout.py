@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flambeau", "model_store", "protos", "services", "training")
 TOP_LEVEL = {
     *PACKAGES,
-    ".ci", ".gitignore", ".pre-commit-config.yaml", "ARCHITECTURE.md", "CHANGELOG.md",
-    "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench", "deploy", "docs", "k8s",
-    "pyproject.toml", "tests",
+    ".ci", ".dockerignore", ".gitignore", ".pre-commit-config.yaml", "ARCHITECTURE.md",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench",
+    "deploy", "docs", "k8s", "pyproject.toml", "tests",
 }  # fmt: skip
 
 

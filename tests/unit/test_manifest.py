@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
 from model_store.manifest import Draft, Golden, Manifest, check_name, parse_manifest
+from model_store.slo import Slo
 from model_store.strict import explain
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 
@@ -53,6 +54,40 @@ def test_what_was_written_before_artifacts_said_what_made_them_is_read(tmp_path:
     for artifact in document["artifacts"]:
         del artifact["made_with"], artifact["weights"], artifact["peak_memory_bytes"]
     assert parse_manifest(json.dumps(document).encode(), WHERE) == sealed(tmp_path)
+
+
+def test_what_judges_an_artifact_is_written_and_read_again() -> None:
+    judged_by = {"name": "rmse", "value": 54.6, "interval": [47.4, 61.0], "better": "lower"}
+    data = edited("artifacts/0/verification/judged_by", judged_by)
+    found = parse_manifest(data, WHERE).to_json()
+    assert json.loads(found) == json.loads(data)
+    wrong = judged_by | {"better": "less"}
+    assert "judged_by.better" in refusal(edited("artifacts/0/verification/judged_by", wrong))
+
+
+def test_lineage_says_where_the_rows_came_from() -> None:
+    file = {"path": "data/a.csv", "sha256": "0" * 64, "size_bytes": 7}
+    folder = {**file, "path": "data/photos", "files": 3}
+    origin = {"source": "csv", "files": [file, folder]}
+    read = parse_manifest(edited("lineage/data", origin), WHERE)
+    assert read.lineage.data is not None
+    assert [noted.files for noted in read.lineage.data.files] == [None, 3]
+    assert json.loads(read.to_json())["lineage"]["data"] == origin
+    message = refusal(edited("lineage/data", {"source": "csv", "files": [{**file, "pth": 1}]}))
+    assert "unknown key 'pth'" in message
+
+
+def test_what_callers_may_count_on_is_kept_and_left_out_where_nothing_is_said(
+    tmp_path: Path,
+) -> None:
+    assert b"slo" not in GOLDEN
+    promised = sealed(tmp_path).model_copy(update={"slo": Slo(availability=0.99)})
+    assert parse_manifest(promised.to_json(), WHERE).slo == Slo(availability=0.99)
+
+
+def test_a_promise_with_a_typo_is_refused_by_name() -> None:
+    assert "did you mean 'availability'" in refusal(edited("slo", {"availabilty": 0.99}))
+    assert "300 is not measured; take 250" in refusal(edited("slo", {"latency_ms": 300}))
 
 
 def test_a_manifest_from_the_future_says_so_whatever_else_it_holds() -> None:

@@ -124,6 +124,8 @@ def test_list_as_json(run: Run, store: ModelStore, folder: Path) -> None:
             "batch_size": 1,
             "latency_ms": 0.07,
             "accuracy": 0.989,
+            "metric": "accuracy",
+            "metric_value": 0.989,
             "error": None,
         }
     ]

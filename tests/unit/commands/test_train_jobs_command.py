@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import flambeau.training_jobs
+from flambeau.channel import Tls
 from flambeau.cli import app
 from flambeau.errors import InvalidRequestError
 from flambeau.training_jobs import TrainingEvent, TrainingJob
@@ -32,7 +33,7 @@ class Service:
         self.asked: list[Any] = []
         self.state = "succeeded"
 
-    def __call__(self, target: str, *, token: str = "") -> Self:
+    def __call__(self, target: str, *, token: str = "", tls: Tls | None = None) -> Self:
         self.asked.append((target, token))
         return self
 

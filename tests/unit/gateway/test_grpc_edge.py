@@ -23,9 +23,11 @@ from services.gateway.admission import Admission
 from services.gateway.grpc_edge import SPARE_CALLS, GrpcEdge
 from services.gateway.ledger import Ledger, Record
 from services.gateway.server_facts import ServerFacts
+from services.gateway.verification_desk import VerificationDesk
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.verification_records import Progress, Verified
 from services.telemetry.metrics import Metrics
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -65,8 +67,10 @@ class WatchedLedger(Ledger):
         super().__init__(metrics, directory, access_log=False)
         self._changed = changed
 
-    def count(self, lane: Lane | None, protocol: str, code: str, seconds: float) -> None:
-        super().count(lane, protocol, code, seconds)
+    def count(
+        self, lane: Lane | None, protocol: str, code: str, seconds: float, trace_id: str = ""
+    ) -> None:
+        super().count(lane, protocol, code, seconds, trace_id)
         self._changed.set()
 
 
@@ -83,6 +87,10 @@ def echo(entry: Entry) -> None:
             execution_s=0.0,
         )
     )
+
+
+async def no_verification(model: str, version: int | None, progress: Progress) -> Verified:
+    raise AssertionError("nobody asks for one")
 
 
 class Gateway:
@@ -105,6 +113,7 @@ class Gateway:
             self.ledger,
             max_request_bytes=2**20,
             max_calls=MAX_CALLS,
+            verifications=VerificationDesk(no_verification, "nobody"),
         )
         self.worker = Worker(self._changed)
         specs = (TensorSpec(name="x", datatype="INT64", shape=(-1,)),)
@@ -194,7 +203,8 @@ async def test_grpc_clients_understand_the_hint(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that would wait a minute by its own policy tries again when it is told to."""
-    monkeypatch.setattr(grpc_replies, "RETRY_HINT", (("grpc-retry-pushback-ms", "20"),))
+    hint = (("grpc-retry-pushback-ms", "20"),)
+    monkeypatch.setattr(grpc_replies, "retry_hint", lambda _: hint)
 
     def refuse_once(entry: Entry) -> None:
         if len(gateway.worker.entries) == 1:

@@ -91,6 +91,7 @@ class Record:
     def __init__(self, given_id: str) -> None:
         self.closed: list[str] = []
         self.request_id = given_id
+        self.trace = None
 
     def close(self, code: str, reply: InferReply) -> None:
         assert isinstance(reply, InferReply)
@@ -115,6 +116,7 @@ class World:
 
     def __init__(self, max_calls: int = 8) -> None:
         self.letters = Letters()
+        self.tracer = None
         self.records: list[Record] = []
         self.asked: list[tuple[InferCall, Callable[[Outcome], None]]] = []
         self.entry = Entry()
@@ -123,9 +125,11 @@ class World:
             cast(Any, self), cast(Any, self), cast(Any, self.letters), max_calls
         )
 
-    def open(self, protocol: str, given_id: str, model: str, version: str) -> Record:
+    def open(
+        self, protocol: str, given_id: str, model: str, version: str, traceparent: str
+    ) -> Record:
         """The ledger's part."""
-        assert protocol == "grpc"
+        assert (protocol, traceparent) == ("grpc", "")
         self.records.append(Record(given_id))
         return self.records[-1]
 

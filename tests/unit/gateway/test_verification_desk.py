@@ -3,47 +3,32 @@
 import asyncio
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
+from protos.flambeau.v1 import verification_pb2 as pb
+from services.access.caller import Visitor
 from services.errors import (
     ForbiddenError,
     InvalidRequestError,
     OverloadedError,
+    QueueUnavailableError,
     ServingError,
     UnknownJobError,
     UnknownModelError,
 )
-from services.gateway.verification_desk import (
-    KEPT,
-    Progress,
-    VerificationDesk,
-    Verified,
-    VerifyFor,
-)
-
-DONE = Verified(certificate=b"{}", recorded_as="m/certificates/1/0.json")
-
-
-class Slow:
-    """Verifies when it is told to."""
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[str, int | None]] = []
-        self.progress: Progress = lambda *_: None
-        self.outcome: asyncio.Future[Verified] = asyncio.get_running_loop().create_future()
-
-    async def __call__(self, model: str, version: int | None, progress: Progress) -> Verified:
-        self.begun.append((model, version))
-        self.progress = progress
-        return await asyncio.shield(self.outcome)
+from services.gateway.grpc_verification import GrpcVerification
+from services.gateway.verification_desk import KEPT, VerificationDesk, VerifyFor
+from services.queueing.verification_records import Progress, Verified
+from tests.fixtures.slow_proof import DONE, SlowProof
 
 
 @pytest.fixture
-async def slow() -> Slow:
-    return Slow()
+async def slow() -> SlowProof:
+    return SlowProof()
 
 
 @pytest.fixture
-async def desk(slow: Slow) -> VerificationDesk:
+async def desk(slow: SlowProof) -> VerificationDesk:
     return VerificationDesk(slow, "this_machine")
 
 
@@ -60,7 +45,9 @@ async def desk(slow: Slow) -> VerificationDesk:
         ("everybody", "ipv4:10.0.0.1:5000", True),
     ],
 )
-async def test_strangers_are_refused(slow: Slow, allowed: VerifyFor, peer: str, may: bool) -> None:
+async def test_strangers_are_refused(
+    slow: SlowProof, allowed: VerifyFor, peer: str, may: bool
+) -> None:
     desk = VerificationDesk(slow, allowed)
     if may:
         desk.check(peer)
@@ -69,7 +56,7 @@ async def test_strangers_are_refused(slow: Slow, allowed: VerifyFor, peer: str, 
         desk.check(peer)
 
 
-async def test_the_same_version_is_verified_once(desk: VerificationDesk, slow: Slow) -> None:
+async def test_the_same_version_is_verified_once(desk: VerificationDesk, slow: SlowProof) -> None:
     first = desk.begin("m", "1")
     assert desk.begin("m", "1") is first
     slow.outcome.set_result(DONE)
@@ -80,13 +67,13 @@ async def test_the_same_version_is_verified_once(desk: VerificationDesk, slow: S
     assert desk.begin("m", "1") is not first, "what is over is begun anew"
 
 
-async def test_another_version_waits_its_turn(desk: VerificationDesk, slow: Slow) -> None:
+async def test_another_version_waits_its_turn(desk: VerificationDesk, slow: SlowProof) -> None:
     desk.begin("m", "")
     with pytest.raises(OverloadedError, match=r"'m' version in production is being verified"):
         desk.begin("m", "2")
 
 
-async def test_who_waits_is_woken_by_every_step(desk: VerificationDesk, slow: Slow) -> None:
+async def test_who_waits_is_woken_by_every_step(desk: VerificationDesk, slow: SlowProof) -> None:
     begun = desk.begin("m", "1")
     waiting = asyncio.create_task(desk.wait(begun, 5))
     await asyncio.sleep(0)  # both tasks begin
@@ -95,7 +82,7 @@ async def test_who_waits_is_woken_by_every_step(desk: VerificationDesk, slow: Sl
     assert (begun.artifact, begun.done, begun.total, begun.outcome) == ("onnx", 1, 3, None)
 
 
-async def test_an_error_is_kept_for_whoever_asks(desk: VerificationDesk, slow: Slow) -> None:
+async def test_an_error_is_kept_for_whoever_asks(desk: VerificationDesk, slow: SlowProof) -> None:
     begun = desk.begin("m", "1")
     slow.outcome.set_exception(UnknownModelError("no m"))
     await desk.wait(begun, 5)
@@ -104,7 +91,20 @@ async def test_an_error_is_kept_for_whoever_asks(desk: VerificationDesk, slow: S
     desk.begin("m", "2")
 
 
-async def test_those_long_over_are_forgotten(slow: Slow) -> None:
+async def test_what_may_succeed_later_is_a_status(slow: SlowProof) -> None:
+    calls = GrpcVerification(VerificationDesk(slow, "everybody")).calls()
+    verify, message = calls["VerifyModel"]
+    slow.outcome.set_exception(QueueUnavailableError("the worker died; try again"))
+    with pytest.raises(QueueUnavailableError, match="the worker died"):
+        await verify(message(model_name="m", wait=Duration(seconds=5)), Visitor(None, "here"))
+    slow.outcome = asyncio.get_running_loop().create_future()
+    slow.outcome.set_exception(ServingError("the golden file is broken"))
+    answer = await verify(message(model_name="m", wait=Duration(seconds=5)), Visitor(None, "here"))
+    assert isinstance(answer, pb.Verification)
+    assert (answer.over, answer.error) == (True, "the golden file is broken")
+
+
+async def test_those_long_over_are_forgotten(slow: SlowProof) -> None:
     async def at_once(model: str, version: int | None, progress: Progress) -> Verified:
         return DONE
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
-from model_store.manifest import Artifact, Manifest
+from model_store.manifest import Artifact, Manifest, PythonStep
 from model_store.store import ModelStore
 from services.inference import artifact_choice, loader
 from services.inference.artifact_choice import ChoiceRules, choice_key, choose
@@ -225,6 +226,20 @@ def test_a_choice_is_for_these_files_on_this_machine(
         choice_key(manifest, artifacts[:2], CPU, 1),
         choice_key(manifest, artifacts, Device("cuda", 0), 1),
         choice_key(manifest, artifacts, CPU, 2),
+    ]
+    arguments: list[tuple[str, dict[str, JsonValue]]] = [("a", {}), ("b", {}), ("b", {"size": 8})]
+    steps = [
+        PythonStep(
+            file=manifest.golden.file.model_copy(update={"sha256": digest * 64}),
+            name="Step",
+            args=args,
+            inputs=manifest.signature.inputs,
+        )
+        for digest, args in arguments
+    ]
+    different += [
+        choice_key(manifest.model_copy(update={"python_step": step}), artifacts, CPU, 1)
+        for step in steps
     ]
     monkeypatch.setattr(artifact_choice, "cpu_features", lambda: ("amx_int8",))
     different.append(choice_key(manifest, artifacts, CPU, 1))

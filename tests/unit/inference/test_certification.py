@@ -125,3 +125,10 @@ def test_golden_rows_of_another_signature_are_refused_at_load(tmp_path: Path) ->
     assert other.golden.rows == 4
     with pytest.raises(GoldenMismatchError, match="has 4 rows; the manifest says 8"):
         load_version(ModelStore(str(tmp_path)), changed, LoadOptions())
+
+
+def test_one_that_takes_too_much_memory_fails(tmp_path: Path) -> None:
+    publish(str(tmp_path), "m", linear(2, layers=1))
+    (result,) = certified(tmp_path, memory_limit_bytes=2**20).artifacts
+    assert result.outcome == "failed"
+    assert "it needed more than 0.0 GiB of memory" in result.reason

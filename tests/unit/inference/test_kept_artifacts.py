@@ -1,36 +1,29 @@
 """Which artifacts are loaded beside the one that serves, and what becomes of them."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.manifest import Artifact, Manifest, Precision
+from model_store.metric import MeasuredMetric, better_of
 from model_store.store import ModelStore
-from services.errors import ModelNotReadyError
 from services.inference import lanes as lanes_module
 from services.inference import loader
 from services.inference.artifact_choice import ChoiceRules
-from services.inference.backends.device_memory import DeviceMemory
 from services.inference.kept_artifacts import accuracy_loss, is_accurate, kept_names
-from services.inference.lanes import Lanes
 from services.inference.loader import LoadedVersion, LoadError, LoadOptions, load_version
 from services.inference.policy import LanePolicy, ServingPolicy
-from services.queueing.directory import Directory
-from services.queueing.memory_queue import MemoryQueue, Outcome
-from services.queueing.records import InferReply, InferRequest, Lane
-from services.telemetry.metrics import Metrics
+from services.queueing.records import Lane
+from tests.fixtures.loaded_lanes import BASE_BYTES, LoadedLanes, fix_memory, unloading_at_the_end
 from tests.fixtures.onnx_models import linear, publish
 
 LANE, OTHER = Lane("m", 1), Lane("other", 1)
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp32", "bf16", "fp32")
 NAMES = ("onnx", "onnx-1", "onnx-2", "onnx-3")
-BASE_BYTES = 10**6
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +73,29 @@ def test_what_an_artifact_loses(
     lineage = manifest.lineage.model_copy(update={"metrics": checkpoint})
     known = manifest.model_copy(update={"lineage": lineage})
     artifact = measured(manifest, own, agreement)
+    assert accuracy_loss(known, artifact) == pytest.approx(loss)
+    assert is_accurate(known, artifact, "balanced") is (loss <= 0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "loss"),
+    [
+        ("rmse", 50.0, 50.2, 0.004),
+        ("rmse", 50.0, 60.0, 0.2),
+        ("rmse", 50.0, 40.0, 0.0),
+        ("rmse", 0.0, 1.0, 1.0),
+        ("f1", 0.9, 0.88, 0.02),
+    ],
+)
+def test_what_an_artifact_loses_by_what_judges_it(
+    manifest: Manifest, name: str, before: float, after: float, loss: float
+) -> None:
+    lineage = manifest.lineage.model_copy(update={"metrics": {f"test/{name}": before}})
+    known = manifest.model_copy(update={"lineage": lineage})
+    judged_by = MeasuredMetric(name=name, value=after, better=better_of(name))
+    artifact = measured(manifest, {name: after}, agreement=1.0)
+    proof = artifact.verification.model_copy(update={"judged_by": judged_by})
+    artifact = artifact.model_copy(update={"verification": proof})
     assert accuracy_loss(known, artifact) == pytest.approx(loss)
     assert is_accurate(known, artifact, "balanced") is (loss <= 0.005)
 
@@ -159,63 +175,39 @@ def test_no_artifact_is_served_that_gives_less(folder: Path) -> None:
         served(folder, manifest, accuracy="exact")
 
 
-class Serving:
-    """Lanes over the store; a version takes of the machine's memory what its files do."""
-
-    def __init__(self, folder: Path, tasks: asyncio.TaskGroup) -> None:
-        self._folder, self._tasks = str(folder), tasks
-        self.queue, self.directory, self.metrics = MemoryQueue(9), Directory(), Metrics("test")
+class Serving(LoadedLanes):
+    """Lanes over the store."""
 
     def keep(self, *names: str, max_memory_bytes: int = 0, unload_idle: bool = False) -> None:
         """Starts anew, with these kept beside what serves."""
-        policy = ServingPolicy(
-            newest_versions=1,
-            poll_interval_s=1,
-            retry_failed_s=1,
-            lane=LanePolicy(load=LoadOptions(keep=names)),
-            max_memory_bytes=max_memory_bytes,
-            unload_idle=unload_idle,
+        self.begin(
+            ServingPolicy(
+                newest_versions=1,
+                poll_interval_s=1,
+                retry_failed_s=1,
+                lane=LanePolicy(load=LoadOptions(keep=names)),
+                max_memory_bytes=max_memory_bytes,
+                unload_idle=unload_idle,
+            )
         )
-        store = ModelStore(self._folder)
-        self.lanes = Lanes(store, self.queue, self.directory, self.metrics, policy)
 
     async def load(self, *lanes: Lane) -> None:
         for lane in lanes:
             await self.lanes.load(lane, self._tasks)
             await self.lanes.load_kept(lane, self._tasks)
 
-    async def serves(self, lane: Lane) -> bool:
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        request = InferRequest(
-            request_id="r",
-            lane=lane,
-            inputs={"x": np.ones((1, 4), np.float32)},
-            rows=1,
-            deadline=time.monotonic() + 60,
-        )
-        self.queue.submit(request, answer.set_result)
-        outcome = await answer
-        assert isinstance(outcome, InferReply | ModelNotReadyError), outcome
-        return isinstance(outcome, InferReply) and outcome.lane == lane
-
     def announced(self, lane: Lane = LANE) -> dict[str, Lane]:
         """The artifacts that gateways are told of, each with its lane."""
         return {known.name: known.lane for known in self.directory.find(lane.model).artifacts}
 
-    def gauge(self, name: str) -> float | None:
-        labels = {"model": "m", "version": "1"}
-        return self.metrics.registry.get_sample_value(f"flambeau_{name}", labels)
-
 
 @pytest.fixture
 async def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
-    memory = DeviceMemory(BASE_BYTES, 10**12)
-    monkeypatch.setattr(lanes_module, "device_memory_bytes", lambda device: memory)
+    fix_memory(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
-        made = Serving(folder, tasks)
-        yield made
-        for lane in made.lanes.loaded():
-            made.lanes.unload(lane)
+        made = Serving(str(folder), tasks)
+        with unloading_at_the_end(made):
+            yield made
 
 
 def live(serving: Serving, lane: Lane = LANE) -> None:
@@ -243,8 +235,8 @@ async def test_kept_artifacts_take_requests_and_are_announced(
     assert not await serving.serves(LANE._replace(artifact="onnx-3"))
     assert serving.lanes.loaded() == [LANE]
     files = sum(artifact.file.size_bytes for artifact in manifest.artifacts[:3])
-    assert serving.gauge("model_memory_bytes") == files
-    assert serving.gauge("queue_depth") == 0
+    assert serving.gauge("model_memory_bytes", LANE) == files
+    assert serving.gauge("queue_depth", LANE) == 0
     first = serving.directory.find("m").artifacts[0]
     assert (first.precision, first.accuracy_loss) == ("int8", 0)
     assert 0 < first.row_ms < 1000

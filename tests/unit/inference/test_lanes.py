@@ -2,11 +2,9 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from model_store.manifest import Manifest
@@ -14,30 +12,24 @@ from model_store.store import ModelStore
 from services.errors import ModelNotReadyError
 from services.inference import lanes as lanes_module
 from services.inference.backends.device import CPU
-from services.inference.backends.device_memory import DeviceMemory
-from services.inference.lanes import Lanes
 from services.inference.loader import LoadedVersion, LoadOptions, load_version
 from services.inference.memory_admission import OutOfMemoryError
 from services.inference.policy import LanePolicy, ServingPolicy
-from services.queueing.directory import Directory
-from services.queueing.memory_queue import MemoryQueue, Outcome
-from services.queueing.records import InferReply, InferRequest, Lane
-from services.telemetry.metrics import Metrics
+from services.queueing.records import InferReply, Lane
 from tests.fixtures.fake_backends import DoublingBackend
+from tests.fixtures.loaded_lanes import BASE_BYTES, LoadedLanes, fix_memory, unloading_at_the_end
 from tests.fixtures.onnx_models import linear, publish
 
-BASE_BYTES = 10**6
 A, B, C = (Lane(name, 1) for name in "abc")
 
 
-class Serving:
+class Serving(LoadedLanes):
     """Lanes over a store of three models of the same size, one file of which is a unit."""
 
     def __init__(self, folder: Path, tasks: asyncio.TaskGroup) -> None:
-        self._folder, self._tasks = str(folder), tasks
-        manifests = [publish(self._folder, lane.model, linear(2)) for lane in (A, B, C)]
+        super().__init__(str(folder), tasks)
+        manifests = [publish(str(folder), lane.model, linear(2)) for lane in (A, B, C)]
         self.unit_bytes = manifests[0].artifacts[0].file.size_bytes
-        self.queue, self.directory, self.metrics = MemoryQueue(9), Directory(), Metrics("test")
         self.limit(0)
 
     def limit(self, units: float, **policy: object) -> None:
@@ -48,50 +40,23 @@ class Serving:
             retry_failed_s=1,
             max_memory_bytes=int(units and BASE_BYTES + units * self.unit_bytes),
         )
-        made = dataclasses.replace(made, **policy)  # type: ignore[arg-type]
-        store = ModelStore(self._folder)
-        self.lanes = Lanes(store, self.queue, self.directory, self.metrics, made)
+        self.begin(dataclasses.replace(made, **policy))  # type: ignore[arg-type]
 
     async def load(self, *lanes: Lane) -> None:
         for lane in lanes:
             await self.lanes.load(lane, self._tasks)
 
-    def ask(self, lane: Lane) -> asyncio.Future[Outcome]:
-        """Sends one row."""
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        request = InferRequest(
-            request_id="r",
-            lane=lane,
-            inputs={"x": np.ones((1, 4), np.float32)},
-            rows=1,
-            deadline=time.monotonic() + 60,
-        )
-        self.queue.submit(request, answer.set_result)
-        return answer
-
-    async def serves(self, lane: Lane) -> bool:
-        outcome = await self.ask(lane)
-        assert isinstance(outcome, InferReply | ModelNotReadyError), outcome
-        return isinstance(outcome, InferReply)
-
     def states(self) -> dict[str, str]:
         return {s.lane.model: s.state for s in self.directory.all_versions()}
-
-    def gauge(self, name: str, lane: Lane) -> float | None:
-        labels = {"model": lane.model, "version": str(lane.version)}
-        return self.metrics.registry.get_sample_value(f"flambeau_{name}", labels)
 
 
 @pytest.fixture
 async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
-    """The machine's memory never moves, so that a version takes what its file does."""
-    memory = DeviceMemory(BASE_BYTES, 10**12)
-    monkeypatch.setattr(lanes_module, "device_memory_bytes", lambda device: memory)
+    fix_memory(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
         made = Serving(tmp_path, tasks)
-        yield made
-        for lane in made.lanes.loaded():
-            made.lanes.unload(lane)
+        with unloading_at_the_end(made):
+            yield made
 
 
 async def test_a_loaded_version_takes_requests_and_is_announced(serving: Serving) -> None:

@@ -95,6 +95,13 @@ async def test_the_production_pointer_decides_and_moves(tmp_path: Path, start: S
         running.directory.find("m", "1")
 
 
+def counted(running: "Running") -> dict[str, float | None]:
+    """What alerts are made of."""
+    value = running.metrics.registry.get_sample_value
+    names, labels = ("failed_verifications", "failed_loads"), {"model": "m", "version": "1"}
+    return {name: value(f"flambeau_{name}_total", labels) for name in names}
+
+
 async def test_an_artifact_out_of_tolerance_gives_way_to_the_next(
     tmp_path: Path, start: Start
 ) -> None:
@@ -102,6 +109,7 @@ async def test_an_artifact_out_of_tolerance_gives_way_to_the_next(
     publish(str(tmp_path), "m", wrong, right)  # golden outputs are those of the last one
     running = await start()
     assert running.directory.find("m").artifact == "onnx-1"
+    assert counted(running) == {"failed_verifications": 1, "failed_loads": 0}
 
 
 async def test_a_version_none_of_whose_artifacts_pass_says_why(
@@ -114,6 +122,7 @@ async def test_a_version_none_of_whose_artifacts_pass_says_why(
         running.directory.resolve("m")
     ready = {"model": "m", "version": "1"}
     assert running.metrics.registry.get_sample_value("flambeau_model_ready", ready) == 0
+    assert counted(running) == {"failed_verifications": 1, "failed_loads": 1}
 
 
 async def test_a_broken_new_version_leaves_the_old_one_live(tmp_path: Path, start: Start) -> None:

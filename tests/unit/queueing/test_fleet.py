@@ -32,9 +32,12 @@ def artifact(
 
 
 def worker(
-    *versions: AnnouncedVersion, live: tuple[int, int] | None = None, started: bool = True
+    *versions: AnnouncedVersion,
+    live: tuple[int, int] | None = None,
+    started: bool = True,
+    name: str = "w",
 ) -> Announcement:
-    return Announcement("w", started, versions, {"m": live} if live else {})
+    return Announcement(name, started, versions, {"m": live} if live else {})
 
 
 def test_nobody_serves_nothing() -> None:
@@ -46,6 +49,18 @@ def test_a_version_is_ready_as_soon_as_one_worker_has_it() -> None:
     view = fleet_view([worker(version(ONE, "failed", "no room")), worker(version(ONE))])
     assert view.versions[ONE].state == "ready"
     assert view.versions[ONE].reason == ""
+
+
+def test_who_has_any_version_of_a_model_is_one_of_its_workers() -> None:
+    other = Lane("other", 1)
+    view = fleet_view(
+        [
+            worker(version(ONE), version(TWO), name="a"),
+            worker(version(ONE, "failed", "no room"), version(other), name="b"),
+            worker(name="idle"),
+        ]
+    )
+    assert view.workers == {"m": ("a", "b"), "other": ("b",)}
 
 
 def test_why_nobody_has_a_version_is_told_once_for_each_reason() -> None:

@@ -22,7 +22,7 @@ class Samples(HistogramChild):
         self.seconds: list[float] = []
         self.came = asyncio.Event()
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, exemplar: str = "") -> None:
         self.seconds.append(value)
         self.came.set()
 

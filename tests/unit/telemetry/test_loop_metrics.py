@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from services.telemetry.loop_metrics import LoopCounter, LoopHistogram
 
@@ -53,3 +54,30 @@ def test_one_set_of_labels_has_one_child() -> None:
     counter = LoopCounter("things", "All.", ("a", "b"), registry=CollectorRegistry())
     assert counter.labels("1", "2") is counter.labels("1", "2")
     assert counter.labels("1", "2") is not counter.labels("2", "1")
+
+
+def openmetrics(registry: CollectorRegistry) -> str:
+    page: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+    return page.decode()
+
+
+def test_the_newest_kept_trace_of_a_bucket_is_its_exemplar() -> None:
+    registry = CollectorRegistry()
+    histogram = LoopHistogram("seconds", "All.", (), BUCKETS, registry=registry)
+    histogram.labels().observe(0.2)
+    for trace_id in ("a" * 32, "b" * 32):
+        histogram.labels().observe(0.3, trace_id)
+    (with_one,) = [line for line in openmetrics(registry).splitlines() if "#" in line[1:]]
+    assert with_one.startswith('seconds_bucket{le="0.5"} 3.0 # {trace_id="' + "b" * 32 + '"} 0.3 ')
+
+
+def test_a_counter_has_an_exemplar_too_and_the_old_format_has_none() -> None:
+    registry = CollectorRegistry()
+    counter = LoopCounter("requests", "All.", ("code",), registry=registry)
+    counter.labels("200").inc(2, "c" * 32)
+    counter.labels("500").inc()
+    assert 'requests_total{code="200"} 2.0 # {trace_id="' + "c" * 32 in openmetrics(registry)
+    assert page(registry)[-2:] == [
+        'requests_total{code="200"} 2.0',
+        'requests_total{code="500"} 1.0',
+    ]

@@ -12,31 +12,37 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from flambeau.errors import NotFoundError
 from flambeau.training_jobs import _MESSAGES, SERVICE, TrainingClient
+from services.access.api_keys import digest_of
+from services.access.caller import Visitor
+from services.access.door import Door
+from services.access.tenants import Tenants
 from services.errors import (
     ConflictError,
+    ForbiddenError,
     InvalidRequestError,
     NotAllowedError,
     PayloadTooLargeError,
     QueueFullError,
-    UnauthenticatedError,
     UnknownJobError,
 )
 from services.trainer import transitions
-from services.trainer.callers import read_callers
 from services.trainer.config import TrainerConfig
 from services.trainer.grpc_calls import GrpcEdge
 from services.trainer.job_desk import CODE, RECIPE, JobDesk, Submission
 from services.trainer.job_store import change
+from services.trainer.metrics import TrainerMetrics
+from services.trainer.records import TrainingJob
 from services.trainer.rest import TrainingRoutes
 from services.trainer.server import forget_old
 from services.trainer.sqlite_store import SqliteJobStore
 from tests.fixtures import training_jobs
-from tests.fixtures.training_jobs import BEARER, TOKEN, TOKENS, config
+from tests.fixtures.training_jobs import BEARER, KEYS, TOKEN, config
 from tests.unit.trainer.test_code_bundle import tar_of
 from training.recipe_file import parse_recipe
 
-GIVEN = Submission(recipe=training_jobs.RECIPE, name="tiny.yaml", authorization=BEARER)
+GIVEN = Submission(recipe=training_jobs.RECIPE, name="tiny.yaml")
 OWN_CODE = replace(GIVEN, recipe=training_jobs.RECIPE.replace("training.networks:", "nets.py:"))
 BUNDLE = tar_of(("nets.py", b"class SmallCnn: ..."))
 
@@ -45,13 +51,20 @@ class Place:
     """A desk with what lies behind it."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
-        (folder / "tokens").write_text(TOKENS)
-        found: dict[str, Any] = {"tokens_file": str(folder / "tokens"), "max_queued_jobs": 3}
+        (folder / "keys.yaml").write_text(KEYS)
+        found: dict[str, Any] = {"api_keys_file": str(folder / "keys.yaml"), "max_queued_jobs": 3}
         self.config: TrainerConfig = config(folder, **(found | settings))
         self.store = SqliteJobStore(Path(self.config.jobs), 1000)
-        self.desk = JobDesk(
-            self.store, read_callers(self.config.tokens_file, "127.0.0.1", True), self.config
-        )
+        self.desk = JobDesk(self.store, self.config)
+        self.door: Door | None = None
+        self.visitor = Visitor(None, "here")
+        if self.config.asks_for_credentials:
+            metrics = TrainerMetrics("0").access
+            self.door = Door(self.config, metrics, Tenants(metrics))
+            self.visitor = Visitor(self.door.admit(TOKEN), "here")
+
+    async def submit(self, wanted: Submission) -> TrainingJob:
+        return await self.desk.submit(wanted, self.visitor)
 
     @property
     def folders(self) -> list[str]:
@@ -68,33 +81,33 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 @pytest.fixture
 async def open_place(tmp_path: Path) -> AsyncIterator[Place]:
-    """One without tokens."""
-    place = Place(tmp_path, tokens_file="", targets=("my_models",))
+    """One without keys."""
+    place = Place(tmp_path, api_keys_file="", targets=("my_models",))
     yield place
     await place.store.close()
 
 
 async def test_a_job_is_kept_with_its_code_and_every_default(place: Place) -> None:
     wanted = replace(OWN_CODE, bundle=BUNDLE, overrides=("train.epochs=7",))
-    found = await place.desk.submit(wanted)
+    found = await place.submit(wanted)
     assert (found.state, found.submitter, found.name, found.model) == (
-        "queued", "ann", "tiny", "tiny",
+        "queued", "key:ann", "tiny", "tiny",
     )  # fmt: skip
     recipe = parse_recipe(found.recipe, "kept")
     assert recipe.train.epochs == 7
     folder = place.config.runs_folder / found.id
     assert (folder / RECIPE).read_text() == found.recipe
     assert (folder / CODE / "nets.py").exists()
-    assert await place.desk.find(found.id) == found
+    assert await place.desk.find(found.id, place.visitor) == found
 
 
 async def test_a_recipe_is_refused_in_the_words_of_the_command_line(place: Place) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        await place.desk.submit(replace(GIVEN, overrides=("optmi.clip=1",)))
+        await place.submit(replace(GIVEN, overrides=("optmi.clip=1",)))
     assert str(refused.value) == "tiny.yaml: unknown key 'optmi' (did you mean 'optim'?)"
     for broken in ("[", "7", "name: a\nname: b\n", "x" * 1_000_001):
         with pytest.raises(InvalidRequestError):
-            await place.desk.submit(replace(GIVEN, recipe=broken))
+            await place.submit(replace(GIVEN, recipe=broken))
     assert place.folders == []
 
 
@@ -102,77 +115,105 @@ async def test_a_bundle_that_is_refused_leaves_nothing(place: Place) -> None:
     refusals = ((b"no archive", InvalidRequestError), (bytes(17 * 2**20), PayloadTooLargeError))
     for bundle, error in refusals:
         with pytest.raises(error):
-            await place.desk.submit(replace(GIVEN, bundle=bundle))
+            await place.submit(replace(GIVEN, bundle=bundle))
     assert place.folders == []
     assert (await place.store.counts())["queued"] == 0
 
 
-async def test_whoever_changes_something_needs_a_token(place: Place) -> None:
-    found = await place.desk.submit(GIVEN)
-    stranger = replace(GIVEN, authorization="")
+async def test_what_a_caller_may_not_train_is_not_there(place: Place, tmp_path: Path) -> None:
+    found = await place.submit(GIVEN)
+    assert place.door is not None
+    mine = {"name": "bob", "sha256": digest_of("other").hex(), "grants": ["train:others*", "infer"]}
+    (tmp_path / "keys.yaml").write_text(json.dumps({"keys": [mine]}))
+    await place.door.look()
+    bob = Visitor(place.door.admit("other"), "")
+    with pytest.raises(ForbiddenError, match="'train' on model 'tiny'"):
+        await place.desk.submit(GIVEN, bob)
+    assert await place.desk.newest("", 0, bob) == []
     for call in (
-        place.desk.submit(stranger),
-        place.desk.cancel(found.id, ""),
-        place.desk.resume(found.id, "Bearer nonsense-nonsense"),
+        place.desk.find(found.id, bob),
+        place.desk.cancel(found.id, bob),
+        place.desk.resume(found.id, bob),
+        anext(place.desk.watch(found.id, 0, False, bob)),
     ):
-        with pytest.raises(UnauthenticatedError):
+        with pytest.raises(UnknownJobError):
             await call
+    assert (await place.store.find(found.id)).state == "queued"
 
 
-async def test_without_tokens_only_shipped_code_runs(open_place: Place) -> None:
-    await open_place.desk.submit(GIVEN)
+async def test_changes_are_written_down(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "flambeau.audit"):
+        found = await place.submit(GIVEN)
+        with pytest.raises(UnknownJobError):
+            await place.desk.cancel("0" * 16, place.visitor)
+    acts = [(x.act, x.target, x.who, x.peer, x.outcome) for x in caplog.records]  # type: ignore[attr-defined]
+    assert acts == [
+        ("submit", "tiny", "key:ann", "here", "done"),
+        ("cancel", "0" * 16, "key:ann", "here", "refused"),
+    ]
+    assert found.submitter == "key:ann"
+
+
+async def test_without_keys_only_shipped_code_runs(open_place: Place) -> None:
+    await open_place.submit(GIVEN)
     mine = training_jobs.RECIPE.replace("training.networks:", "my_models.nets:")
-    await open_place.desk.submit(replace(GIVEN, recipe=mine))
+    await open_place.submit(replace(GIVEN, recipe=mine))
     with pytest.raises(NotAllowedError, match="code bundle runs only for callers allowed"):
-        await open_place.desk.submit(replace(GIVEN, bundle=BUNDLE))
+        await open_place.submit(replace(GIVEN, bundle=BUNDLE))
     with pytest.raises(NotAllowedError, match=r"\(model.target: nets.py:SmallCnn\)"):
-        await open_place.desk.submit(OWN_CODE)
+        await open_place.submit(OWN_CODE)
     hidden = replace(GIVEN, overrides=('data.args={a: [{target: "os:system"}]}',))
     with pytest.raises(NotAllowedError, match=r"data\.args\.a\.0\.target: os:system"):
-        await open_place.desk.submit(hidden)
+        await open_place.submit(hidden)
 
 
 async def test_the_same_key_is_the_same_job(place: Place) -> None:
     keyed = replace(GIVEN, idempotency_key="k")
-    first = await place.desk.submit(keyed)
-    assert await place.desk.submit(keyed) == first
+    first = await place.submit(keyed)
+    assert await place.submit(keyed) == first
     with pytest.raises(ConflictError, match=first.id):
-        await place.desk.submit(replace(keyed, overrides=("train.epochs=9",)))
+        await place.submit(replace(keyed, overrides=("train.epochs=9",)))
     with pytest.raises(InvalidRequestError, match="without blanks"):
-        await place.desk.submit(replace(keyed, idempotency_key="a b"))
+        await place.submit(replace(keyed, idempotency_key="a b"))
     assert place.folders == [first.id]
 
 
 async def test_so_many_jobs_may_wait(place: Place) -> None:
     for _ in range(3):
-        await place.desk.submit(GIVEN)
+        await place.submit(GIVEN)
     with pytest.raises(QueueFullError, match="max_queued_jobs"):
-        await place.desk.submit(GIVEN)
+        await place.submit(GIVEN)
 
 
 async def test_jobs_are_cancelled_and_resumed(place: Place) -> None:
-    found = await place.desk.submit(GIVEN)
-    assert (await place.desk.cancel(found.id, BEARER)).state == "cancelled"
-    assert [x.id for x in await place.desk.newest("cancelled", 0)] == [found.id]
-    assert (await place.desk.resume(found.id, BEARER)).state == "queued"
+    found = await place.submit(GIVEN)
+    assert (await place.desk.cancel(found.id, place.visitor)).state == "cancelled"
+    assert [x.id for x in await place.desk.newest("cancelled", 0, place.visitor)] == [found.id]
+    assert (await place.desk.resume(found.id, place.visitor)).state == "queued"
     with pytest.raises(InvalidRequestError, match="the states are queued, running"):
-        await place.desk.newest("qeued", 0)
+        await place.desk.newest("qeued", 0, place.visitor)
     for name in ("0123456789abcdef", "../..", ""):
         with pytest.raises(UnknownJobError):
-            await place.desk.find(name)
+            await place.desk.find(name, place.visitor)
 
 
 async def test_a_watch_ends_with_the_job_or_the_service(place: Place) -> None:
-    found = await place.desk.submit(GIVEN)
+    found = await place.submit(GIVEN)
 
     async def watched() -> list[int]:
-        return [x.seq async for batch in place.desk.watch(found.id, 0, True) for x in batch]
+        return [
+            x.seq
+            async for batch in place.desk.watch(found.id, 0, True, place.visitor)
+            for x in batch
+        ]
 
-    assert [len(batch) async for batch in place.desk.watch(found.id, 0, False)] == [1]
+    assert [len(batch) async for batch in place.desk.watch(found.id, 0, False, place.visitor)] == [
+        1
+    ]
     watching = asyncio.create_task(watched())
-    await place.desk.cancel(found.id, BEARER)
+    await place.desk.cancel(found.id, place.visitor)
     assert await asyncio.wait_for(watching, 10) == [1, 2]
-    await place.desk.resume(found.id, BEARER)
+    await place.desk.resume(found.id, place.visitor)
     watching = asyncio.create_task(watched())
     await asyncio.sleep(0)
     place.desk.stop()
@@ -180,9 +221,9 @@ async def test_a_watch_ends_with_the_job_or_the_service(place: Place) -> None:
 
 
 async def test_old_jobs_are_forgotten_with_their_folders(place: Place) -> None:
-    old, new = await place.desk.submit(GIVEN), await place.desk.submit(GIVEN)
+    old, new = await place.submit(GIVEN), await place.submit(GIVEN)
     await change(place.store, old.id, partial(transitions.cancelled, now=100.0))
-    await place.desk.cancel(new.id, BEARER)
+    await place.desk.cancel(new.id, place.visitor)
     await forget_old(place.config, place.store)
     assert [x.id for x in await place.store.newest(None, 10)] == [new.id]
     assert place.folders == [new.id]
@@ -192,7 +233,9 @@ class Rest:
     """Calls the application without a server."""
 
     def __init__(self, place: Place) -> None:
-        self._app = TrainingRoutes(place.desk, place.config.max_bundle_bytes).application()
+        self._app = TrainingRoutes(
+            place.desk, place.config.max_bundle_bytes, place.door
+        ).application()
 
     async def __call__(
         self, method: str, path: str, body: bytes = b"", **headers: str
@@ -236,22 +279,24 @@ async def test_jobs_over_rest(place: Place) -> None:
     )
     job = json.loads(found)
     assert (status, headers[b"location"].decode()) == (202, f"/v1/jobs/{job['id']}")
-    assert (job["state"], job["submitter"], job["error"]) == ("queued", "ann", "")
+    assert (job["state"], job["submitter"], job["error"]) == ("queued", "key:ann", "")
     assert "holder" not in job
-    status, _, found = await rest("GET", "/v1/jobs?state=queued&limit=5")
+    status, _, found = await rest("GET", "/v1/jobs?state=queued&limit=5", authorization=BEARER)
     assert [x["id"] for x in json.loads(found)["jobs"]] == [job["id"]]
     assert "recipe" not in json.loads(found)["jobs"][0]
-    assert json.loads((await rest("GET", f"/v1/jobs/{job['id']}"))[2]) == job
+    assert json.loads((await rest("GET", f"/v1/jobs/{job['id']}", authorization=BEARER))[2]) == job
     status, _, found = await rest("POST", f"/v1/jobs/{job['id']}/cancel", authorization=BEARER)
     assert (status, json.loads(found)["state"]) == (200, "cancelled")
     path = f"/v1/jobs/{job['id']}/events?after=1&follow=true"
-    status, headers, found = await rest("GET", path)
+    status, headers, found = await rest("GET", path, authorization=BEARER)
     assert (status, headers[b"content-type"]) == (200, b"application/x-ndjson")
     (event,) = map(json.loads, found.splitlines())
     assert (event["seq"], event["kind"], event["state"]) == (2, "state", "cancelled")
-    _, _, found = await rest("GET", path, accept="text/event-stream")
+    _, _, found = await rest("GET", path, authorization=BEARER, accept="text/event-stream")
     assert found.startswith(b'id: 2\ndata: {"')
-    assert (await rest("GET", path, accept="text/event-stream", last_event_id="2"))[2] == b""
+    assert (
+        await rest("GET", path, authorization=BEARER, accept="text/event-stream", last_event_id="2")
+    )[2] == b""
     assert json.loads((await rest("GET", "/v1/recipe.schema.json"))[2])["title"] == "Recipe"
 
 
@@ -276,24 +321,28 @@ async def test_what_rest_refuses(
     found, _, text = await Rest(place)(method, path, body, authorization=BEARER)
     assert found == status
     assert error in json.loads(text)["error"]
-    if status == 400 and method == "POST":
-        assert (await Rest(place)(method, path, b'{"recipe": ""}'))[0] == 401
+    if path.startswith("/v1/") and method != "DELETE":
+        for wrong in ("", "Bearer nonsense-nonsense", "Basic abc"):
+            found, headers, _ = await Rest(place)(method, path, body, authorization=wrong)
+            assert (found, headers[b"www-authenticate"]) == (401, b"Bearer")
 
 
 async def test_jobs_over_grpc(place: Place) -> None:
-    edge = GrpcEdge(place.desk, place.config.max_bundle_bytes)
+    edge = GrpcEdge(place.desk, place.config.max_bundle_bytes, place.door)
     port = await edge.start("127.0.0.1", 0)
 
     def talk() -> None:
         with TrainingClient(f"127.0.0.1:{port}", token=TOKEN) as client:
             first = client.submit(OWN_CODE.recipe, bundle=BUNDLE, overrides=["train.epochs=3"])
-            assert (first.state, first.submitter, first.version) == ("queued", "ann", None)
+            assert (first.state, first.submitter, first.version) == ("queued", "key:ann", None)
             assert client.get(first.id) == first
             assert [x.id for x in client.list("queued", 5)] == [first.id]
             assert client.cancel(first.id).state == "cancelled"
             assert client.resume(first.id).state == "queued"
             assert [x.state for x in client.watch(first.id, after=1)] == ["cancelled", "queued"]
             client.cancel(first.id)
+            with pytest.raises(NotFoundError):
+                client.get("x")
             assert [x.seq for x in client.watch(first.id, follow=True)] == [1, 2, 3, 4]
 
     try:
@@ -301,8 +350,8 @@ async def test_jobs_over_grpc(place: Place) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             refusals: list[tuple[str, dict[str, Any], str]] = [
                 ("SubmitJob", {"recipe": "x: 1"}, "UNAUTHENTICATED"),
-                ("GetJob", {"id": "x"}, "NOT_FOUND"),
-                ("ListJobs", {"state": 77}, "INVALID_ARGUMENT"),
+                ("GetJob", {"id": "x"}, "UNAUTHENTICATED"),
+                ("ListJobs", {"state": 77}, "UNAUTHENTICATED"),
             ]
             for name, request, code in refusals:
                 asked, answered = _MESSAGES[name]

@@ -15,7 +15,7 @@ import pytest
 from services.trainer import local_executor
 from services.trainer.executor import Failed, Outcome, Stopped, Succeeded
 from services.trainer.job_desk import CODE
-from services.trainer.local_executor import LocalExecutor
+from services.trainer.local_executor import LocalExecutor, job_arguments
 from tests.fixtures.redis_servers import until
 from tests.fixtures.training_jobs import config, job
 
@@ -178,7 +178,9 @@ async def test_a_run_that_does_not_stop_is_ended(runs: Runs) -> None:
 
 def test_a_run_ends_with_who_started_it() -> None:
     """Standard input is the lifeline: its end is the end of the whole group."""
-    program = "from training.job import _end_with_parent; print(1, flush=True); _end_with_parent()"
+    program = (
+        "from training.together import lifeline; print(1, flush=True); lifeline._end_with_parent()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
@@ -214,3 +216,9 @@ says(lambda: [open("/dev/null") for _ in range(100)])
     )  # fmt: skip
     assert found.stdout.split("\n") == ["MemoryError ", "OSError 27", "OSError 24", ""]
     assert os.path.getsize(tmp_path / "file") <= 1000
+
+
+def test_a_job_is_told_what_data_it_may_read(tmp_path: Path) -> None:
+    lent = config(tmp_path, data_folders=("/lent", "sets"))
+    told = [word for word in job_arguments(job(), lent) if word.startswith("--data-folder")]
+    assert told == ["--data-folder=/lent", f"--data-folder={Path('sets').absolute()}"]

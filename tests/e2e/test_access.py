@@ -1,0 +1,75 @@
+"""A locked server, as its operator and its callers have it: keys given out and taken back."""
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient import grpc as triton_grpc
+from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner, Result
+
+from flambeau.commands.access import access_app
+from tests.fixtures.servers import ROOT, ServerProcess, running_server
+
+BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
+
+
+def flambeau(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A verb of the command line, to its end."""
+    command = [sys.executable, "-m", "flambeau", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def access(*arguments: str) -> Result:
+    """A verb that needs no server, in this process."""
+    found = CliRunner().invoke(access_app, arguments)
+    assert found.exit_code == 0, found.output
+    return found
+
+
+def status(server: ServerProcess, key: str) -> int:
+    """The status of an inference over REST."""
+    call = urllib.request.Request(
+        f"http://{server.http}/v2/models/linear/infer", BODY, {"x-api-key": key}
+    )
+    try:
+        with urllib.request.urlopen(call, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> None:
+    file, audit, key_file = tmp_path / "keys.yaml", tmp_path / "audit.jsonl", tmp_path / "key"
+    made = access("add", "ci", "--grant", "infer:lin*", "--expires", "1h", "--file", str(file))
+    assert "not shown again" in made.stderr
+    key = made.stdout.strip()
+    key_file.write_text(made.stdout)
+    assert key not in file.read_text()
+    assert "infer:lin*" in access("list", "--file", str(file)).stdout
+    with running_server(store, api_keys_file=str(file), audit_log=str(audit)) as server:
+        assert [status(server, key), status(server, "flb_wrong")] == [200, 401]
+        asked = ("infer", "linear", "--input", "x=[[1, 2, 3, 4]]", "--server", server.grpc)
+        found = flambeau(*asked, "--json", "--token-file", str(key_file))
+        assert np.allclose(json.loads(found.stdout)["y"], [[2, 4, 6, 8]])
+        client = triton_grpc.InferenceServerClient(server.grpc)
+        assert client.is_server_ready()
+        with pytest.raises(InferenceServerException, match="is not served"):
+            client.get_model_metadata("pair", headers={"authorization": f"Bearer {key}"})
+        client.close()
+        verified = flambeau("verify", "linear", "2", "--on", server.grpc, "--token-file",
+                            str(key_file))  # fmt: skip
+        assert "has not the scope 'manage'" in verified.stderr
+        access("revoke", "ci", "--file", str(file))
+        server.wait_for_log(message="API keys read", keys=0)
+        assert status(server, key) == 401
+        assert server.metric("flambeau_access_refusals_total", reason="unauthenticated") == 2
+        assert key not in "\n".join(server.errors.all())
+    (act,) = map(json.loads, audit.read_text().splitlines())
+    assert (act["act"], act["who"], act["outcome"]) == ("verify", "key:ci", "refused")

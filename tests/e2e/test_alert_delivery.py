@@ -1,0 +1,105 @@
+"""An alert on its whole way: a counter, Prometheus, Alertmanager, somebody's webhook."""
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import start_http_server
+
+from services.telemetry.metrics import Metrics
+from tests.dashboards.fleet import RULES
+from tests.fixtures.prometheus_process import free_address, program, running, running_prometheus
+
+CONFIG = RULES.parents[2] / "alertmanager/alertmanager.yml"
+WAIT_S = 60.0
+
+
+@contextmanager
+def webhook() -> Iterator[tuple[str, "queue.Queue[tuple[str, Any]]"]]:
+    """Yields its host:port, and what it was told: path and document."""
+    told: queue.Queue[tuple[str, Any]] = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            told.put((self.path, json.loads(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", told
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def running_alertmanager(folder: Path, receiver: str) -> Iterator[str]:
+    """Runs it on the configuration that is deployed, but told to wait for nothing."""
+    text = CONFIG.read_text().replace("webhook:9095", receiver)
+    text = text.replace("group_wait: 30s", "group_wait: 0s")
+    (folder / "alertmanager.yml").write_text(text)
+    address = free_address()
+    command = [
+        program("prometheus-alertmanager"), f"--config.file={folder / 'alertmanager.yml'}",
+        f"--storage.path={folder / 'alertmanager'}", f"--web.listen-address={address}",
+        "--cluster.listen-address=",
+    ]  # fmt: skip
+    with running(command, folder / "alertmanager.log", f"http://{address}/-/ready"):
+        yield address
+
+
+@contextmanager
+def scraped(metrics: Metrics) -> Iterator[int]:
+    server, thread = start_http_server(0, "127.0.0.1", metrics.registry)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_somebody_is_told(tmp_path: Path) -> None:
+    """Of what cannot wait on one way, of what can on the other."""
+    program("prometheus")
+    metrics = Metrics("test")
+    metrics.expect_lane("digits", 3)
+    metrics.expect_stream("digits", 3)
+    with (
+        webhook() as (receiver, told),
+        running_alertmanager(tmp_path, receiver) as alertmanager,
+        scraped(metrics) as port,
+        running_prometheus(
+            tmp_path / "prometheus", {"flambeau-worker": f"127.0.0.1:{port}"}, RULES, alertmanager
+        ) as prometheus,
+    ):
+        # Before a first look at 0 there is nothing to have grown from.
+        prometheus.wait_for("flambeau_dead_letters_total", lambda found: found == 0)
+        metrics.failed_verifications.labels("digits", "3").inc()
+        metrics.dead_letters.labels("digits", "3").inc()
+        heard: dict[str, Any] = {}
+        while len(heard) < 2:
+            path, document = told.get(timeout=WAIT_S)
+            (sent,) = document["alerts"]
+            assert sent["status"] == "firing"
+            heard[path] = (sent["labels"], sent["annotations"])
+    for path, alert in (
+        ("/pages", "FlambeauVerificationFailed"), ("/tickets", "FlambeauDeadLetters"),
+    ):  # fmt: skip
+        labels, annotations = heard[path]
+        assert (labels["alertname"], labels["model"]) == (alert, "digits")
+        assert "digits version 3" in annotations["summary"]
+        assert annotations["runbook_url"] == f"docs/runbooks/{alert}.md"

@@ -1,0 +1,84 @@
+"""Dashboards on a real Prometheus that watches a gateway, a worker and a trainer under load."""
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from flambeau.monitoring.dashboards import DASHBOARDS, GPU
+from flambeau.monitoring.metric_reference import Metric, all_metrics
+from tests.dashboards.answers import ask, without_data
+from tests.dashboards.fleet import Fleet, load, running_fleet
+from tests.fixtures.prometheus_process import program, run_tool
+
+SHOWN_S, WINDOW_S = 5.0, 3.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    program("prometheus")
+    with running_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
+
+
+def test_every_panel_has_data(fleet: Fleet) -> None:
+    with load(fleet.server):
+        for traffic in (
+            f"sum(rate(flambeau_requests_total[{WINDOW_S:g}s]))",
+            f'sum(rate(flambeau_requests_total{{model="lookup"}}[{WINDOW_S:g}s]))',
+            f"sum(rate(flambeau_finished_jobs_total[{WINDOW_S:g}s]))",
+            f"min(count_over_time(up[{SHOWN_S:g}s]))",
+            "min(model:flambeau_requests_slow:ratio_rate1h) + 1",
+        ):
+            fleet.prometheus.wait_for(traffic, lambda found: found > 0)
+        missing = {
+            dashboard.uid: without_data(ask(fleet.prometheus, dashboard, SHOWN_S, WINDOW_S))
+            for dashboard in DASHBOARDS
+            if dashboard is not GPU
+        }
+    assert missing == {uid: [] for uid in missing}
+
+
+def test_each_process_tells_what_the_reference_says(fleet: Fleet) -> None:
+    assert fleet.server.worker is not None
+    pages = {
+        "gateway": fleet.server.metrics_text(),
+        "worker": fleet.server.worker.metrics_text(),
+        "trainer": fleet.trainer.metrics(),
+    }
+    for process, page in pages.items():
+        run_tool("promtool", "check", "metrics", text=page)
+        told = {
+            sample.name
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name.startswith("flambeau_")
+        }
+        expected = [m for m in all_metrics() if process in m.processes]
+        missing = {m.name for m in expected if not any(name in told for name in names(m))}
+        assert missing == SELDOM[process]
+
+
+TLS = {
+    "flambeau_tls_certificate_not_after_timestamp_seconds",
+    "flambeau_tls_reloads_total",
+}
+SELDOM = {
+    "gateway": {"flambeau_degraded_requests_total", "flambeau_spans_total", *TLS},
+    "worker": {"flambeau_spans_total"},
+    "trainer": TLS,
+}
+"""What has no series until it happens, or is set up."""
+
+
+def names(metric: Metric) -> list[str]:
+    return [metric.name, f"{metric.name}_count"]
+
+
+def test_a_request_is_counted_by_one_process_so_that_sums_are_right(fleet: Fleet) -> None:
+    own = fleet.server.metric("flambeau_requests_total")
+    assert fleet.server.worker is not None
+    assert fleet.server.worker.metric("flambeau_requests_total") == 0
+    fleet.prometheus.wait_for("sum(flambeau_requests_total)", lambda found: found == own)
+    executed = fleet.server.worker.metric("flambeau_batch_size_sum")
+    fleet.prometheus.wait_for("sum(flambeau_batch_size_sum)", lambda found: found == executed)

@@ -1,0 +1,368 @@
+"""Who may do what, over REST and gRPC alike: both edges before a queue that echoes."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from model_store.signature import Signature, TensorSpec
+from protos import open_inference_pb2 as pb
+from protos.flambeau.v1 import verification_pb2 as verification_pb
+from services.access.config import AccessSettings
+from services.access.door import UNKNOWN, Door
+from services.access.tenants import Tenants
+from services.errors import DeviceError
+from services.gateway.admission import Admission
+from services.gateway.grpc_edge import GrpcEdge
+from services.gateway.http_port import HttpPort
+from services.gateway.ledger import Ledger
+from services.gateway.rest_edge import RestEdge
+from services.gateway.server_facts import ServerFacts
+from services.gateway.verification_desk import VerificationDesk
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import Entry, MemoryQueue
+from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.verification_records import Progress, Verified
+from services.telemetry.metrics import Metrics
+from tests.fixtures.credentials import (
+    KEY,
+    keys_text,
+    token,
+    token_without_signature,
+    write_credentials,
+)
+from tests.unit.gateway.http_wire import Answer, Wire, make_limits, request
+
+SERVICE = "inference.GRPCInferenceService"
+BODY = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]}'
+CODES = {200: "OK", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+         429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}  # fmt: skip
+NOW = int(time.time())
+
+
+class Echo:
+    """Answers with what was sent."""
+
+    waiting = 0
+
+    def __init__(self) -> None:
+        self.held: list[Entry] | None = None
+
+    def accept(self, entry: Entry) -> None:
+        if self.held is not None:
+            self.held.append(entry)
+            return
+        reply = InferReply(
+            lane=entry.request.lane,
+            outputs={"y": entry.request.inputs["x"]},
+            datatypes={"y": "INT64"},
+            batch_rows=1,
+            queue_s=0.0,
+            execution_s=0.0,
+        )
+        entry.finish(reply)
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        """Forgets."""
+
+
+class TellingWire(Wire):
+    """Tells when there is an answer."""
+
+    def __init__(self, port: HttpPort) -> None:
+        self.told = asyncio.Event()
+        super().__init__(port)
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        super().writelines(parts)
+        self.told.set()
+
+
+class Place:
+    """Both edges of a gateway that serves `digits` and `secret`."""
+
+    def __init__(self, folder: Path, *grants: str, **fields: Any) -> None:
+        self.folder = folder
+        self.metrics = Metrics("0")
+        directory, self.queue = Directory(), MemoryQueue(8)
+        admission = Admission(
+            directory, self.queue, self.metrics, max_in_flight_requests=8, request_timeout_s=60
+        )
+        settings = AccessSettings(**write_credentials(folder, *grants, **fields))
+        self.door = Door(settings, self.metrics.access, Tenants(self.metrics.access))
+        directory.is_discreet = True
+        facts = ServerFacts("0", directory, admission, ())
+        facts.started = True
+        edges = (admission, facts, Ledger(self.metrics, directory, access_log=False))
+        self.verified: list[str] = []
+        self.grpc = GrpcEdge(
+            *edges,
+            max_request_bytes=2**20,
+            max_calls=8,
+            verifications=VerificationDesk(self._verify, "this_machine"),
+            door=self.door,
+        )
+        route = RestEdge(*edges, None, self.door).route
+        self._http = HttpPort(route, make_limits(max_request_bytes=10_000), self.metrics)
+        self._http.tick()
+        self.worker = Echo()
+        signature = Signature(
+            inputs=(TensorSpec(name="x", datatype="INT64", shape=(-1,)),),
+            outputs=(TensorSpec(name="y", datatype="INT64", shape=(-1,)),),
+            max_batch_size=8,
+        )
+        for lane in (Lane("digits", 1), Lane("secret", 1)):
+            directory.announce(ServedVersion(lane=lane, state="ready", signature=signature))
+            directory.make_live(lane)
+            self.queue.open(lane, self.worker)
+        self.address = f"127.0.0.1:{self.grpc.bind('127.0.0.1', 0)}"
+        self.grpc.start()
+
+    async def _verify(self, model: str, version: int | None, progress: Progress) -> Verified:
+        self.verified.append(model)
+        return Verified(certificate=b"{}")
+
+    async def rest(self, path: str, body: bytes = b"", **headers: str) -> Answer:
+        """What REST answers; each call on a connection of its own."""
+        wire = TellingWire(self._http)
+        wire.send(request(path, body, method="POST" if body else "GET", **headers))
+        async with asyncio.timeout(10):
+            await wire.told.wait()
+        (answer,) = wire.answers()
+        return answer
+
+    async def call(
+        self, method: str, message: Any, *, service: str = SERVICE, **metadata: str
+    ) -> tuple[str, str, dict[str, str]]:
+        """The status, the details and the trailing metadata of a call over gRPC."""
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            call = channel.unary_unary(
+                f"/{service}/{method}", type(message).SerializeToString, lambda data: data
+            )
+            items = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+            asked = call(message, metadata=items, timeout=10)
+            code, details = await asked.code(), await asked.details()
+            last = dict(await asked.trailing_metadata())
+            return code.name, details, {str(name): str(value) for name, value in last.items()}
+
+    async def infer_both_ways(self, model: str, **headers: str) -> int:
+        """The HTTP status, which the status and the words over gRPC must be equal to."""
+        answer = await self.rest(f"/v2/models/{model}/infer", BODY, **headers)
+        code, details, _ = await self.call("ModelInfer", message_for(model), **headers)
+        assert code == CODES[answer.status]
+        if answer.status != 200:
+            assert json.loads(answer.body)["error"] == details
+        if answer.status == 401:
+            assert details == UNKNOWN
+            assert answer.header("www-authenticate") == "Bearer"
+        return answer.status
+
+    def refused(self, reason: str) -> float:
+        """How many were."""
+        name = "flambeau_access_refusals_total"
+        return self.metrics.registry.get_sample_value(name, {"reason": reason}) or 0.0
+
+
+def message_for(model: str) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=model)
+    message.inputs.add(name="x", datatype="INT64", shape=[1])
+    message.raw_input_contents.append(np.array([1], np.int64).tobytes())
+    return message
+
+
+@pytest.fixture
+async def make_place(tmp_path: Path) -> AsyncIterator[Callable[..., Place]]:
+    places = []
+
+    def make(*grants: str, **fields: Any) -> Place:
+        places.append(Place(tmp_path, *grants, **fields))
+        return places[-1]
+
+    yield make
+    for place in places:
+        await place.grpc.stop(0)
+
+
+Make = Callable[..., Place]
+
+
+async def test_right_credentials_open_what_they_are_for(make_place: Make) -> None:
+    place = make_place("infer:digits*")
+    for credential in (
+        {"authorization": f"Bearer {KEY}"},
+        {"x_api_key": KEY},
+        {"authorization": f"bearer {token('infer:digits')}"},
+    ):
+        assert await place.infer_both_ways("digits", **credential) == 200
+        assert await place.infer_both_ways("digits", **credential) == 200, "known by now"
+    assert place.refused("unauthenticated") == 0
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [
+        {},
+        {"authorization": "Bearer flb_wrong"},
+        {"authorization": "Basic Y2k6Y2k="},
+        {"x_api_key": "flb_wrong"},
+        {"authorization": f"Bearer {token_without_signature()}"},
+        {"authorization": f"Bearer {token(aud='another')}"},
+        {"authorization": f"Bearer {token(nbf=NOW + 3600)}"},
+        {"authorization": f"Bearer {token(iat=NOW + 3600)}"},
+        {"authorization": f"Bearer {token(exp=NOW - 3600)}"},
+        {"authorization": f"Bearer {token(kid='unknown')}"},
+    ],
+    ids=["missing", "wrong", "basic", "wrong x-api-key", "alg none", "wrong audience",
+         "not yet", "from the future", "expired", "unknown kid"],
+)  # fmt: skip
+async def test_wrong_credentials_are_refused_alike(
+    make_place: Make, credential: dict[str, Any]
+) -> None:
+    place = make_place()
+    assert await place.infer_both_ways("digits", **credential) == 401
+    assert place.refused("unauthenticated") == 2
+    for path in ("/v2", "/v2/models/digits", "/v2/models/digits/ready", "/v2/nothing"):
+        assert (await place.rest(path, **credential)).status == 401
+    for method, message in (
+        ("ModelReady", pb.ModelReadyRequest(name="digits")),
+        ("ModelMetadata", pb.ModelMetadataRequest(name="digits")),
+        ("ServerMetadata", pb.ServerMetadataRequest()),
+    ):
+        assert (await place.call(method, message, **credential))[0] == "UNAUTHENTICATED"
+
+
+async def test_an_expired_key_is_refused_and_one_revoked_while_its_connection_is_known(
+    make_place: Make,
+) -> None:
+    place = make_place()
+    assert await place.infer_both_ways("digits", x_api_key=KEY) == 200
+    keys = place.folder / "keys.yaml"
+    keys.write_text(keys_text(expires="2020-01-01T00:00:00Z"))
+    await place.door.look()
+    assert await place.infer_both_ways("digits", x_api_key=KEY) == 401
+    keys.write_text("keys: []\n")
+    await place.door.look()
+    assert await place.infer_both_ways("digits", x_api_key=KEY) == 401
+    keys.write_text(keys_text())
+    await place.door.look()
+    assert await place.infer_both_ways("digits", x_api_key=KEY) == 200
+
+
+async def test_a_strangers_body_is_not_waited_for(make_place: Make) -> None:
+    place = make_place()
+    wire = Wire(place._http)
+    wire.send(request("/v2/models/digits/infer", b"x" * 9000)[:-9000])
+    (answer,) = wire.answers()
+    assert (answer.status, wire.ended) == (401, True)
+
+
+async def test_health_is_for_everybody(make_place: Make) -> None:
+    place = make_place()
+    for path in ("/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"):
+        assert (await place.rest(path)).status == 200
+    for method, message in (
+        ("ServerLive", pb.ServerLiveRequest()),
+        ("ServerReady", pb.ServerReadyRequest()),
+    ):
+        assert (await place.call(method, message))[0] == "OK"
+
+
+async def test_a_model_of_others_is_as_one_that_does_not_exist(make_place: Make) -> None:
+    place = make_place("infer:digits*", "manage:digits-staging")
+    key: dict[str, Any] = {"x_api_key": KEY}
+    answers = []
+    for model in ("secret", "nothing", "digits-nothing"):
+        assert await place.infer_both_ways(model, **key) == 404
+        found = [
+            (await place.rest(f"/v2/models/{model}{end}", **key)).body for end in ("", "/ready")
+        ]
+        metadata = await place.call("ModelMetadata", pb.ModelMetadataRequest(name=model), **key)
+        assert metadata[0] == "NOT_FOUND"
+        ready = await place.call("ModelReady", pb.ModelReadyRequest(name=model), **key)
+        assert ready[0] == "OK"
+        answers.append(b" ".join(found).replace(model.encode(), b"M"))
+    assert answers[0] == answers[1] == answers[2]
+    assert (await place.rest("/v2/models/digits", **key)).status == 200
+    assert await place.infer_both_ways("digits-staging", **key) == 404
+    keys = keys_text("manage:digits")
+    (place.folder / "keys.yaml").write_text(keys)
+    await place.door.look()
+    assert await place.infer_both_ways("digits", **key) == 403
+    assert (await place.rest("/v2/models/digits", **key)).status == 200
+
+
+async def test_who_sends_too_much_is_told_when_to_come_again(make_place: Make) -> None:
+    place = make_place("infer", requests_per_s=0.1)
+    key: dict[str, Any] = {"authorization": f"Bearer {KEY}"}
+    path = "/v2/models/digits/infer"
+    assert (await place.rest(path, BODY, **key)).status == 200
+    answer = await place.rest(path, BODY, **key)
+    assert answer.status == 429
+    assert 8 <= int(str(answer.header("retry-after"))) <= 10
+    code, details, trailing = await place.call("ModelInfer", message_for("digits"), **key)
+    assert code == "RESOURCE_EXHAUSTED"
+    assert "0.1 requests a second" in details
+    assert 8 <= int(trailing["retry-after"]) <= 10
+    assert place.refused("rate_limited") == 2
+    assert (await place.rest("/v2/models/digits", **key)).status == 429
+
+
+async def test_rows_are_limited_too(make_place: Make) -> None:
+    place = make_place("infer", rows_per_s=2)
+    body = BODY.replace(b"[1]", b"[5]", 1).replace(b'"data":[1]', b'"data":[1,2,3,4,5]')
+    assert (await place.rest("/v2/models/digits/infer", body, x_api_key=KEY)).status == 200
+    assert (await place.rest("/v2/models/digits/infer", body, x_api_key=KEY)).status == 429
+
+
+async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
+    """One caller has filled the server; another comes, and it is the first that is refused."""
+    place = make_place()
+    place.worker.held = []
+    waiting = [Wire(place._http) for _ in range(6)]
+    for wire in waiting:
+        wire.send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
+    other: dict[str, Any] = {"authorization": f"Bearer {token()}"}
+    wires = [Wire(place._http) for _ in range(2)]
+    wires[0].send(request("/v2/models/digits/infer", BODY, **other))
+    assert len(place.worker.held) == 7
+    wires[1].send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
+    (answer,) = wires[1].answers()
+    assert (answer.status, b"your part of 8" in answer.body) == (503, True)
+    for entry in place.worker.held[:-1]:
+        entry.finish(DeviceError("lost"))
+    for wire in waiting[:4]:
+        wire.send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
+    assert len(place.worker.held) == 11, "what is answered is not in flight any more"
+    assert place.queue.unanswered == 5
+
+
+async def test_verifying_needs_its_scope_and_is_written_down(
+    make_place: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = make_place("infer", "manage:secret")
+    service = "flambeau.v1.VerificationService"
+
+    async def verify(model: str, **headers: str) -> str:
+        asked = verification_pb.VerifyModelRequest(model_name=model, model_version="1")
+        return (await place.call("VerifyModel", asked, service=service, **headers))[0]
+
+    with caplog.at_level("INFO", "flambeau.audit"):
+        assert await verify("digits") == "UNAUTHENTICATED"
+        assert await verify("digits", x_api_key=KEY) == "PERMISSION_DENIED"
+        assert await verify("secret", x_api_key=KEY) == "OK"
+    acts = [
+        tuple(vars(record)[name] for name in ("act", "target", "who", "outcome"))
+        for record in caplog.records
+        if record.name == "flambeau.audit"
+    ]
+    assert acts == [
+        ("verify", "digits 1", "key:ci", "refused"),
+        ("verify", "secret 1", "key:ci", "done"),
+    ]
+    assert place.verified == ["secret"]

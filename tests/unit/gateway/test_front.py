@@ -1,0 +1,168 @@
+"""How a front leaves: not ready at once, yet accepting for `drain_delay_s`; connections' age."""
+
+import asyncio
+import http.client
+import json
+import queue
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from model_store.signature import Signature, TensorSpec
+from services.gateway.config import GatewayConfig
+from services.gateway.front import Front, Listening
+from services.gateway.grpc_connections import NO_LIMIT, ConnectionAge
+from services.gateway.verification_desk import VerificationDesk
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import Entry, MemoryQueue
+from services.queueing.records import InferReply, Lane, ServedVersion
+from services.telemetry.metrics import Metrics
+from tests.fixtures.slow_proof import SlowProof
+
+LANE = Lane("echo", 1)
+TIMEOUT_S = 10.0
+PINGED_S = 5.0
+"""In which there are four pings."""
+INFER = "/v2/models/echo/infer"
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [7]}]})
+
+
+class Echo:
+    """Answers every request with its input, at once."""
+
+    waiting = 0
+
+    def accept(self, entry: Entry) -> None:
+        entry.finish(
+            InferReply(
+                lane=LANE,
+                outputs={"y": entry.request.inputs["x"]},
+                datatypes={"y": "INT64"},
+                batch_rows=1,
+                queue_s=0.0,
+                execution_s=0.0,
+            )
+        )
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        raise AssertionError((entry, reason))
+
+
+@asynccontextmanager
+async def running(**settings: float) -> AsyncIterator[tuple[Front, Listening]]:
+    """A front that is ready, on free ports, and closes with the block."""
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    config = GatewayConfig.model_validate({"queue": "redis://nobody", **ports, **settings})
+    directory, lanes = Directory(), MemoryQueue(8)
+    ready: list[Listening] = []
+    desk = VerificationDesk(SlowProof(), "nobody")
+    front = Front(config, "0", Metrics("0"), directory, lanes, ready.append, desk)
+    (x, y) = (TensorSpec(name=name, datatype="INT64", shape=(-1,)) for name in "xy")
+    signature = Signature(inputs=(x,), outputs=(y,), max_batch_size=8)
+    directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))
+    directory.make_live(LANE)
+    lanes.open(LANE, Echo())
+    async with front.listening():
+        front.look(started=True)
+        yield front, ready[0]
+        await front.close()
+
+
+async def asked(
+    connection: http.client.HTTPConnection, path: str, body: str | None = None
+) -> http.client.HTTPResponse:
+    """The answer to one request, read."""
+
+    def ask() -> http.client.HTTPResponse:
+        connection.request("POST" if body else "GET", path, body)
+        reply = connection.getresponse()
+        reply.read()
+        return reply
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_who_leaves_says_so_and_still_answers() -> None:
+    async with running(drain_delay_s=300) as (front, where):
+        connection = http.client.HTTPConnection("127.0.0.1", where.http_port, timeout=TIMEOUT_S)
+        before = await asked(connection, INFER, BODY)
+        assert (before.status, before.getheader("connection")) == (200, None)
+        leaving = asyncio.create_task(front.part())
+        await asyncio.sleep(0)
+        kept = await asked(connection, INFER, BODY)
+        assert (kept.status, kept.getheader("connection")) == (200, "close")
+        anew = http.client.HTTPConnection("127.0.0.1", where.http_port, timeout=TIMEOUT_S)
+        assert (await asked(anew, INFER, BODY)).status == 200
+        assert (await asked(anew, "/v2/health/ready")).status == 503
+        assert (await asked(anew, "/v2/health/live")).status == 200
+        with grpc.insecure_channel(f"127.0.0.1:{where.grpc_port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            said = await asyncio.to_thread(check, health_pb2.HealthCheckRequest())
+            assert said.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert not leaving.done()
+        leaving.cancel()
+        await front.drain()
+        refused = await asked(anew, INFER, BODY)
+        assert (refused.status, refused.getheader("connection")) == (503, "close")
+        for each in (connection, anew):
+            each.close()
+
+
+async def test_an_old_connection_is_asked_to_go_and_calls_go_on() -> None:
+    async with running(grpc_max_connection_age_s=0.2) as (_, where):
+        states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
+        with grpc.insecure_channel(f"127.0.0.1:{where.grpc_port}") as channel:
+            channel.subscribe(states.put, try_to_connect=True)
+            check = health_pb2_grpc.HealthStub(channel).Check
+
+            def await_state(wanted: grpc.ChannelConnectivity) -> None:
+                while states.get(timeout=TIMEOUT_S) is not wanted:
+                    pass
+
+            for _ in range(2):
+                await asyncio.to_thread(await_state, grpc.ChannelConnectivity.READY)
+                await asyncio.to_thread(await_state, grpc.ChannelConnectivity.IDLE)
+                said = await asyncio.to_thread(check, health_pb2.HealthCheckRequest())
+                assert said.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_who_pings_every_second_is_not_sent_away() -> None:
+    """As long as nothing is said meanwhile; grpcio would take three pings for an attack."""
+    pings = [
+        ("grpc.keepalive_time_ms", 1100),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    async with running() as (_, where):
+        with grpc.insecure_channel(f"127.0.0.1:{where.grpc_port}", pings) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            said = await asyncio.to_thread(next, watch)
+            assert said.status == health_pb2.HealthCheckResponse.SERVING
+            ended = asyncio.to_thread(watch.exception, PINGED_S)
+            with pytest.raises(grpc.FutureTimeoutError):
+                await ended
+            watch.cancel()
+
+
+@pytest.mark.parametrize(
+    ("age", "options"),
+    [
+        (NO_LIMIT, {}),
+        (
+            ConnectionAge(300, 60),
+            {
+                "grpc.max_connection_age_ms": 300_000,
+                "grpc.max_connection_age_grace_ms": 60_000,
+            },
+        ),
+        (
+            ConnectionAge(0.0001, 60),
+            {"grpc.max_connection_age_ms": 1, "grpc.max_connection_age_grace_ms": 60_000},
+        ),
+    ],
+)
+def test_ages_in_the_words_of_grpcio(age: ConnectionAge, options: dict[str, int]) -> None:
+    assert dict(age.options()) == options

@@ -1,0 +1,49 @@
+"""What a process says of its health beside its metrics."""
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from services import ports
+from services.ports import LIVE_PATH, READY_PATH, metrics_server
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+async def test_ready_is_what_the_process_says_and_live_is_not() -> None:
+    ready = False
+    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: ready) as port:
+        assert await asyncio.to_thread(fetch, port, READY_PATH) == (503, "not ready")
+        assert await asyncio.to_thread(fetch, port, LIVE_PATH) == (200, "")
+        ready = True
+        assert await asyncio.to_thread(fetch, port, READY_PATH) == (200, "")
+
+
+async def test_metrics_are_where_they_were() -> None:
+    registry = CollectorRegistry()
+    Gauge("flambeau_here", "A gauge.", registry=registry).set(3)
+    with metrics_server("127.0.0.1", 0, registry, lambda: False) as port:
+        for path in ("/metrics", "/"):
+            status, text = await asyncio.to_thread(fetch, port, path)
+            assert status == 200
+            assert "flambeau_here 3.0" in text
+
+
+async def test_a_blocked_event_loop_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "LOOP_ANSWERS_WITHIN_S", 0.2)
+    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: True) as port:
+        asked = asyncio.create_task(asyncio.to_thread(fetch, port, LIVE_PATH))
+        await asyncio.sleep(0)
+        time.sleep(1)  # noqa: ASYNC251 - the block is what is tested
+        assert await asked == (503, "the event loop has not answered for 0.2 s")
+        assert (await asyncio.to_thread(fetch, port, LIVE_PATH))[0] == 200
