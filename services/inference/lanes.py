@@ -141,13 +141,14 @@ class Lanes:
 
     async def _load(self, lane: Lane, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
         device = policy.load.device
-        memory = await asyncio.to_thread(self._memory_of, device)
+        memory = await self._memory_in_use(device)
         manifest = await asyncio.to_thread(self._store.manifest, lane.model, lane.version)
         file_bytes = min(_size_bytes(artifact) for artifact in manifest.artifacts)
         leaving = self._make_room(memory, lane, memory.expected_bytes(lane, file_bytes))
         if leaving:
             # Memory that is freed meanwhile would pass for memory that this version did not take.
             await asyncio.wait(leaving)
+            await self._memory_in_use(device)
         options = dataclasses.replace(policy.load, room_bytes=memory.room_bytes(lane))
         version, taken = await self._open(manifest, options)
         try:
@@ -333,12 +334,15 @@ class Lanes:
         self._metrics.forget_lane(lane.model, lane.version)
         logger.info("version unloaded", extra={"model": lane.model, "version": lane.version})
 
-    def _memory_of(self, device: Device) -> MemoryAdmission:
+    async def _memory_in_use(self, device: Device) -> MemoryAdmission:
+        """The account of a device, with what is used now."""
+        used, total = await asyncio.to_thread(device_memory_bytes, device)
         memory = self._memory.get(device)
         if memory is None:
-            used, total = device_memory_bytes(device)
             limit = self._policy.max_memory_bytes or int(total * SHARE_OF_DEVICE)
             memory = self._memory[device] = MemoryAdmission(limit, used)
+        elif not self._draining:  # what leaves holds memory that is nobody's any more
+            memory.in_use(used)
         return memory
 
 

@@ -2,6 +2,9 @@
 
 In: the limit, and the bytes of each version as it was measured. Out: room, the idle versions to
 unload for it, or a refusal with the figures. Pure: measuring is done by the caller.
+
+What the first version of a runtime took holds that runtime too, which stays when the version
+leaves: what is the server's own is told anew before each load.
 """
 
 from collections.abc import Iterable
@@ -26,9 +29,11 @@ class MemoryAdmission:
 
     def __init__(self, limit_bytes: int, base_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._base_bytes = base_bytes
+        self._first_base_bytes = self._base_bytes = base_bytes
         self._measured: dict[Lane, int] = {}
         self._loaded: set[Lane] = set()
+        self._left: set[Lane] = set()
+        """Unloaded since it was last told what is in use."""
 
     def expected_bytes(self, lane: Lane, file_bytes: int) -> int:
         """What loading a version should take: as measured before, or at least its file."""
@@ -39,14 +44,26 @@ class MemoryAdmission:
         others = sum(self._measured[other] for other in self._loaded if other != lane)
         return max(self._limit_bytes - self._base_bytes - others, 1)
 
+    def in_use(self, used_bytes: int) -> None:
+        """Tells what is used now, while no version loads or leaves: the rest is the server's own."""
+        versions = sum(self._measured[lane] for lane in self._loaded)
+        base_bytes = max(used_bytes - versions, self._first_base_bytes)
+        stayed = max(base_bytes - self._base_bytes, 0)
+        for lane in self._left:  # too low a guess costs a try: what loading takes is measured
+            self._measured[lane] = max(self._measured[lane] - stayed, 0)
+        self._left.clear()
+        self._base_bytes = base_bytes
+
     def loaded(self, lane: Lane, measured_bytes: int) -> None:
         """Enters a version that has been loaded."""
         self._measured[lane] = measured_bytes
         self._loaded.add(lane)
+        self._left.discard(lane)
 
     def unloaded(self, lane: Lane) -> None:
-        """Takes a version out; what it took is remembered."""
+        """Takes a version out; what it took is remembered, less what stays of it."""
         self._loaded.discard(lane)
+        self._left.add(lane)
 
     def to_unload(self, lane: Lane, need_bytes: int, idle: Iterable[Lane]) -> list[Lane]:
         """The fewest idle versions, least recently used first, that make room.

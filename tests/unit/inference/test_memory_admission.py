@@ -64,6 +64,22 @@ def test_what_left_gives_its_memory_back_and_is_remembered() -> None:
     assert memory.expected_bytes(A, 7) == 60 * MEBIBYTE
 
 
+def test_what_a_version_leaves_behind_is_the_servers_own() -> None:
+    memory = holding(100, base=10, a=40, b=30)
+    memory.unloaded(A)  # of its 40 MiB, 15 were the runtime's
+    memory.in_use(55 * MEBIBYTE)
+    assert memory.expected_bytes(A, 7) == 25 * MEBIBYTE
+    memory.loaded(A, 25 * MEBIBYTE)
+    assert memory.to_unload(NEW, 20 * MEBIBYTE, []) == []
+    assert memory.to_unload(NEW, 21 * MEBIBYTE, [B]) == [B]
+
+
+def test_the_servers_own_never_shrinks_below_what_it_began_with() -> None:
+    memory = holding(100, base=10, a=60)  # of which less is in use, as its weights are mapped
+    memory.in_use(40 * MEBIBYTE)
+    assert memory.to_unload(NEW, 31 * MEBIBYTE, [A]) == [A]
+
+
 def test_what_is_not_loaded_makes_no_room() -> None:
     memory = holding(100, a=60, b=60)
     memory.unloaded(A)
