@@ -45,7 +45,7 @@ class MemoryAdmission:
         return max(self._limit_bytes - self._base_bytes - others, 1)
 
     def in_use(self, used_bytes: int) -> None:
-        """Tells what is used now, while no version loads or leaves: the rest is the server's own."""
+        """Tells what is used now, while nothing loads or leaves: the rest is the server's own."""
         versions = sum(self._measured[lane] for lane in self._loaded)
         base_bytes = max(used_bytes - versions, self._first_base_bytes)
         stayed = max(base_bytes - self._base_bytes, 0)

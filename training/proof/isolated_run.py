@@ -27,6 +27,8 @@ Result = TypeVar("Result")
 PRELOADED = ("torch", "torch._dynamo", "onnx", "onnxscript", "training.model")
 """What nearly every call needs, and no thread that a fork could break comes with."""
 LAST_WORDS_BYTES = 4096
+LEAVING_S = 2.0
+"""In which a process that has answered gives back what outlives it, such as named semaphores."""
 
 
 def run_isolated(
@@ -55,6 +57,7 @@ def run_isolated(
             if not ours.poll(time_limit_s):
                 raise IsolationError(f"it took longer than {time_limit_s:g} s")
             found, failure = ours.recv()
+            process.join(LEAVING_S)
         except EOFError:
             process.join()
             raise IsolationError(obituary(process.exitcode, Path(log.name))) from None

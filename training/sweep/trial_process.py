@@ -24,6 +24,7 @@ from typing import Any
 from model_store.memory_limit import GIB, explained
 from training.errors import StoppedError
 from training.proof.isolated_run import (
+    LEAVING_S,
     end_process,
     enter_isolation,
     obituary,
@@ -106,6 +107,8 @@ class TrialProcess:
         except (EOFError, ConnectionResetError):
             self._process.join()
             return Failed(obituary(self._process.exitcode, self._log))
+        if not isinstance(told, Epoch):
+            self._process.join(LEAVING_S)
         return told
 
     def answer(self, go_on: bool) -> None:
