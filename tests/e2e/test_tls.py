@@ -116,7 +116,7 @@ def test_our_command_line_gets_in(locked: Locked) -> None:
         ours.certificate,
     ]
     done = subprocess.run(
-        [COMMAND[0], *files, "--key-file", ours.key, *asked], capture_output=True, timeout=60
+        [COMMAND, *files, "--key-file", ours.key, *asked], capture_output=True, timeout=60
     )
     assert json.loads(done.stdout) == {"y": WANTED}, done.stderr
 
