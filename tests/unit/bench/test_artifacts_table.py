@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bench.artifacts import FAMILIES, NOT_TRAINED, RECIPES, every_export, page_block
+from bench.artifacts import FAMILIES, NOT_TRAINED, every_export, page_block
+from bench.peers.flambeau_peer import ROOT
 from model_store.metric import MeasuredMetric
 from training.proof.gate import tolerance_of
 from training.proof.task_metric import TaskMetric
@@ -16,7 +17,7 @@ ACCURACY = MeasuredMetric(name="accuracy", value=0.9, better="higher")
 
 @pytest.mark.parametrize("recipe", FAMILIES.values())
 def test_every_family_is_tried_in_every_kind_with_its_own_settings(recipe: str) -> None:
-    given = load_recipe(str(RECIPES / f"{recipe}.yaml"))
+    given = load_recipe(str(ROOT / recipe))
     found = every_export(given).export
     assert isinstance(found, tuple)
     tried: dict[str, ExportEntry] = {entry.name: entry for entry in found}
