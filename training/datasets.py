@@ -34,11 +34,11 @@ from training.rows.label_arrays import LabelArray, first_row, label_arrays
 from training.rows.lazy_rows import SAMPLE_ROWS, LazyRows, lazy_rows
 from training.sources.data_files import DataReach
 from training.sources.load import load_source
+from training.sources.paths import SPLITS
 from training.targets import call_target
 
 __all__ = ["IGNORED_LABEL", "Split", "Splits", "digits", "load_splits"]
 
-SPLIT_NAMES = ("train", "validation", "test")
 GOLDEN_ROWS = 64
 """Held-out rows that every server replays when it loads the version."""
 
@@ -99,7 +99,7 @@ class Splits:
         digest = hashlib.sha256()
         if self.lazy_train is not None:
             digest.update(f"{self.lazy_train.sha256}\n".encode())
-        for name, split in zip(SPLIT_NAMES, (self.train, self.validation, self.test), strict=True):
+        for name, split in zip(SPLITS, (self.train, self.validation, self.test), strict=True):
             for tensor, array in _arrays(split):
                 digest.update(f"{name} {tensor} {array.dtype.str} {array.shape}\n".encode())
                 text = datatype_of(array) == "BYTES"
@@ -141,13 +141,13 @@ def with_class_names(recipe: Recipe, splits: Splits) -> Recipe:
 
 def _splits(found: object, recipe: Recipe) -> Splits:
     name = recipe.data.name
-    if not isinstance(found, Mapping) or set(found) != set(SPLIT_NAMES):
+    if not isinstance(found, Mapping) or set(found) != set(SPLITS):
         what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-        raise DataError(f"{name} returned {what}; return a mapping with {list(SPLIT_NAMES)}")
+        raise DataError(f"{name} returned {what}; return a mapping with {list(SPLITS)}")
     text = python_step(recipe.preprocess) is not None
-    where = {part: f"{name}: split '{part}'" for part in SPLIT_NAMES}
-    lazy = {part: lazy_rows(found[part], where[part], recipe) for part in SPLIT_NAMES}
-    arrays = {part: found[part] for part in SPLIT_NAMES}
+    where = {part: f"{name}: split '{part}'" for part in SPLITS}
+    lazy = {part: lazy_rows(found[part], where[part], recipe) for part in SPLITS}
+    arrays = {part: found[part] for part in SPLITS}
     for part, rows in lazy.items():
         if rows is not None and text:
             raise DataError(
@@ -157,7 +157,7 @@ def _splits(found: object, recipe: Recipe) -> Splits:
         if rows is not None:
             arrays[part] = rows.read(SAMPLE_ROWS if part == "train" else None)
     train, validation, test = (
-        _split(arrays[part], where[part], recipe.loss, text) for part in SPLIT_NAMES
+        _split(arrays[part], where[part], recipe.loss, text) for part in SPLITS
     )
     for part, split in (("validation", validation), ("test", test)):
         if _layout(split) != _layout(train):

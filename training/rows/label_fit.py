@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 from model_store.strict import nearest_name
 from model_store.tensors import Array
-from training.datasets import SPLIT_NAMES, Splits
+from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS, LossTerm
 from training.rows.label_arrays import LabelArray, counted, first_row
+from training.sources.paths import SPLITS
 
 EXACT_MATCH = "val/exact_match"
 
@@ -76,15 +77,14 @@ def _check_shape(
 
 def _check_classes(splits: Splits, term: LossTerm, classes: int) -> None:
     """Class labels are numbers of classes: the first that is none is named, with its row."""
-    for split_name in SPLIT_NAMES:
-        labels = getattr(splits, split_name).every_labels()[term.labels]
+    by_split = {name: getattr(splits, name).every_labels()[term.labels] for name in SPLITS}
+    for split_name, labels in by_split.items():
         wrong = counted(labels) & ((labels < 0) | (labels >= classes))
         row = first_row(wrong)
         if row is None:
             continue
         value = labels[row] if labels.ndim == 1 else labels[row][wrong[row]][0]
-        everything = [s.every_labels()[term.labels] for s in (splits.train, splits.validation)]
-        told = [one[counted(one)] for one in [*everything, splits.test.every_labels()[term.labels]]]
+        told = [one[counted(one)] for one in by_split.values()]
         low, high = min(int(one.min()) for one in told), max(int(one.max()) for one in told)
         raise DataError(
             f"split '{split_name}': the {_in_words(term)} go from {low} to {high}, and the model "
