@@ -27,6 +27,7 @@ from model_store.tensors import (
 )
 from training.errors import DataError
 from training.recipe import Recipe
+from training.recipe_parts.data_parts import Shares
 from training.recipe_parts.loss_parts import LABELS, LossPart
 from training.recipe_parts.preprocess import python_step
 from training.rows.label_arrays import IGNORED_LABEL as IGNORED_LABEL
@@ -35,6 +36,8 @@ from training.rows.lazy_rows import SAMPLE_ROWS, LazyRows, lazy_rows
 from training.sources.data_files import DataReach
 from training.sources.load import load_source
 from training.sources.paths import SPLITS
+from training.sources.scikit_learn import read_scikit_learn
+from training.sources.shares import put_apart
 from training.targets import call_target
 
 __all__ = ["IGNORED_LABEL", "Split", "Splits", "digits", "load_splits"]
@@ -189,26 +192,13 @@ def digits(
     Raises:
         DataError: a share is not between 0 and 1, or leaves a split too small.
     """
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    bunch = load_digits()
-    images = (bunch.images / 16.0).astype(np.float32)[:, None]
-    labels = bunch.target.astype(np.int64)
-    try:
-        rest, test = train_test_split(
-            np.arange(len(labels)), test_size=test_share, stratify=labels, random_state=seed
-        )
-        train, validation = train_test_split(
-            rest, test_size=validation_share, stratify=labels[rest], random_state=seed
-        )
-    except ValueError as error:
-        raise DataError(
-            f"digits cannot be split with validation_share {validation_share} and test_share "
-            f"{test_share}: {error}"
-        ) from error
-    rows = {"train": train, "validation": validation, "test": test}
-    return {name: ({"image": images[index]}, labels[index]) for name, index in rows.items()}
+    rows, names = read_scikit_learn("digits")
+    # As they come: a share that makes no sense is told where it is cut off.
+    shares = Shares.model_construct(
+        validation_share=validation_share, test_share=test_share, seed=seed
+    )
+    apart = put_apart({"train": rows}, shares, seed, names, classes=True)
+    return {split: (found.inputs, found.labels) for split, found in apart.items()}
 
 
 def _split(found: object, where: str, loss: LossPart, text: bool) -> Split:
