@@ -125,6 +125,7 @@ def _limit(kind: int, value: int) -> None:
 
 def _run(asked: argparse.Namespace, events: EventWriter) -> int:
     from model_store.errors import StoreError
+    from model_store.memory_limit import tells_of_memory
     from training.errors import MemoryRunOutError, StoppedError, TrainingError
 
     # A launcher has heard our last words; torchrun starts anew only what ends without any.
@@ -147,7 +148,7 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
         return failed
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if "allocate memory" in text or "bad_alloc" in text:
+        if tells_of_memory(text):
             text = _too_much_memory(asked.memory_limit_gib, text)
             _tell_failure(events, error, text)
         elif asked.together is not None and isinstance(error, RuntimeError):
