@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from training.together.lifeline import hold_lifeline
+from training.together.signal_files import GO_ON, STOP
 
 if TYPE_CHECKING:
     from model_store.manifest import Manifest
@@ -40,8 +41,6 @@ STOPPED = 75
 BUSY_S, BUSY_LOOK_S = 120.0, 1.0
 """How long a run may wait for the one before it to let go of its folder, and how often it looks."""
 GIB = 2**30
-STOP, GO_ON = "stop", "go-on"
-"""Files in the launcher's folder: the run is to stop; it has come far enough to be resumed."""
 
 
 class EventWriter:
