@@ -18,9 +18,9 @@ from model_store.strict import StrictModel
 from training.file_digest import file_sha256
 from training.learning.checkpoint import CheckpointFolder
 from training.learning.loop import Trained, train
+from training.metrics.task_metric import TaskMetric
 from training.preparation import Prepared, prepare
 from training.proof.runners import module_runner
-from training.proof.task_metric import TaskMetric
 from training.proof.verify import run_in_batches
 from training.recipe import Recipe
 from training.recipe_file import load_recipe

@@ -8,8 +8,8 @@ from training.datasets import Split
 from training.learning.device import device_of, on_device
 from training.learning.objective import Objective, make_objective
 from training.learning.optimizer_step import Batch
+from training.metrics.task_metric import Tally, TaskMetric
 from training.model import outputs_of
-from training.proof.task_metric import Tally, TaskMetric
 from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS
 from training.rows.row_order import Places

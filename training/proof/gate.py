@@ -17,7 +17,7 @@ import numpy.typing as npt
 from model_store.metric import MeasuredMetric, how_much_worse
 from model_store.parity import Tolerance
 from model_store.tensors import Array
-from training.proof.task_metric import TaskMetric
+from training.metrics.task_metric import TaskMetric
 from training.recipe_parts.export_entries import Export
 from training.rows.label_arrays import LabelArray, spreads
 

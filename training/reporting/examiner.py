@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.tensors import Array
-from training.proof.task_metric import TaskMetric
+from training.metrics.task_metric import TaskMetric
 from training.reporting.examination import (
     CALIBRATION_BINS,
     MAX_COLUMNS,

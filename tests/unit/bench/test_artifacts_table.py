@@ -5,8 +5,8 @@ import pytest
 
 from bench.artifacts import FAMILIES, NOT_TRAINED, RECIPES, every_export, page_block
 from model_store.metric import MeasuredMetric
+from training.metrics.task_metric import TaskMetric
 from training.proof.gate import tolerance_of
-from training.proof.task_metric import TaskMetric
 from training.recipe_file import load_recipe
 from training.recipe_parts.export_entries import Export, ExportEntry, OnnxExport
 from training.reporting.report import ArtifactReport, CheckpointReport, Report
