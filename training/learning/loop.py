@@ -42,7 +42,6 @@ from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
 from training.learning.out_of_memory import memory_named
 from training.learning.pruning import zeros_held
-from training.learning.reproducibility import reproducible
 from training.learning.run_checkpoints import RunCheckpoints
 from training.learning.shared_checkpoint import SharedCheckpoints
 from training.learning.train_state import TrainState, after_epoch
@@ -50,6 +49,7 @@ from training.learning.transfer import FirstWeights, TransferReport
 from training.learning.weight_average import WeightAverage
 from training.model import build_model, try_model
 from training.recipe import Recipe
+from training.reproducibility import reproducible
 from training.rows.loading import Loader
 from training.run_folder import PhaseFolder, RunFolder, write_atomically
 from training.together.ranks import ALONE, Ranks
