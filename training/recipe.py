@@ -277,6 +277,16 @@ class Recipe(RecipePart):
         return self
 
     @model_validator(mode="after")
+    def _outputs_of_losses(self) -> "Recipe":
+        for term in self.loss.terms:
+            if term.output is not None and term.output not in self.model.outputs:
+                raise ValueError(
+                    f"loss.sum names the output '{term.output}', and model.outputs has no such"
+                    f"{nearest_name(term.output, self.model.outputs)}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _every_export_once(self) -> "Recipe":
         names = [entry.name for entry in self.listed_exports()]
         if len(set(names)) != len(names):

@@ -6,7 +6,6 @@ output, the first row that does not fit, and what to do.
 
 from collections.abc import Mapping
 
-from model_store.strict import nearest_name
 from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
@@ -32,17 +31,11 @@ def check_labels_fit(
     Raises:
         TargetError: an output has not the shape that labels ask for.
         DataError: a label is not one of the classes.
-        RecipeError: a loss names an output that is not there, or `stop.metric` is one that these
-            labels do not have.
+        RecipeError: `stop.metric` is one that these labels do not have.
     """
     train = splits.train.every_labels()
     for term in recipe.loss.terms:
         name = term.output or next(iter(outputs))
-        if name not in outputs:
-            raise RecipeError(
-                f"loss.sum names the output '{name}', and model.outputs has no such"
-                f"{nearest_name(name, outputs)}"
-            )
         _check_shape(outputs[name], train[term.labels][:2], term, name, recipe, inputs)
         if term.single_task == "classes":
             _check_classes(splits, term, classes=outputs[name].shape[-1])
