@@ -28,7 +28,6 @@ from model_store.store import ModelStore, Sign
 from training.datasets import Splits
 from training.errors import NothingProvenError
 from training.exporters.triton_config import config_pbtxt
-from training.file_digest import file_sha256
 from training.learning.loop import Trained
 from training.library_versions import library_versions
 from training.proof.verify import Reference
@@ -115,8 +114,8 @@ def publish(
 
 def file_entry(folder: Path, name: str) -> FileEntry:
     """The manifest's entry for a file as it lies in the folder."""
-    path = folder / name
-    return FileEntry(file=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
+    data = (folder / name).read_bytes()
+    return FileEntry(file=name, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
 def _python_step(step: Step, expected: Reference, folder: Path) -> PythonStep:
