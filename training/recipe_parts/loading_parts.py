@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from model_store.signature import Axis, TensorName
-from training.recipe_parts.export_entries import RecipePart
 from training.recipe_parts.one_of import OneKey, OneOf
+from training.recipe_parts.recipe_part import RecipePart
 
 SamplerName = Literal["plain", "balanced", "weighted", "bucketed"]
 

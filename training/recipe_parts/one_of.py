@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.recipe_parts.export_entries import RecipePart
+from training.recipe_parts.recipe_part import RecipePart
 
 
 class OneOf(RecipePart):

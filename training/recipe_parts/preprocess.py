@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from model_store.signature import TensorName
-from training.recipe_parts.export_entries import RecipePart
 from training.recipe_parts.one_of import OneKey
+from training.recipe_parts.recipe_part import RecipePart
 
 PADDING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
 """What `lookup` gives for 0, for what is not in the vocabulary, and for its first entry."""
