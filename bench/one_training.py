@@ -4,7 +4,6 @@ In: a recipe's file and a folder for the run. Out: one line of JSON (`Figures`),
 """
 
 import argparse
-import hashlib
 import math
 import os
 import signal
@@ -16,11 +15,12 @@ from rich.console import Console
 
 from model_store.metric import MeasuredMetric
 from model_store.strict import StrictModel
+from training.file_digest import file_sha256
 from training.learning.checkpoint import CheckpointFolder
 from training.learning.loop import Trained, train
+from training.metrics.task_metric import TaskMetric
 from training.preparation import Prepared, prepare
 from training.proof.runners import module_runner
-from training.proof.task_metric import TaskMetric
 from training.proof.verify import run_in_batches
 from training.recipe import Recipe
 from training.recipe_file import load_recipe
@@ -117,13 +117,9 @@ def _figures(
         steps=trained.state.step,
         wall_s=wall_s,
         cpu_s=cpu_s,
-        last_sha256=_sha256(last),
-        best_sha256=_sha256(trained.weights),
+        last_sha256=file_sha256(last),
+        best_sha256=file_sha256(trained.weights),
     )
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _arguments() -> argparse.Namespace:

@@ -17,7 +17,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,16 +189,11 @@ def _ours(
 def _bare(
     task: Task, data: Mapping[str, Any], clip: float | None, epochs: int
 ) -> Mapping[str, Tensor]:
-    """What one writes by hand. `step_by` of the other loop stands in its place there."""
+    """What one writes by hand."""
     model, optimizer = _begin(task)
-    inputs, labels = data["train"]
-    (array,) = inputs.values()
     for epoch in range(epochs):
         model.train()
-        order = np.random.default_rng((SEED, epoch)).permutation(len(labels))
-        for start in range(0, len(labels), task.batch_size):
-            rows = order[start : start + task.batch_size]
-            batch, target = torch.from_numpy(array[rows]), torch.from_numpy(labels[rows])
+        for batch, target in _batches(task, data, epoch):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(batch), target)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -218,14 +213,9 @@ def _fabric(
     fabric.launch()
     bare_model, bare_optimizer = _begin(task)
     model, optimizer = fabric.setup(bare_model, bare_optimizer)
-    inputs, labels = data["train"]
-    (array,) = inputs.values()
     for epoch in range(epochs):
         model.train()
-        order = np.random.default_rng((SEED, epoch)).permutation(len(labels))
-        for start in range(0, len(labels), task.batch_size):
-            rows = order[start : start + task.batch_size]
-            batch, target = torch.from_numpy(array[rows]), torch.from_numpy(labels[rows])
+        for batch, target in _batches(task, data, epoch):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(batch), target)
             fabric.backward(loss)
@@ -237,6 +227,16 @@ def _fabric(
 
 
 LOOPS = {"ours": _ours, "bare": _bare, "fabric": _fabric}
+
+
+def _batches(task: Task, data: Mapping[str, Any], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and labels of one epoch, in the order that our loop takes."""
+    inputs, labels = data["train"]
+    (array,) = inputs.values()
+    order = np.random.default_rng((SEED, epoch)).permutation(len(labels))
+    for start in range(0, len(labels), task.batch_size):
+        rows = order[start : start + task.batch_size]
+        yield torch.from_numpy(array[rows]), torch.from_numpy(labels[rows])
 
 
 def _begin(task: Task) -> tuple[nn.Module, torch.optim.Optimizer]:

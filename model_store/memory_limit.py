@@ -32,7 +32,12 @@ def explained(error: Exception, text: str, limit_bytes: int) -> str:
     needed = f"it needed more than {limit_bytes / GIB:.1f} GiB of memory"
     if isinstance(error, MemoryError):
         return needed
-    return f"{needed} ({text})" if any(words in text for words in _WORDS) else text
+    return f"{needed} ({text})" if tells_of_memory(text) else text
+
+
+def tells_of_memory(text: str) -> bool:
+    """Whether the text of an error, of whichever type, says that the host's memory ran out."""
+    return any(words in text for words in _WORDS)
 
 
 def _data_bytes() -> int:

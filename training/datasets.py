@@ -27,6 +27,7 @@ from model_store.tensors import (
 )
 from training.errors import DataError
 from training.recipe import Recipe
+from training.recipe_parts.data_parts import Shares
 from training.recipe_parts.loss_parts import LABELS, LossPart
 from training.recipe_parts.preprocess import python_step
 from training.rows.label_arrays import IGNORED_LABEL as IGNORED_LABEL
@@ -34,11 +35,13 @@ from training.rows.label_arrays import LabelArray, first_row, label_arrays
 from training.rows.lazy_rows import SAMPLE_ROWS, LazyRows, lazy_rows
 from training.sources.data_files import DataReach
 from training.sources.load import load_source
+from training.sources.paths import SPLITS
+from training.sources.scikit_learn import read_scikit_learn
+from training.sources.shares import put_apart
 from training.targets import call_target
 
 __all__ = ["IGNORED_LABEL", "Split", "Splits", "digits", "load_splits"]
 
-SPLIT_NAMES = ("train", "validation", "test")
 GOLDEN_ROWS = 64
 """Held-out rows that every server replays when it loads the version."""
 
@@ -99,7 +102,7 @@ class Splits:
         digest = hashlib.sha256()
         if self.lazy_train is not None:
             digest.update(f"{self.lazy_train.sha256}\n".encode())
-        for name, split in zip(SPLIT_NAMES, (self.train, self.validation, self.test), strict=True):
+        for name, split in zip(SPLITS, (self.train, self.validation, self.test), strict=True):
             for tensor, array in _arrays(split):
                 digest.update(f"{name} {tensor} {array.dtype.str} {array.shape}\n".encode())
                 text = datatype_of(array) == "BYTES"
@@ -141,13 +144,13 @@ def with_class_names(recipe: Recipe, splits: Splits) -> Recipe:
 
 def _splits(found: object, recipe: Recipe) -> Splits:
     name = recipe.data.name
-    if not isinstance(found, Mapping) or set(found) != set(SPLIT_NAMES):
+    if not isinstance(found, Mapping) or set(found) != set(SPLITS):
         what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-        raise DataError(f"{name} returned {what}; return a mapping with {list(SPLIT_NAMES)}")
+        raise DataError(f"{name} returned {what}; return a mapping with {list(SPLITS)}")
     text = python_step(recipe.preprocess) is not None
-    where = {part: f"{name}: split '{part}'" for part in SPLIT_NAMES}
-    lazy = {part: lazy_rows(found[part], where[part], recipe) for part in SPLIT_NAMES}
-    arrays = {part: found[part] for part in SPLIT_NAMES}
+    where = {part: f"{name}: split '{part}'" for part in SPLITS}
+    lazy = {part: lazy_rows(found[part], where[part], recipe) for part in SPLITS}
+    arrays = {part: found[part] for part in SPLITS}
     for part, rows in lazy.items():
         if rows is not None and text:
             raise DataError(
@@ -157,7 +160,7 @@ def _splits(found: object, recipe: Recipe) -> Splits:
         if rows is not None:
             arrays[part] = rows.read(SAMPLE_ROWS if part == "train" else None)
     train, validation, test = (
-        _split(arrays[part], where[part], recipe.loss, text) for part in SPLIT_NAMES
+        _split(arrays[part], where[part], recipe.loss, text) for part in SPLITS
     )
     for part, split in (("validation", validation), ("test", test)):
         if _layout(split) != _layout(train):
@@ -189,26 +192,13 @@ def digits(
     Raises:
         DataError: a share is not between 0 and 1, or leaves a split too small.
     """
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    bunch = load_digits()
-    images = (bunch.images / 16.0).astype(np.float32)[:, None]
-    labels = bunch.target.astype(np.int64)
-    try:
-        rest, test = train_test_split(
-            np.arange(len(labels)), test_size=test_share, stratify=labels, random_state=seed
-        )
-        train, validation = train_test_split(
-            rest, test_size=validation_share, stratify=labels[rest], random_state=seed
-        )
-    except ValueError as error:
-        raise DataError(
-            f"digits cannot be split with validation_share {validation_share} and test_share "
-            f"{test_share}: {error}"
-        ) from error
-    rows = {"train": train, "validation": validation, "test": test}
-    return {name: ({"image": images[index]}, labels[index]) for name, index in rows.items()}
+    rows, names = read_scikit_learn("digits")
+    # As they come: a share that makes no sense is told where it is cut off.
+    shares = Shares.model_construct(
+        validation_share=validation_share, test_share=test_share, seed=seed
+    )
+    apart = put_apart({"train": rows}, shares, seed, names, classes=True)
+    return {split: (found.inputs, found.labels) for split, found in apart.items()}
 
 
 def _split(found: object, where: str, loss: LossPart, text: bool) -> Split:

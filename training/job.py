@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from training.together.lifeline import hold_lifeline
+from training.together.signal_files import GO_ON, STOP
 
 if TYPE_CHECKING:
     from model_store.manifest import Manifest
@@ -40,8 +41,6 @@ STOPPED = 75
 BUSY_S, BUSY_LOOK_S = 120.0, 1.0
 """How long a run may wait for the one before it to let go of its folder, and how often it looks."""
 GIB = 2**30
-STOP, GO_ON = "stop", "go-on"
-"""Files in the launcher's folder: the run is to stop; it has come far enough to be resumed."""
 
 
 class EventWriter:
@@ -125,6 +124,7 @@ def _limit(kind: int, value: int) -> None:
 
 def _run(asked: argparse.Namespace, events: EventWriter) -> int:
     from model_store.errors import StoreError
+    from model_store.memory_limit import tells_of_memory
     from training.errors import MemoryRunOutError, StoppedError, TrainingError
 
     # A launcher has heard our last words; torchrun starts anew only what ends without any.
@@ -147,7 +147,7 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
         return failed
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if "allocate memory" in text or "bad_alloc" in text:
+        if tells_of_memory(text):
             text = _too_much_memory(asked.memory_limit_gib, text)
             _tell_failure(events, error, text)
         elif asked.together is not None and isinstance(error, RuntimeError):

@@ -16,7 +16,7 @@ from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.learning.initialisation import initialise
+from training.initialisation import initialise
 from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
 from training.rows.label_fit import check_labels_fit

@@ -46,5 +46,11 @@ def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
     return found
 
 
+def matching_any(patterns: Iterable[str], names: Iterable[str], key: str) -> list[str]:
+    """The names that one of the patterns fits, each once; arguments and errors as of `matching`."""
+    known = list(names)
+    return list(dict.fromkeys(n for pattern in patterns for n in matching(pattern, known, key)))
+
+
 def _own(name: str, model: nn.Module) -> str:
     return name.removeprefix("network.") if isinstance(model, Preprocessed) else name

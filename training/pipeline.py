@@ -12,11 +12,11 @@ from training.exporters.export import export_all
 from training.learning.evaluation import evaluate
 from training.learning.loop import Trained, train
 from training.learning.loop import assist as assist_training
+from training.metrics.task_metric import TaskMetric
 from training.preparation import prepare
 from training.promotion import promote
 from training.proof.departure import with_departure
 from training.proof.live_comparison import compare_with_live
-from training.proof.task_metric import TaskMetric
 from training.proof.verify import Reference, reference, verify_apart
 from training.publish import publish
 from training.recipe import Recipe

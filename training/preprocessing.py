@@ -15,7 +15,6 @@ from model_store.strict import nearest_name
 from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
-from training.learning.reproducibility import reproducible
 from training.recipe import Recipe
 from training.recipe_parts.preprocess import (
     FIRST_ID,
@@ -29,6 +28,7 @@ from training.recipe_parts.preprocess import (
     Scale,
     TorchStep,
 )
+from training.reproducibility import reproducible
 from training.targets import call_target
 
 STEPS = "preprocess_steps"

@@ -22,19 +22,14 @@ from training.recipe_parts.auto_export import AutoPart, ExportChoice
 from training.recipe_parts.compression import PrunePart, QatPart
 from training.recipe_parts.data_parts import DataPart
 from training.recipe_parts.debug_parts import DebugPart, ProfilePart
-from training.recipe_parts.export_entries import (
-    Export,
-    OnnxExport,
-    OnnxInt8Export,
-    QatEntry,
-    RecipePart,
-)
+from training.recipe_parts.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry
 from training.recipe_parts.loss_parts import LossPart
 from training.recipe_parts.model_parts import FreezePart, InitPart
 from training.recipe_parts.optimizer_parts import OptimPart
 from training.recipe_parts.parallel_part import ParallelPart, check_parallel
 from training.recipe_parts.preprocess import Preprocess, check_order, python_step
 from training.recipe_parts.promotion_rule import PromotePart
+from training.recipe_parts.recipe_part import RecipePart
 from training.recipe_parts.schedule_parts import SchedulePart
 from training.recipe_parts.task import METRICS
 from training.recipe_parts.tracking_parts import TrackerName, TrackingPart
@@ -274,6 +269,16 @@ class Recipe(RecipePart):
                 f"stop.metric is '{self.stop.metric}', and the loss is about {task}, which has no "
                 f"such metric{nearest_name(self.stop.metric, known)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _outputs_of_losses(self) -> "Recipe":
+        for term in self.loss.terms:
+            if term.output is not None and term.output not in self.model.outputs:
+                raise ValueError(
+                    f"loss.sum names the output '{term.output}', and model.outputs has no such"
+                    f"{nearest_name(term.output, self.model.outputs)}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from training.learning.channel_removal import resize_like
-from training.learning.reproducibility import reproducible
 from training.model import build_model
 from training.recipe import Recipe
+from training.reproducibility import reproducible
 
 
 def trained_model(recipe: Recipe, weights: Path, inputs: Sequence[str]) -> nn.Module:

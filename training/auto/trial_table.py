@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from training.reporting.report import ArtifactReport, latency_cells, megabytes, parity_text
+from training.reporting.report import ArtifactReport, latency_cells, megabytes, parity_text, verdict
 from training.tracking.progress import say
 
 HEADINGS = ("candidate", "state", "parity", "metric", "batch 1", "batch 32", "memory", "verdict")
@@ -101,12 +101,12 @@ class TrialLines:
 
     def done(self, label: str, report: ArtifactReport) -> None:
         """See `TrialTable.done`."""
-        first, _, *figures, verdict = zip(HEADINGS, _done_row(label, report), strict=True)
-        cells = [first, *figures, verdict]
+        first, _, *figures, last = zip(HEADINGS, _done_row(label, report), strict=True)
+        cells = [first, *figures, last]
         if label in self._said:
             if report.dropped is None:
                 return  # timed again: the report's own table follows
-            cells = [first, verdict]
+            cells = [first, last]
         self._said.add(label)
         shown = [
             cell if heading == "metric" else f"{heading} {cell}"  # which says its name itself
@@ -135,13 +135,7 @@ def _row(label: str, state: str, verdict: str = "") -> list[str]:
 
 
 def _done_row(label: str, report: ArtifactReport) -> list[str]:
-    if report.refusal is not None:
-        verdict = f"refused: {report.refusal}"
-    elif report.dropped is not None:
-        verdict = f"dropped: {report.dropped}"
-    else:
-        verdict = "proven"
     first, *_, last = latency_cells(report.latency_ms)
     metric = "-" if report.metric is None else f"{report.metric.name} {report.metric.text()}"
     figures = [parity_text(report), metric, first, last]
-    return [label, DONE, *figures, megabytes(report.peak_memory_bytes), verdict]
+    return [label, DONE, *figures, megabytes(report.peak_memory_bytes), verdict(report)]

@@ -24,10 +24,10 @@ from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import ExportError, IsolationError
 from training.exporters.half_precision import half_device
+from training.isolated_run import run_isolated
 from training.learning.loop import Trained
 from training.library_versions import library_versions
 from training.model import for_export
-from training.proof.isolated_run import run_isolated
 from training.quiet import quiet
 from training.recipe import Recipe
 from training.recipe_parts.export_entries import (

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from training.model_names import matching, named_layers
+from training.model_names import matching_any, named_layers
 
 
 @contextlib.contextmanager
@@ -24,8 +24,7 @@ def activations_recomputed(model: nn.Module, patterns: Sequence[str]) -> Iterato
         RecipeError: a pattern fits no layer.
     """
     layers = named_layers(model)
-    key = "train.activation_checkpoint"
-    names = {name for pattern in patterns for name in matching(pattern, layers, key)}
+    names = matching_any(patterns, layers, "train.activation_checkpoint")
     # What lies in a chosen layer is recomputed with it.
     outermost = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
     chosen = [layers[name] for name in outermost]

@@ -12,7 +12,6 @@ few stay if the recipe wants them, and the others are removed after that.
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import random
@@ -29,6 +28,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from training.errors import CheckpointError
+from training.file_digest import file_sha256
 from training.learning.train_state import TrainState
 from training.run_folder import write_atomically
 
@@ -117,7 +117,7 @@ class CheckpointFolder:
         document = {
             "format": FORMAT,
             "state": asdict(state),
-            "weights_sha256": {path.name: _sha256(path) for path in kept},
+            "weights_sha256": {path.name: file_sha256(path) for path in kept},
             "optimizer": optimizer.state_dict(),
             "random": random_state(),
             "beside": dict(beside or {}),
@@ -192,7 +192,7 @@ class CheckpointFolder:
     def _check_weights(self, digests: dict[str, str]) -> None:
         for name, expected in digests.items():
             path = self.path / name
-            found = _sha256(path) if path.is_file() else "no file"
+            found = file_sha256(path) if path.is_file() else "no file"
             if found != expected:
                 raise CheckpointError(
                     f"{path}: sha256 is not the one in state.pt (expected {expected[:12]}…, found "
@@ -208,10 +208,6 @@ def _moment(weights: Path) -> tuple[int, ...]:
 def _to_disk(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def random_state() -> dict[str, Any]:

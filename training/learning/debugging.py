@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.model_names import matching, named_layers, named_parameters
+from training.model_names import matching_any, named_layers, named_parameters
 from training.recipe_parts.debug_parts import DebugPart, ProfilePart
 
 
@@ -88,14 +88,14 @@ def watched(model: nn.Module, part: DebugPart) -> Iterator[Watch]:
         RecipeError: a pattern fits nothing.
     """
     parameters, layers = named_parameters(model), named_layers(model)
-    chosen = _matching(part.gradients, parameters, "debug.gradients")
+    chosen = matching_any(part.gradients, parameters, "debug.gradients")
     watch = Watch({name: parameters[name] for name in chosen})
     with contextlib.ExitStack() as stack:
         for key, look in (
             ("activations", watch.saw_output),
             ("backward", watch.saw_output_to_come_back),
         ):
-            for name in _matching(getattr(part, key), layers, f"debug.{key}"):
+            for name in matching_any(getattr(part, key), layers, f"debug.{key}"):
                 hook = layers[name].register_forward_hook(partial(look, name))
                 stack.callback(hook.remove)
         if part.anomaly:
@@ -151,10 +151,6 @@ def profiled(part: ProfilePart | None, path: Path) -> Iterator[Callable[[], None
     steps = torch.profiler.schedule(wait=part.wait, warmup=1, active=part.active, repeat=1)
     with torch.profiler.profile(schedule=steps, on_trace_ready=write) as profiler:
         yield profiler.step
-
-
-def _matching(patterns: Sequence[str], names: Any, key: str) -> list[str]:
-    return list(dict.fromkeys(n for pattern in patterns for n in matching(pattern, names, key)))
 
 
 def _first_tensor(output: Any) -> Tensor | None:

@@ -7,11 +7,10 @@ from torch import nn
 from training.datasets import Split
 from training.learning.device import device_of, on_device
 from training.learning.objective import Objective, make_objective
-from training.learning.optimizer_step import Batch
+from training.metrics.task_metric import Tally, TaskMetric
 from training.model import outputs_of
-from training.proof.task_metric import Tally, TaskMetric
 from training.recipe import Recipe
-from training.recipe_parts.loss_parts import LABELS
+from training.rows.batch import Batch
 from training.rows.row_order import Places
 from training.together.ranks import ALONE, Ranks
 
@@ -66,6 +65,6 @@ def evaluate(
 
 def _batch(split: Split, rows: Places, ranks: Ranks) -> Batch:
     rows, counts = ranks.share(rows)
-    inputs = [torch.from_numpy(array[rows]) for array in split.inputs.values()]
-    labels = {name: torch.from_numpy(array[rows]) for name, array in split.every_labels().items()}
-    return Batch(rows, inputs, labels.pop(LABELS), labels, counts)
+    inputs = {name: array[rows] for name, array in split.inputs.items()}
+    labels = {name: array[rows] for name, array in split.every_labels().items()}
+    return Batch.of(rows, inputs, labels, counts)

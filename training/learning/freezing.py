@@ -7,7 +7,7 @@ import fnmatch
 
 from torch import nn
 
-from training.model_names import matching, named_layers, named_parameters
+from training.model_names import matching_any, named_layers, named_parameters
 from training.recipe_parts.model_parts import FreezePart
 
 
@@ -24,7 +24,7 @@ class Freezing:
 
     def __init__(self, model: nn.Module, part: FreezePart) -> None:
         parameters = named_parameters(model)
-        names = {n for p in part.freeze for n in matching(p, parameters, "model.freeze")}
+        names = matching_any(part.freeze, parameters, "model.freeze")
         self._part = part
         self._parameters = [parameters[n] for n in names if parameters[n].requires_grad]
         frozen = {id(parameters[name]) for name in names}

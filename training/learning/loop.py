@@ -42,18 +42,18 @@ from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
 from training.learning.out_of_memory import memory_named
 from training.learning.pruning import zeros_held
-from training.learning.reproducibility import reproducible
 from training.learning.run_checkpoints import RunCheckpoints
+from training.learning.shared_checkpoint import SharedCheckpoints
 from training.learning.train_state import TrainState, after_epoch
 from training.learning.transfer import FirstWeights, TransferReport
 from training.learning.weight_average import WeightAverage
 from training.model import build_model, try_model
 from training.recipe import Recipe
+from training.reproducibility import reproducible
 from training.rows.loading import Loader
 from training.run_folder import PhaseFolder, RunFolder, write_atomically
 from training.together.ranks import ALONE, Ranks
 from training.together.replica import Replica
-from training.together.shared_checkpoint import SharedCheckpoints
 from training.tracking.experiment_trackers import check_installed
 from training.tracking.progress import TrainingProgress, open_progress, say
 from training.tracking.trackers import HistogramTracker, open_trackers

@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from model_store.strict import nearest_name
-from training.errors import RecipeError
 from training.learning.losses import Loss, make_loss
 from training.model import Outputs, outputs_of
 from training.recipe import Recipe
@@ -107,17 +105,12 @@ def make_objective(
         widths: how long the last axis of every output is.
 
     Raises:
-        RecipeError: a loss names an output that is not there, or has not one weight for each class.
+        RecipeError: a loss has not one weight for each class.
         TargetError: a loss of the recipe's own cannot be made.
     """
     names = recipe.model.outputs
     terms = []
     for part in recipe.loss.terms:
-        if part.output is not None and part.output not in names:
-            raise RecipeError(
-                f"loss.sum names the output '{part.output}', and model.outputs has no such"
-                f"{nearest_name(part.output, names)}"
-            )
         place = 0 if part.output is None else names.index(part.output)
         loss = make_loss(part, labels[part.labels], widths[place])
         terms.append(Term(loss, part.weight, place, part.labels))

@@ -9,12 +9,11 @@ batch counts by what its labels weigh.
 import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +28,7 @@ from training.model_names import named_parameters
 from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS
 from training.recipe_parts.optimizer_parts import ClipPart
+from training.rows.batch import Batch
 from training.together.ranks import ALONE
 from training.together.replica import Replica, whole_tensors
 
@@ -40,26 +40,6 @@ ROWS_TOLD = 64
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What layers that are safe in it compute in, by `train.precision`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows that go through the model together."""
-
-    rows: npt.NDArray[np.int64]
-    """Their places in the split, [N]."""
-    inputs: list[Tensor]
-    """The model's arguments, each [N, ...]."""
-    labels: Tensor
-    """[N, ...], as `training.datasets.Split` has them."""
-    others: dict[str, Tensor] = field(default_factory=dict)
-    """More labels by name, for a sum of losses."""
-    counts: bool = True
-    """Whether it weighs anything; a rank that has no row of its own runs another's along."""
-
-    def every_labels(self) -> dict[str, Tensor]:
-        """All labels by name: `labels`, and the others."""
-        return {LABELS: self.labels, **self.others}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
+from model_store.memory_limit import tells_of_memory
 from training.errors import MemoryRunOutError
 from training.recipe import Recipe
 from training.root_cause import root_cause
-
-SIGNS = ("allocate memory", "bad_alloc", "out of memory")
-"""What errors of memory say that are not of a type of their own."""
 
 
 @contextlib.contextmanager
@@ -26,7 +24,7 @@ def memory_named(recipe: Recipe) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        if isinstance(error, RuntimeError) and not is_of_memory(error):
+        if not (isinstance(error, MemoryError) or _is_of_memory(error)):
             raise
         size = recipe.data.batch_size
         smaller = max(size // 2, 1)
@@ -38,8 +36,8 @@ def memory_named(recipe: Recipe) -> Iterator[None]:
         ) from error
 
 
-def is_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch says that memory ran out."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return any(sign in str(error) for sign in SIGNS)
+def _is_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of torch says that memory ran out, the host's or a device's."""
+    text = str(error)
+    of_device = isinstance(error, torch.OutOfMemoryError) or "out of memory" in text
+    return of_device or tells_of_memory(text)

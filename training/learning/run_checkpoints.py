@@ -18,10 +18,10 @@ from training.errors import StoppedError
 from training.learning.debugging import Watch
 from training.learning.epoch_figures import EpochFigures
 from training.learning.optimizer_step import Stepper
+from training.learning.shared_checkpoint import SharedCheckpoints
 from training.learning.train_state import TrainState, within_epoch
 from training.recipe import Recipe
 from training.together.ranks import Ranks
-from training.together.shared_checkpoint import SharedCheckpoints
 from training.tracking.progress import say
 from training.watcher import Watcher
 

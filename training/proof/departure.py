@@ -29,8 +29,8 @@ from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import IsolationError
 from training.exporters.export import EXAMPLE_ROWS, Exported
+from training.isolated_run import run_isolated
 from training.model import for_export, run_model
-from training.proof.isolated_run import run_isolated
 from training.proof.verify import Reference
 from training.quiet import quiet
 from training.recipe import Recipe

@@ -17,23 +17,15 @@ import numpy.typing as npt
 from model_store.metric import MeasuredMetric, how_much_worse
 from model_store.parity import Tolerance
 from model_store.tensors import Array
-from training.proof.task_metric import TaskMetric
+from training.metrics.task_metric import TaskMetric
 from training.recipe_parts.export_entries import Export
-from training.rows.label_arrays import LabelArray
+from training.rows.label_arrays import LabelArray, spreads
 
 ROUNDING = 1e-9
 """Of the difference of two metrics."""
 LEAST_ERROR_SHARE = 0.01
 """Of the labels' spread: an RMSE below it counts as that much, for what is nearly exact may double
 for nothing."""
-
-
-def spreads(labels: LabelArray) -> npt.NDArray[np.float64]:
-    """The standard deviation of every column of labels, [D]; 1 where it is 0."""
-    columns = labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1]).astype(np.float64)
-    told = np.where(np.isnan(columns).all(axis=0), 0.0, columns)
-    found = np.nanstd(told, axis=0)
-    return np.where(found > 0, found, 1.0)
 
 
 def tolerance_of(entry: Export, metric: TaskMetric, labels: LabelArray) -> Tolerance:

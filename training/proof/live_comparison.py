@@ -27,12 +27,12 @@ from model_store.store import ModelStore
 from model_store.tensors import Array
 from training.datasets import IGNORED_LABEL, Split, Splits
 from training.errors import IsolationError
+from training.isolated_run import run_isolated
 from training.learning.evaluation import evaluate
 from training.learning.loop import Trained
-from training.proof.confidence import paired_interval, wilson_interval
-from training.proof.isolated_run import run_isolated
+from training.metrics.confidence import paired_interval, wilson_interval
+from training.metrics.task_metric import TaskMetric
 from training.proof.runners import file_runner
-from training.proof.task_metric import TaskMetric
 from training.proof.verify import Reference, run_in_batches
 from training.python_step import Step
 from training.recipe import Recipe

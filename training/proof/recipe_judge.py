@@ -22,10 +22,10 @@ from model_store.tensors import Array
 from training.auto.candidates import ModelContents, possible_entries
 from training.datasets import load_splits
 from training.errors import DataError, TargetError
+from training.metrics.task_metric import TaskMetric
 from training.proof.departure import Departed, departs_at
 from training.proof.gate import too_far_off, too_much_worse
 from training.proof.runners import module_runner
-from training.proof.task_metric import TaskMetric
 from training.proof.verify import SIZED_ROWS, replay_sized, run_in_batches
 from training.python_step import open_recipe_step
 from training.recipe import Recipe

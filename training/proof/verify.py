@@ -36,12 +36,12 @@ from model_store.tensors import Array
 from training.datasets import Split
 from training.errors import IsolationError, TargetError
 from training.exporters.export import Exported
+from training.isolated_run import run_isolated
 from training.learning.loop import Trained
+from training.metrics.task_metric import TaskMetric
 from training.proof.gate import tolerance_of, too_far_off, too_much_worse
-from training.proof.isolated_run import run_isolated
 from training.proof.peak_memory import PeakMemory
 from training.proof.runners import Runner, file_runner, load_libraries, module_runner
-from training.proof.task_metric import TaskMetric
 from training.recipe import ExportLimits
 from training.reporting.report import ArtifactReport, CheckpointReport
 from training.root_cause import root_cause

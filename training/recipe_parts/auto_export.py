@@ -16,8 +16,8 @@ from training.recipe_parts.export_entries import (
     Fp16Tolerance,
     Fp32Tolerance,
     Int8Tolerance,
-    RecipePart,
 )
+from training.recipe_parts.recipe_part import RecipePart
 
 AUTO = "auto"
 AutoPrecision = Literal["fp32", "bf16", "fp16", "int8"]

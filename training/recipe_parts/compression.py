@@ -6,7 +6,7 @@ checkpoint, training for 8 bits leaves it as it is and yields a second file of w
 
 from pydantic import Field
 
-from training.recipe_parts.export_entries import RecipePart
+from training.recipe_parts.recipe_part import RecipePart
 
 
 class PrunePart(RecipePart):

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from model_store.signature import TensorName
-from training.recipe_parts.export_entries import RecipePart
 from training.recipe_parts.loading_parts import LoadingFields
 from training.recipe_parts.one_of import OneOf
+from training.recipe_parts.recipe_part import RecipePart
 
 MAX_SIDE = 16_384
 """Pixels of an image's edge."""

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from training.recipe_parts.export_entries import RecipePart
+from training.recipe_parts.recipe_part import RecipePart
 
 
 class DebugPart(RecipePart):

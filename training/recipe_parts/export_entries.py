@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from model_store.manifest import ArtifactKind, Precision
-from model_store.strict import StrictModel
+from training.recipe_parts.recipe_part import RecipePart
 
 SUFFIXES: dict[ArtifactKind, str] = {
     "torchscript": "pt",
@@ -19,12 +19,6 @@ SUFFIXES: dict[ArtifactKind, str] = {
     "openvino": "xml",
 }
 """How the file of each kind ends."""
-
-
-class RecipePart(StrictModel):
-    """A part of a recipe; the sentence under a field is also its help in the JSON Schema."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 KIND = Field(description="Which kind of artifact this entry makes.")

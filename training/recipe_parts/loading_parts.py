@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from model_store.signature import Axis, TensorName
-from training.recipe_parts.export_entries import RecipePart
-from training.recipe_parts.one_of import OneOf
+from training.recipe_parts.one_of import OneKey, OneOf
+from training.recipe_parts.recipe_part import RecipePart
 
 SamplerName = Literal["plain", "balanced", "weighted", "bucketed"]
 
@@ -134,8 +134,10 @@ class OwnChange(OneArray):
 Change = RandomCrop | RandomFlip | RandomErase | Noise | RandomScale | OwnChange
 
 
-class AugmentStep(RecipePart):
+class AugmentStep(OneKey):
     """One change: exactly one of these keys."""
+
+    entry_name = "a change"
 
     random_crop: RandomCrop | None = Field(default=None, exclude_if=lambda step: step is None)
     """Moves images about."""
@@ -149,21 +151,6 @@ class AugmentStep(RecipePart):
     """Multiplies each row."""
     function: OwnChange | None = Field(default=None, exclude_if=lambda step: step is None)
     """Calls a function of yours for each row."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> "AugmentStep":
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"a change has exactly one key, and this one has {given or 'none'}; "
-                f"give one of {', '.join(type(self).model_fields)}"
-            )
-        return self
-
-    @property
-    def name(self) -> str:
-        """Its one key."""
-        return next(n for n in type(self).model_fields if getattr(self, n) is not None)
 
     @property
     def change(self) -> Change:

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from training.recipe_parts.export_entries import RecipePart
 from training.recipe_parts.one_of import OneOf
+from training.recipe_parts.recipe_part import RecipePart
 from training.recipe_parts.task import Task
 
 Positive = Annotated[float, Field(gt=0)]

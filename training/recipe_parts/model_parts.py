@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from training.recipe_parts.export_entries import RecipePart
+from training.recipe_parts.recipe_part import RecipePart
 
 Initialisation = Literal[
     "kaiming_normal",

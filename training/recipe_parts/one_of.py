@@ -2,15 +2,15 @@
 
 Rules kept here: two names are an error, no name takes the first choice, or is an error where there
 is no usual one, and the resolved recipe holds the chosen name with its defaults and none of the
-others.
+others. An entry of a list, as in `preprocess: [{scale: {}}]`, has one key and nothing beside it.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.recipe_parts.export_entries import RecipePart
+from training.recipe_parts.recipe_part import RecipePart
 
 
 class OneOf(RecipePart):
@@ -51,3 +51,28 @@ class OneOf(RecipePart):
     def chosen(self) -> Any:
         """What stands under that name."""
         return getattr(self, self.choice)
+
+
+class OneKey(RecipePart):
+    """An entry of a list: exactly one of its fields is given, and all of them default to None.
+
+    Fields are made with `exclude_if`, so that in the stored recipe the entry is its one key again.
+    """
+
+    entry_name: ClassVar[str] = "an entry"
+    """What messages call it."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"{self.entry_name} has exactly one key, and this one has {given or 'none'}; "
+                f"give one of {', '.join(type(self).model_fields)}"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """Its one key."""
+        return next(n for n in type(self).model_fields if getattr(self, n) is not None)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from training.recipe_parts.export_entries import RecipePart
 from training.recipe_parts.one_of import OneOf
+from training.recipe_parts.recipe_part import RecipePart
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Betas = tuple[Share, Share]

@@ -10,7 +10,8 @@ from typing import Annotated
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from model_store.signature import TensorName
-from training.recipe_parts.export_entries import RecipePart
+from training.recipe_parts.one_of import OneKey
+from training.recipe_parts.recipe_part import RecipePart
 
 PADDING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
 """What `lookup` gives for 0, for what is not in the vocabulary, and for its first entry."""
@@ -122,10 +123,11 @@ class PythonStep(RecipePart):
 TorchStep = Scale | Normalize | Resize | Lookup | OwnModule
 
 
-class PreprocessStep(RecipePart):
+class PreprocessStep(OneKey):
     """One step: exactly one of these keys."""
 
-    # What is not there is left out of the stored recipe, where each step is its one key again.
+    entry_name = "a step"
+
     scale: Scale | None = Field(default=None, exclude_if=lambda step: step is None)
     """Any numbers to FP32, times a factor."""
     normalize: Normalize | None = Field(default=None, exclude_if=lambda step: step is None)
@@ -138,21 +140,6 @@ class PreprocessStep(RecipePart):
     """A torch module of your own."""
     python: PythonStep | None = Field(default=None, exclude_if=lambda step: step is None)
     """A Python function, first in the list, for what torch cannot express."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> "PreprocessStep":
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"a step has exactly one key, and this one has {given or 'none'}; "
-                f"give one of {', '.join(type(self).model_fields)}"
-            )
-        return self
-
-    @property
-    def name(self) -> str:
-        """Its one key."""
-        return next(n for n in type(self).model_fields if getattr(self, n) is not None)
 
     @property
     def torch_step(self) -> TorchStep | None:

@@ -19,7 +19,7 @@ from model_store.manifest import check_name
 from model_store.metric import BETTER, better_of, is_share
 from model_store.pointers import PRODUCTION
 from model_store.strict import nearest_name
-from training.recipe_parts.export_entries import RecipePart
+from training.recipe_parts.recipe_part import RecipePart
 
 FIRST, ALWAYS = "first", "always"
 METRICS = tuple(f"test/{name}" for name in sorted(BETTER))

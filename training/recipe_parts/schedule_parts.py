@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from training.recipe_parts.export_entries import RecipePart
 from training.recipe_parts.one_of import OneOf
+from training.recipe_parts.recipe_part import RecipePart
 
 
 class Cosine(RecipePart):

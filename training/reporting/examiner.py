@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.tensors import Array
-from training.proof.task_metric import TaskMetric
+from training.metrics.task_metric import TaskMetric
 from training.reporting.examination import (
     CALIBRATION_BINS,
     MAX_COLUMNS,
@@ -33,7 +33,7 @@ from training.reporting.examination import (
     cut,
 )
 from training.reporting.row_preview import preview
-from training.rows.label_arrays import LabelArray, counted
+from training.rows.label_arrays import LabelArray, counted, spreads
 
 NUMBERS_AT_ONCE = 1 << 20
 """Logits that are made probabilities at once."""
@@ -246,7 +246,6 @@ def _numbers(predicted: Numbers, labels: LabelArray) -> tuple[Examination, _Rows
     told = labels.reshape(len(labels), -1, columns).astype(np.float64)  # [N, T, D]
     given = predicted.reshape(told.shape)
     counts = ~np.isnan(told)
-    spread = np.array([_spread(told[..., k][counts[..., k]]) for k in range(columns)])
     residuals = tuple(
         _residuals(f"column {k}" if columns > 1 else "", told[..., k], given[..., k])
         for k in range(min(columns, MAX_COLUMNS))
@@ -259,16 +258,11 @@ def _numbers(predicted: Numbers, labels: LabelArray) -> tuple[Examination, _Rows
         return _joined([f"{number:.4g}" for number in numbers[row][counts[row]].tolist()], ", ")
 
     return found, _Rows(
-        loss=_row_means(_finite(np.abs(given - told) / spread), counts, -1.0),
+        loss=_row_means(_finite(np.abs(given - told) / spreads(labels)), counts, -1.0),
         confidence=None,
         truth=lambda row: text(told, row),
         answer=lambda row: text(given, row),
     )
-
-
-def _spread(labels: Numbers) -> float:
-    """The standard deviation; 1 where all are the same."""
-    return float(labels.std()) or 1.0 if labels.size else 1.0
 
 
 def _residuals(column: str, told: Numbers, given: Numbers) -> Residuals:

@@ -213,11 +213,17 @@ def artifact_cells(report: Report, artifact: ArtifactReport) -> list[str]:
         _kilobytes(artifact.size_bytes),
         megabytes(artifact.peak_memory_bytes),
         *latency_cells(artifact.latency_ms),
-        _verdict(artifact, report.fastest()),
+        verdict(artifact, report.fastest()),
     ]
 
 
-def _verdict(artifact: ArtifactReport, fastest: ArtifactReport | None) -> str:
+def verdict(artifact: ArtifactReport, fastest: ArtifactReport | None = None) -> str:
+    """What became of an artifact, in words.
+
+    Args:
+        artifact: proven or refused.
+        fastest: of all that are published, where that is known already.
+    """
     if artifact.refusal is not None:
         return f"refused: {artifact.refusal}"
     if artifact.dropped is not None:

@@ -8,17 +8,16 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from model_store.padded_rows import own_lengths
 from model_store.signature import SignatureError
 from model_store.tensors import Array
 from training.datasets import Split, Splits
 from training.errors import DataError, RecipeError
-from training.learning.optimizer_step import Batch
 from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS
 from training.rows.augmentation import Augmentation
+from training.rows.batch import Batch
 from training.rows.lazy_rows import LazyRows
 from training.rows.row_order import (
     Floats,
@@ -83,9 +82,7 @@ class BatchMaker:
         if self._augmentation is not None:
             places, _ = self._ranks.share(np.arange(start, stop))
             inputs = self._augmentation.change(inputs, place.epoch, places)
-        tensors = [torch.from_numpy(array) for array in inputs.values()]
-        others = {name: torch.from_numpy(array) for name, array in labels.items()}
-        return Batch(rows, tensors, others.pop(LABELS), others, counts)
+        return Batch.of(rows, inputs, labels, counts)
 
     def _taken(self, rows: Places) -> tuple[dict[str, Array], dict[str, Array]]:
         """Rows of arrays; up to the longest of them, where their lengths are known."""

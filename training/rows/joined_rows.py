@@ -6,7 +6,7 @@ Rule kept here: every row has the names, types and shapes of the first one, but 
 that has not is named.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,9 +33,11 @@ class RowJoiner:
 
     Args:
         recipe: the run.
+        where: names the data set in messages.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, where: str) -> None:
+        self._where = where
         self._padding = recipe.padding
         self._task, self._ignored = recipe.loss.judged_task, recipe.loss.terms[0].ignore_index
         # What stands where a shorter row has no label.
@@ -43,12 +45,22 @@ class RowJoiner:
         outputs = {} if recipe.padding is None else recipe.padding.outputs
         self._labels_vary = recipe.model.outputs[0] in outputs
 
-    def row(self, found: object, where: str) -> Row:
+    def read(self, read: Callable[[], object], place: int) -> Row:
         """One row of a data set, as arrays.
 
+        Args:
+            read: gives what the data set has there.
+            place: of the row, from 0.
+
         Raises:
-            DataError: it is no pair of inputs by name and a label, or has text in it.
+            DataError: it cannot be read, is no pair of inputs by name and a label, or has text in
+                it.
         """
+        where = self._name(place)
+        try:
+            found = read()
+        except Exception as error:  # the data set is the user's: it may raise anything
+            raise DataError(f"{where} cannot be read: {error!r}") from error
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
             raise DataError(f"{where} is not a pair (inputs by name, label)")
         inputs = {str(name): np.asarray(value) for name, value in found[0].items()}
@@ -75,22 +87,23 @@ class RowJoiner:
         return label
 
     def join(
-        self, rows: Sequence[Row], names: Sequence[str], like: Row, full: bool = False
+        self, rows: Sequence[Row], places: Sequence[int], like: Row, full: bool = False
     ) -> tuple[dict[str, Array], Array]:
         """Inputs and labels of rows, each [N, ...], padded where they vary in length.
 
         Args:
             rows: N of them; there may be none.
-            names: what each is called in a message.
+            places: of each, for messages, [N].
             like: the row whose names, types and shapes all have.
             full: pads to the largest bucket, and not to the longest of the rows.
 
         Raises:
             DataError: a row has other names, types or shapes than `like`, or is too long.
         """
-        for row, name in zip(rows, names, strict=True):
-            self._check(row, like, name)
-        lengths = [self._length(row, name) for row, name in zip(rows, names, strict=True)]
+        expected = self._layout(like)
+        for row, place in zip(rows, places, strict=True):
+            self._check(row, expected, place)
+        lengths = [self._length(row, place) for row, place in zip(rows, places, strict=True)]
         length = self._padded_length(lengths, full)
         inputs = {
             name: _stacked([row.inputs[name] for row in rows], array, self._axis(name), length,
@@ -101,12 +114,15 @@ class RowJoiner:
         labels = _stacked([row.label for row in rows], like.label, axis, length, self._no_label)
         return inputs | self._filled_in(inputs, lengths, length), labels
 
-    def _check(self, row: Row, like: Row, where: str) -> None:
-        found, expected = self._layout(row), self._layout(like)
+    def _name(self, place: int) -> str:
+        return f"{self._where}: row {place}"
+
+    def _check(self, row: Row, expected: Mapping[str, str], place: int) -> None:
+        found = self._layout(row)
         if found != expected:
             raise DataError(
-                f"{where} has {found}, and the first row has {expected}; names, types and shapes "
-                "must agree, but for the axes that padding.inputs names"
+                f"{self._name(place)} has {found}, and the first row has {expected}; names, types "
+                "and shapes must agree, but for the axes that padding.inputs names"
             )
 
     def _layout(self, row: Row) -> dict[str, str]:
@@ -119,7 +135,7 @@ class RowJoiner:
         axis = None if self._padding is None else self._padding.axis_of(name)
         return None if axis is None else axis - 1
 
-    def _length(self, row: Row, where: str) -> int:
+    def _length(self, row: Row, place: int) -> int:
         if self._padding is None:
             return 0
         axes = {name: axis for name in row.inputs if (axis := self._axis(name)) is not None}
@@ -127,12 +143,14 @@ class RowJoiner:
         if self._labels_vary and row.label.ndim:
             found["label"] = len(row.label)
         if len(set(found.values())) != 1:
-            raise DataError(f"{where} has lengths {found}; all of one row must be the same")
+            raise DataError(
+                f"{self._name(place)} has lengths {found}; all of one row must be the same"
+            )
         length = int(next(iter(found.values())))
         try:
             self._padding.bucket_of(length)
         except SignatureError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{self._name(place)}: {error}") from error
         return length
 
     def _padded_length(self, lengths: Sequence[int], full: bool) -> int:

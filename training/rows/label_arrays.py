@@ -63,6 +63,14 @@ def counted(labels: LabelArray) -> npt.NDArray[np.bool_]:
     return labels != IGNORED_LABEL if labels.dtype.kind == "i" else ~np.isnan(labels)
 
 
+def spreads(labels: LabelArray) -> npt.NDArray[np.float64]:
+    """The standard deviation of every column of labels, [D]; 1 where it is 0."""
+    columns = labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1]).astype(np.float64)
+    told = np.where(np.isnan(columns).all(axis=0), 0.0, columns)
+    found = np.nanstd(told, axis=0)
+    return np.where(found > 0, found, 1.0)
+
+
 def first_row(wrong: npt.NDArray[np.bool_]) -> int | None:
     """The first row in which anything is true; None if nothing is."""
     rows = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))

@@ -6,13 +6,13 @@ output, the first row that does not fit, and what to do.
 
 from collections.abc import Mapping
 
-from model_store.strict import nearest_name
 from model_store.tensors import Array
-from training.datasets import SPLIT_NAMES, Splits
+from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS, LossTerm
 from training.rows.label_arrays import LabelArray, counted, first_row
+from training.sources.paths import SPLITS
 
 EXACT_MATCH = "val/exact_match"
 
@@ -31,17 +31,11 @@ def check_labels_fit(
     Raises:
         TargetError: an output has not the shape that labels ask for.
         DataError: a label is not one of the classes.
-        RecipeError: a loss names an output that is not there, or `stop.metric` is one that these
-            labels do not have.
+        RecipeError: `stop.metric` is one that these labels do not have.
     """
     train = splits.train.every_labels()
     for term in recipe.loss.terms:
         name = term.output or next(iter(outputs))
-        if name not in outputs:
-            raise RecipeError(
-                f"loss.sum names the output '{name}', and model.outputs has no such"
-                f"{nearest_name(name, outputs)}"
-            )
         _check_shape(outputs[name], train[term.labels][:2], term, name, recipe, inputs)
         if term.single_task == "classes":
             _check_classes(splits, term, classes=outputs[name].shape[-1])
@@ -76,15 +70,14 @@ def _check_shape(
 
 def _check_classes(splits: Splits, term: LossTerm, classes: int) -> None:
     """Class labels are numbers of classes: the first that is none is named, with its row."""
-    for split_name in SPLIT_NAMES:
-        labels = getattr(splits, split_name).every_labels()[term.labels]
+    by_split = {name: getattr(splits, name).every_labels()[term.labels] for name in SPLITS}
+    for split_name, labels in by_split.items():
         wrong = counted(labels) & ((labels < 0) | (labels >= classes))
         row = first_row(wrong)
         if row is None:
             continue
         value = labels[row] if labels.ndim == 1 else labels[row][wrong[row]][0]
-        everything = [s.every_labels()[term.labels] for s in (splits.train, splits.validation)]
-        told = [one[counted(one)] for one in [*everything, splits.test.every_labels()[term.labels]]]
+        told = [one[counted(one)] for one in by_split.values()]
         low, high = min(int(one.min()) for one in told), max(int(one.max()) for one in told)
         raise DataError(
             f"split '{split_name}': the {_in_words(term)} go from {low} to {high}, and the model "

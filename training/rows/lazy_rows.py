@@ -111,7 +111,7 @@ class RowsByPlace:
     random_access = True
 
     def __init__(self, data: Any, where: str, recipe: Recipe) -> None:
-        self._data, self._where, self._joiner = data, where, RowJoiner(recipe)
+        self._data, self._where, self._joiner = data, where, RowJoiner(recipe, where)
         self.rows = len(data)
         if self.rows == 0:
             raise DataError(f"{where} has no rows; give at least one")
@@ -134,17 +134,12 @@ class RowsByPlace:
             return self._joined(np.arange(rows) * self.rows // rows, full=True)
 
     def _joined(self, rows: Places, full: bool = False) -> tuple[dict[str, Array], Array]:
-        found = [self._row(int(row)) for row in rows]
-        names = [f"{self._where}: row {row}" for row in rows]
-        return self._joiner.join(found, names, self._like, full)
+        places = rows.tolist()
+        found = [self._row(row) for row in places]
+        return self._joiner.join(found, places, self._like, full)
 
     def _row(self, row: int) -> Row:
-        where = f"{self._where}: row {row}"
-        try:
-            found = self._data[row]
-        except Exception as error:  # the data set is the user's: it may raise anything
-            raise DataError(f"{where} cannot be read: {error!r}") from error
-        return self._joiner.row(found, where)
+        return self._joiner.read(lambda: self._data[row], row)
 
     def _known(self, name: str) -> Array | None:
         told = getattr(self._data, name, None)
@@ -175,7 +170,7 @@ class RowStream:
     lengths: Places | None = None
 
     def __init__(self, data: Any, where: str, recipe: Recipe) -> None:
-        self._data, self._where, self._joiner = data, where, RowJoiner(recipe)
+        self._data, self._where, self._joiner = data, where, RowJoiner(recipe, where)
         self._walk: Iterator[Any] = iter(())
         self._epoch, self._place = -1, 0
         first = list(itertools.islice(self._open(0), 1))
@@ -200,19 +195,13 @@ class RowStream:
                 )
             self._place = row + 1
             found.append(self._row(item, row))
-        return self._joined(found, rows.tolist())
+        return self._joiner.join(found, rows.tolist(), self._like)
 
     def read(self, most: int | None) -> tuple[dict[str, Array], Array]:
         """See `LazyRows.read`; the first rows, as a stream has no other ones yet."""
         items = itertools.islice(self._open(0), most)
         found = [self._row(item, row) for row, item in enumerate(items)]
-        return self._joined(found, range(len(found)), full=True)
-
-    def _joined(
-        self, found: list[Row], rows: Iterable[int], full: bool = False
-    ) -> tuple[dict[str, Array], Array]:
-        names = [f"{self._where}: row {row}" for row in rows]
-        return self._joiner.join(found, names, self._like, full)
+        return self._joiner.join(found, range(len(found)), self._like, full=True)
 
     def _open(self, epoch: int) -> Iterator[Any]:
         set_epoch = getattr(self._data, "set_epoch", None)
@@ -224,12 +213,7 @@ class RowStream:
             raise DataError(f"{self._where} cannot be read: {error!r}") from error
 
     def _row(self, item: Any, row: int) -> Row:
-        where = f"{self._where}: row {row}"
-        try:
-            found = item() if callable(item) else item
-        except Exception as error:  # the data set is the user's: it may raise anything
-            raise DataError(f"{where} cannot be read: {error!r}") from error
-        return self._joiner.row(found, where)
+        return self._joiner.read(item if callable(item) else lambda: item, row)
 
     def _counted(self, recipe: Recipe) -> int:
         """Rows of an epoch: told by the recipe, by the stream, or found by walking it once."""

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 
 from training.datasets import Splits
-from training.learning.optimizer_step import Batch
 from training.recipe import Recipe
+from training.rows.batch import Batch
 from training.rows.batch_maker import BatchMaker, Place
 from training.rows.row_workers import ahead
 from training.together.ranks import ALONE, Ranks

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.errors import DataError, TrainingError
-from training.learning.optimizer_step import Batch
+from training.rows.batch import Batch
 from training.rows.batch_maker import BatchMaker, Place
 
 PR_SET_PDEATHSIG = 1

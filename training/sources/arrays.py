@@ -59,8 +59,9 @@ def _rows(part: Arrays, open_path: Open) -> dict[str, Rows]:
         name = text_of(told, split)
         if name is None:
             raise DataError(f"data: '{split}' has no {what}; give its array, or drop the split")
-        known = opened.setdefault(path, {}) or open_path(path)
-        opened[path] = known
+        if path not in opened:
+            opened[path] = open_path(path)
+        known = opened[path]
         if name not in known:
             raise DataError(f"data: {path} has no array {name!r}{nearest_name(name, known)}")
         return known[name]()

@@ -16,6 +16,7 @@ from pathlib import Path
 from model_store.manifest import DataFile
 from model_store.strict import nearest_name
 from training.errors import DataError
+from training.file_digest import file_sha256
 
 GIB = 2**30
 
@@ -82,7 +83,7 @@ class DataFiles:
             raise DataError(f"data: {path} is no file; {_what_it_is(found)}")
         size = found.stat().st_size
         self.reach.check_size(size, f"data: {path}")
-        self._noted[path] = DataFile(path=path, sha256=_sha256(found), size_bytes=size)
+        self._noted[path] = DataFile(path=path, sha256=file_sha256(found), size_bytes=size)
         return found
 
     def folder(self, path: str) -> tuple[Path, list[str]]:
@@ -103,7 +104,7 @@ class DataFiles:
                 raise DataError(f"data: {path}/{name} is no plain file; remove it")
             size += file.stat().st_size
             self.reach.check_size(size, f"data: {path}")
-            digest.update(f"{_sha256(file)}  {name}\n".encode("utf-8", "surrogateescape"))
+            digest.update(f"{file_sha256(file)}  {name}\n".encode("utf-8", "surrogateescape"))
         self._noted[path] = DataFile(
             path=path, sha256=digest.hexdigest(), size_bytes=size, files=len(names)
         )
@@ -156,8 +157,3 @@ class DataFiles:
 def _what_it_is(found: Path) -> str:
     kind = "a folder" if found.is_dir() else "a file" if found.is_file() else "something else"
     return f"it is {kind}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

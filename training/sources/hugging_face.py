@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from training.errors import DataError
 from training.recipe_parts.data_parts import HuggingFace
-from training.sources.data_files import DataFiles
-from training.sources.paths import SPLITS, by_split, text_of
+from training.sources.data_files import DataFiles, DataReach
+from training.sources.paths import SPLITS, paths_by_split
 from training.sources.rows import Rows
-from training.sources.table import columns_read, rows_of, rows_put_apart
+from training.sources.table import columns_read, rows_by_split
 from training.sources.table_files import arrow
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def read_hugging_face(part: HuggingFace, files: DataFiles) -> dict[str, Rows]:
         DataError: the folder holds no data set, a column is missing, a cell is no number, ...
     """
     folders = {}
-    for split in by_split(part.path):
-        path = text_of(part.path, split)
-        assert path is not None, "only splits with a path are read"
+    for split, path in paths_by_split(part.path).items():
         folder = files.folder(path)[0]
         if (folder / SPLITS_FILE).is_file():
             if not isinstance(part.path, str):
@@ -44,19 +42,11 @@ def read_hugging_face(part: HuggingFace, files: DataFiles) -> dict[str, Rows]:
             folders = _own_splits(folder, path)
         else:
             folders[split] = (folder, path)
-    rows = {}
-    for split, (folder, path) in folders.items():
-        table = _table(folder, path, part)
-        files.reach.check_rows(table.num_rows, f"data: {path}")
-        files.reach.check_size(table.nbytes, f"data: {path}")
-
-        def place(row: int, path: str = path) -> str:
-            return f"{path}, row {row}"
-
-        rows[split] = rows_of(table, part, place, path)
-        if part.split_column is not None:
-            return rows_put_apart(rows[split], table, part.split_column, path)
-    return rows
+    tables = (
+        (split, path, _table(folder, path, part, files.reach))
+        for split, (folder, path) in folders.items()
+    )
+    return rows_by_split(tables, part, files.reach)
 
 
 def _own_splits(folder: Path, path: str) -> dict[str, tuple[Path, str]]:
@@ -67,7 +57,7 @@ def _own_splits(folder: Path, path: str) -> dict[str, tuple[Path, str]]:
     return {split: (folder / split, f"{path}/{split}") for split in SPLITS if split in found}
 
 
-def _table(folder: Path, path: str, part: HuggingFace) -> "pa.Table":
+def _table(folder: Path, path: str, part: HuggingFace, reach: DataReach) -> "pa.Table":
     """All cells that the recipe needs; classes that the data set has names for as text."""
     pa = arrow("huggingface")
     state, features = _document(folder / STATE, path), _document(folder / INFO, path)["features"]
@@ -93,6 +83,7 @@ def _table(folder: Path, path: str, part: HuggingFace) -> "pa.Table":
         names = features.get(label, {}).get("names") if isinstance(features, dict) else None
         if isinstance(names, list) and label in table.column_names:
             table = _named(table, label, names, path)
+    reach.check_size(table.nbytes, f"data: {path}")
     return table
 
 

@@ -18,7 +18,7 @@ from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe_parts.data_parts import ImageFolder
 from training.sources.data_files import DataFiles, DataReach
-from training.sources.paths import by_split, text_of
+from training.sources.paths import paths_by_split
 from training.sources.rows import Rows
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -36,12 +36,10 @@ def read_image_folder(part: ImageFolder, files: DataFiles) -> dict[str, Rows]:
     Raises:
         DataError: a file is no image, images have several sizes and the recipe none, ...
     """
-    found = {}
-    for split in by_split(part.path):
-        path = text_of(part.path, split)
-        assert path is not None, "only splits with a path are read"
-        found[split] = _read(*files.folder(path), path, part, files.reach)
-    return found
+    return {
+        split: _read(*files.folder(path), path, part, files.reach)
+        for split, path in paths_by_split(part.path).items()
+    }
 
 
 def _read(folder: Path, names: list[str], path: str, part: ImageFolder, reach: DataReach) -> Rows:

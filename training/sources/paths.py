@@ -15,6 +15,14 @@ def by_split(*told: str | BySplit) -> list[str]:
     return named or ["train"]
 
 
+def paths_by_split(told: str | BySplit) -> dict[str, str]:
+    """The path of each split that has one; a path for all rows is that of `train`."""
+    if isinstance(told, str):
+        return {"train": told}
+    paths = {split: text_of(told, split) for split in SPLITS}
+    return {split: path for split, path in paths.items() if path is not None}
+
+
 def text_of(told: str | BySplit, split: str) -> str | None:
     """The text for a split; None if there is none."""
     return told if isinstance(told, str) else getattr(told, split)

@@ -6,7 +6,7 @@ Rules kept here: a cell that is missing, or is no number, is told with its row a
 is one type throughout; a number written as text is a number.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from model_store.strict import nearest_name
 from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe_parts.data_parts import Columns, Table
+from training.sources.data_files import DataReach
 from training.sources.paths import SPLITS
 from training.sources.rows import Rows
 
@@ -45,19 +46,48 @@ def columns_read(part: Table, known: list[str], path: str) -> list[str] | None:
     return list(named) if part.inputs else None
 
 
+def rows_by_split(
+    tables: Iterable[tuple[str, str, "pa.Table"]],
+    part: Table,
+    reach: DataReach,
+    row_name: Callable[[int], str] = "row {}".format,
+) -> dict[str, Rows]:
+    """The rows of each table; those of the splits that a column says, where the recipe names one.
+
+    Args:
+        tables: (split, path of its file, cells) each.
+        part: which columns make what.
+        reach: how many rows there may be.
+        row_name: what a row is called within its file, for messages.
+
+    Raises:
+        DataError: a file has too many rows, or a cell is not what it should be.
+    """
+    found = {}
+    for split, path, table in tables:
+        reach.check_rows(table.num_rows, f"data: {path}")
+
+        def place(row: int, path: str = path) -> str:
+            return f"{path}, {row_name(row)}"
+
+        found[split] = rows_of(table, part, place, path)
+        if part.split_column is not None:
+            return rows_put_apart(found[split], table, part.split_column, path)
+    return found
+
+
 def rows_of(table: "pa.Table", part: Table, place: Place, path: str) -> Rows:
     """The inputs and labels of a table.
 
     Args:
-        table: the cells.
+        table: the cells, with the columns that `columns_read` asks for.
         part: which columns make what.
         place: where a row lies, for messages.
         path: of the file, for messages.
 
     Raises:
-        DataError: a column is missing, or a cell is not what it should be.
+        DataError: a cell is not what it should be, or no column is left for the inputs.
     """
-    columns_read(part, table.column_names, path)
     groups = dict(part.inputs)
     if not groups:
         others = tuple(name for name in table.column_names if name not in part.special())

@@ -4,16 +4,15 @@ In: paths of a recipe. Out: rows by split. Rules kept here: a line with another 
 the first is told with its number, and what a file unpacks to is checked before it is read.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.errors import DataError
-from training.recipe_parts.data_parts import Csv, Parquet, Table
+from training.recipe_parts.data_parts import Csv, Parquet
 from training.sources.data_files import DataFiles
-from training.sources.paths import by_split, text_of
+from training.sources.paths import paths_by_split
 from training.sources.rows import Rows
-from training.sources.table import columns_read, rows_of, rows_put_apart
+from training.sources.table import columns_read, rows_by_split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,11 +27,11 @@ def read_csv(part: Csv, files: DataFiles) -> dict[str, Rows]:
     Raises:
         DataError: a line has another number of cells than the first, a cell is no number, ...
     """
-
-    def read(path: str) -> "pa.Table":
-        return _csv_table(files.file(path), path, part)
-
-    return _rows(part, files, read, "data row {}", first=1)
+    tables = (
+        (split, path, _csv_table(files.file(path), path, part))
+        for split, path in paths_by_split(part.path).items()
+    )
+    return rows_by_split(tables, part, files.reach, lambda row: f"data row {row + 1}")
 
 
 def read_parquet(part: Parquet, files: DataFiles) -> dict[str, Rows]:
@@ -41,11 +40,11 @@ def read_parquet(part: Parquet, files: DataFiles) -> dict[str, Rows]:
     Raises:
         DataError: it is no Parquet file, a column is missing, a cell is no number, ...
     """
-
-    def read(path: str) -> "pa.Table":
-        return _parquet_table(files.file(path), path, part, files)
-
-    return _rows(part, files, read, "row {}", first=0)
+    tables = (
+        (split, path, _parquet_table(files.file(path), path, part, files))
+        for split, path in paths_by_split(part.path).items()
+    )
+    return rows_by_split(tables, part, files.reach)
 
 
 def arrow(what: str) -> Any:
@@ -59,25 +58,6 @@ def arrow(what: str) -> Any:
     except ImportError as error:
         raise DataError(f"data: {what} needs pyarrow: {EXTRA}") from error
     return pyarrow
-
-
-def _rows(
-    part: Table, files: DataFiles, read: Callable[[str], "pa.Table"], words: str, first: int
-) -> dict[str, Rows]:
-    found = {}
-    for split in by_split(part.path):
-        path = text_of(part.path, split)
-        assert path is not None, "only splits with a path are read"
-        table = read(path)
-        files.reach.check_rows(table.num_rows, f"data: {path}")
-
-        def place(row: int, path: str = path) -> str:
-            return f"{path}, {words.format(row + first)}"
-
-        found[split] = rows_of(table, part, place, path)
-        if part.split_column is not None:
-            return rows_put_apart(found[split], table, part.split_column, path)
-    return found
 
 
 def _csv_table(file: Path, path: str, part: Csv) -> "pa.Table":

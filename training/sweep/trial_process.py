@@ -23,7 +23,7 @@ from typing import Any
 
 from model_store.memory_limit import GIB, explained
 from training.errors import StoppedError
-from training.proof.isolated_run import (
+from training.isolated_run import (
     LEAVING_S,
     end_process,
     enter_isolation,

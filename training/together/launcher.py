@@ -28,10 +28,10 @@ from typing import Any, Protocol
 import training
 from training import errors
 from training.errors import StoppedError, TrainingError
-from training.job import STOP
 from training.recipe import Recipe
 from training.recipe_file import resolved_yaml
 from training.together.lifeline import hold_lifeline
+from training.together.signal_files import STOP
 
 RESTARTS = 3
 """How often lost ranks are started again."""

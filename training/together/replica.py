@@ -6,7 +6,7 @@ other ranks; the model with all of its weights, whenever a checkpoint is due.
 Sources: `DistributedDataParallel`, and `fully_shard` (FSDP2) of torch 2.13.
 
 Rules kept here: torch averages gradients over the ranks, so whoever makes a loss says what it
-weighs beside those of the others (`Ranks.weight`); weights, gradients and sums stay FP32, and the
+weighs beside those of the others (`Objective.of`); weights, gradients and sums stay FP32, and the
 layers' precision is autocast's, as in one process; a checkpoint of shares is that of the whole
 model, and the other way round.
 """

@@ -6,8 +6,8 @@ import pytest
 from bench.artifacts import FAMILIES, NOT_TRAINED, every_export, page_block
 from bench.peers.flambeau_peer import ROOT
 from model_store.metric import MeasuredMetric
+from training.metrics.task_metric import TaskMetric
 from training.proof.gate import tolerance_of
-from training.proof.task_metric import TaskMetric
 from training.recipe_file import load_recipe
 from training.recipe_parts.export_entries import Export, ExportEntry, OnnxExport
 from training.reporting.report import ArtifactReport, CheckpointReport, Report

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.proof.confidence import wilson_interval
+from training.metrics.confidence import wilson_interval
 
 
 @pytest.mark.parametrize(

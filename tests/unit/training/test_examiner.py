@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from tests.unit.training.test_report import ALL
-from training.proof.task_metric import TaskMetric
+from training.metrics.task_metric import TaskMetric
 from training.reporting import examiner
 from training.reporting.examination import (
     LONGEST_TEXT,

@@ -5,10 +5,11 @@ import pytest
 
 from model_store.metric import MeasuredMetric, how_much_worse, is_better, metric_text
 from model_store.parity import Tolerance
-from training.proof.gate import spreads, tolerance_of, too_far_off, too_much_worse
-from training.proof.task_metric import TaskMetric
+from training.metrics.task_metric import TaskMetric
+from training.proof.gate import tolerance_of, too_far_off, too_much_worse
 from training.recipe_parts.export_entries import OnnxExport, OnnxInt8Export
 from training.recipe_parts.task import Task
+from training.rows.label_arrays import spreads
 
 LABELS = np.array([[1.0, 100.0], [3.0, 500.0]], np.float32)
 """Spreads of 1 and 200."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.errors import IsolationError
-from training.proof.isolated_run import run_isolated
+from training.isolated_run import run_isolated
 
 MEMORY_BYTES = 8 * 2**30
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tests.unit.training.number_tasks import number_recipe
 from training.datasets import load_splits
-from training.errors import DataError, RecipeError, TargetError
+from training.errors import DataError, TargetError
 from training.model import build_model, try_model
 
 CE: dict[str, Any] = {"cross_entropy": {}}
@@ -91,9 +91,7 @@ def test_an_output_of_another_shape_is_refused_before_training(
         try_model(build_model(chosen), load(kind, loss), chosen)
 
 
-TWO: dict[str, Any] = {
-    "sum": [{"cross_entropy": {}}, {"mse": {}, "labels": "amount", "output": "amounts"}]
-}
+TWO: dict[str, Any] = {"sum": [{"cross_entropy": {}}, {"mse": {}, "labels": "amount"}]}
 
 
 def test_a_sum_of_losses_takes_several_labels() -> None:
@@ -120,11 +118,13 @@ def test_labels_that_a_sum_cannot_have_are_named(part: dict[str, Any], words: st
 
 
 def test_an_output_that_a_sum_names_is_there() -> None:
-    chosen = number_recipe("two", TWO)
-    model = {"target": "tests.unit.training.number_tasks:Heads", "args": {"widths": [2, 3]}}
-    chosen = number_recipe("two", TWO, model={**model, "outputs": ["found", "amount"]})
-    with pytest.raises(RecipeError, match=r"output 'amounts'.*did you mean 'amount'"):
-        try_model(build_model(chosen), load("two", TWO), chosen)
+    model = {"target": "tests.unit.training.number_tasks:Heads", "outputs": ["found", "amount"]}
+    first, second = TWO["sum"]
+    for output in model["outputs"]:
+        number_recipe("two", {"sum": [first, {**second, "output": output}]}, model=model)
+    missing = {"sum": [first, {**second, "output": "amounts"}]}
+    with pytest.raises(ValidationError, match=r"output 'amounts'.*did you mean 'amount'"):
+        number_recipe("two", missing, model=model)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tests.unit.training.recipes import recipe, splits
 from tests.unit.training.row_sets import lazy_document
 from training.datasets import Split, Splits, load_splits
 from training.errors import DataError, RecipeError
-from training.learning.optimizer_step import Batch
 from training.recipe import Recipe
+from training.rows.batch import Batch
 from training.rows.loading import Loader
 from training.together.ranks import Ranks
 

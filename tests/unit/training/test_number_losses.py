@@ -14,10 +14,11 @@ from training.errors import RecipeError
 from training.learning.evaluation import evaluate
 from training.learning.losses import Loss, make_loss
 from training.learning.objective import make_objective
-from training.learning.optimizer_step import Batch, Stepper
+from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
 from training.model import build_model
 from training.recipe import Recipe
+from training.rows.batch import Batch
 
 torch.manual_seed(1)
 OUTPUTS = torch.randn(8, 3)

@@ -11,10 +11,11 @@ from tests.unit.training.recipes import CLASSES, recipe, splits
 from training import networks
 from training.errors import RecipeError
 from training.learning.objective import make_objective
-from training.learning.optimizer_step import Batch, Stepper
+from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer, parameter_groups
 from training.recipe import Recipe
 from training.recipe_parts.optimizer_parts import OptimPart
+from training.rows.batch import Batch
 
 TORCH: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}),

@@ -11,11 +11,12 @@ from torch import nn
 from tests.unit.training.recipes import recipe, splits
 from training.datasets import IGNORED_LABEL
 from training.learning.objective import make_objective
-from training.learning.optimizer_step import Batch, Stepper
+from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
 from training.learning.weight_average import WeightAverage
 from training.model import build_model
 from training.recipe import Recipe
+from training.rows.batch import Batch
 from training.together.ranks import ALONE, Ranks
 from training.together.replica import Replica, blocks, whole_tensors
 

@@ -23,9 +23,9 @@ from training.errors import IsolationError
 from training.learning.evaluation import evaluate
 from training.learning.loop import Trained
 from training.learning.train_state import TrainState
+from training.metrics.confidence import paired_interval
 from training.promotion import Promotion, promote
 from training.proof import live_comparison
-from training.proof.confidence import paired_interval
 from training.proof.live_comparison import compare_with_live
 from training.proof.runners import module_runner
 from training.proof.verify import Reference

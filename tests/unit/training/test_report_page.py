@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.training.test_report import ALL, accuracy, artifact, report
-from training.proof.task_metric import TaskMetric
+from training.metrics.task_metric import TaskMetric
 from training.reporting.curves import Curve, PhaseCurves
 from training.reporting.examiner import examine
 from training.reporting.plot import BOTTOM, HEIGHT, LEFT

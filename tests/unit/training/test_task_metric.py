@@ -7,7 +7,7 @@ from sklearn import metrics as sklearn_metrics
 
 from model_store.metric import BETTER, SHARES
 from model_store.tensors import Array
-from training.proof.task_metric import Tally, TaskMetric
+from training.metrics.task_metric import Tally, TaskMetric
 from training.recipe_parts.task import METRICS, Task
 from training.rows.label_arrays import IGNORED_LABEL, LabelArray
 

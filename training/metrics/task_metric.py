@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from model_store.metric import MeasuredMetric, better_of
 from model_store.tensors import Array
-from training.proof.confidence import ratio_interval, wilson_interval
+from training.metrics.confidence import ratio_interval, wilson_interval
 from training.recipe import Recipe
 from training.recipe_parts.task import METRICS, Task
 from training.rows.label_arrays import LabelArray, counted

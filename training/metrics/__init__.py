@@ -1,0 +1,1 @@
+"""How good answers are, and how sure that is."""

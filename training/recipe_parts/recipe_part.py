@@ -1,0 +1,11 @@
+"""What every part of a recipe is. Pure."""
+
+from pydantic import ConfigDict
+
+from model_store.strict import StrictModel
+
+
+class RecipePart(StrictModel):
+    """A part of a recipe; the sentence under a field is also its help in the JSON Schema."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
