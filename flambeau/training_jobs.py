@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 from flambeau.channel import (
@@ -112,13 +113,13 @@ class TrainingClient:
     def __init__(self, target: str, *, token: str = "", tls: Tls | None = None) -> None:
         options = channel_options(MAX_MESSAGE_BYTES, SERVICE)
         self._channel = open_channel(target, options, tls)
-        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES)
-        self._watch = self._channel.unary_stream(
+        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES, token)
+        watch = self._channel.unary_stream(
             f"/{SERVICE}/WatchJob",
             request_serializer=pb.WatchTrainingRequest.SerializeToString,
             response_deserializer=pb.TrainingEvent.FromString,
         )
-        self._metadata = bearer(token)
+        self._watch = partial(watch, metadata=bearer(token))
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +212,7 @@ class TrainingClient:
             request = pb.WatchTrainingRequest(id=job_id, after=after, follow=follow)
             try:
                 with failing(CALL_TIMEOUT_S):
-                    for message in self._watch(request, metadata=self._metadata):
+                    for message in self._watch(request):
                         after, gone_at = message.seq, None
                         yield _event(message)
                 if not follow or self.get(job_id).is_over:
@@ -224,7 +225,7 @@ class TrainingClient:
 
     def _call(self, name: str, request: Any) -> Any:
         with failing(CALL_TIMEOUT_S):
-            return self._methods[name](request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+            return self._methods[name](request, timeout=CALL_TIMEOUT_S)
 
 
 def _patient(gone_at: float | None, failure: UnavailableError) -> float:

@@ -47,6 +47,8 @@ class ServingError(Exception):
     http_status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
+    wait_s: float | None = None
+    """Seconds until a retry may help, where that is known."""
 
 
 class InvalidRequestError(ServingError):
@@ -90,14 +92,17 @@ class RateLimitedError(ServingError):
 
     Args:
         message: what was too much.
-        wait_s: seconds until it may ask again.
+        wait_s: seconds until it may ask again; the usual one is for an error that came from
+            another process, as its words alone.
     """
 
     http_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
     retryable = True
 
-    def __init__(self, message: str, wait_s: float) -> None:
+    wait_s: float
+
+    def __init__(self, message: str, wait_s: float = 1.0) -> None:
         super().__init__(message)
         self.wait_s = wait_s
 

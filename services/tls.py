@@ -10,13 +10,12 @@ Rules kept here:
 - no handshake waits for a disk: a thread of its own looks at the files.
 """
 
-import contextlib
 import logging
 import re
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 from pydantic import ConfigDict
 
 from model_store.strict import StrictModel
+from services.background_thread import background_thread
 from services.certificate_dates import not_after_s
 from services.settings import ConfigError
 from services.telemetry.metrics import TlsMetrics
@@ -121,22 +121,14 @@ class Certificates:
             require_client_authentication=self._client_ca is not None,
         )
 
-    @contextlib.contextmanager
-    def renewing(self) -> Iterator[None]:
+    def renewing(self) -> AbstractContextManager[None]:
         """Looks after the files as long as the block lasts."""
-        over = threading.Event()
 
-        def watch() -> None:
+        def watch(over: threading.Event) -> None:
             while not over.wait(LOOK_EVERY_S):
                 self.look()
 
-        thread = threading.Thread(target=watch, name="tls", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        return background_thread("tls", watch)
 
     def look(self) -> None:
         """Takes the files up if they have changed, and have not changed again since the last look.

@@ -10,16 +10,12 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from flambeau.commands.train import INTERRUPTED
+from flambeau.commands.train import INTERRUPTED, RecipeSource
 
 if TYPE_CHECKING:
     from model_store.store import Sign
     from training.sweep.search import SweepPlan
 
-Source = Annotated[
-    str,
-    typer.Argument(help="A YAML file, or a function: path/file.py:name or package.module:name."),
-]
 Params = Annotated[
     list[str],
     typer.Option(
@@ -59,7 +55,7 @@ SignWith = Annotated[str, typer.Option(metavar="KEY", help="As of flambeau train
 
 
 def sweep(
-    recipe: Source,
+    recipe: RecipeSource,
     param: Params,
     trials: Trials = 20,
     processes: Processes = 1,

@@ -10,15 +10,14 @@ from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C stopped, as shells count it."""
+RecipeSource = Annotated[
+    str,
+    typer.Argument(help="A YAML file, or a function: path/file.py:name or package.module:name."),
+]
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A YAML file, or a function: path/file.py:name or package.module:name."
-        ),
-    ],
+    recipe: RecipeSource,
     set_: Annotated[
         list[str] | None,
         typer.Option(

@@ -1,7 +1,7 @@
 """The dashboards: what they show, in the order in which somebody on call asks.
 
-Every expression is run against a real Prometheus while a fleet serves (`bench/dashboards.py`, and
-on a small one `tests/e2e/test_dashboards.py`), and must have data there.
+Every expression is run against a real Prometheus while a fleet serves (`python -m
+tests.dashboards`, and shorter `tests/e2e/test_dashboards.py`), and must have data there.
 """
 
 from flambeau.monitoring.panels import Dashboard, Panel, Query, Row, Unit, Variable
@@ -43,6 +43,16 @@ def rate(metric: str, labels: str, by: str = "") -> str:
 def grown(metric: str, labels: str, by: str) -> str:
     """What a counter has grown by within each stretch of the time shown."""
     return f"sum by ({by}) (increase({metric}{{{labels}}}{RATE}))"
+
+
+def grown_in_all(metric: str, labels: str) -> str:
+    """What a counter has grown by within all of the time shown."""
+    return f"sum(increase({metric}{{{labels}}}[$__range]))"
+
+
+def of_redis(metric: str) -> str:
+    """What Redis holds of each version: every worker tells the same, so the largest counts."""
+    return f"max by (model, version) ({metric}{{{LANE}}})"
 
 
 def failing(labels: str, by: str = "") -> str:
@@ -204,31 +214,31 @@ QUEUE = Dashboard(
             figure("Workers", "none", "That say in Redis what they serve.",
                    f"max(flambeau_fleet_workers{{{WHERE}}})"),
             figure("Workers lost", "none", "Within the time shown: fell silent without a farewell.",
-                   f"sum(increase(flambeau_lost_workers_total{{{WHERE}}}[$__range]))", 0.5),
+                   grown_in_all("flambeau_lost_workers_total", WHERE), 0.5),
             figure("Oldest request", "s", "Age of the oldest one in Redis.",
                    f"max(flambeau_stream_oldest_age_seconds{{{LANE}}})", 5),
             figure("Dead letters", "none", "Within the time shown: set aside because two workers "
                    "died with them (flambeau queue dead list).",
-                   f"sum(increase(flambeau_dead_letters_total{{{LANE}}}[$__range]))", 0.5),
+                   grown_in_all("flambeau_dead_letters_total", LANE), 0.5),
         )),
         Row("Redis", (
             lines("Waiting", "none", "Requests that no worker has taken. Every worker tells the "
                   "same, so the largest counts.",
-                  (f"max by (model, version) (flambeau_stream_waiting_requests{{{LANE}}})",
+                  (of_redis("flambeau_stream_waiting_requests"),
                    "{{model}} {{version}}"), stacked=True),
             lines("Taken, not answered", "none", "Requests that workers hold.",
-                  (f"max by (model, version) (flambeau_stream_taken_requests{{{LANE}}})",
+                  (of_redis("flambeau_stream_taken_requests"),
                    "{{model}} {{version}}"), stacked=True),
             lines("Age of the oldest", "s", "Add workers before it nears the callers' time limit.",
-                  (f"max by (model, version) (flambeau_stream_oldest_age_seconds{{{LANE}}})",
+                  (of_redis("flambeau_stream_oldest_age_seconds"),
                    "{{model}} {{version}}")),
         )),
         Row("Jobs", (
             lines("Waiting", "none", "Jobs that no worker has taken; they yield to requests.",
-                  (f"max by (model, version) (flambeau_waiting_jobs{{{LANE}}})",
+                  (of_redis("flambeau_waiting_jobs"),
                    "{{model}} {{version}}"), stacked=True),
             lines("Running", "none", "Jobs that a worker has taken.",
-                  (f"max by (model, version) (flambeau_running_jobs{{{LANE}}})",
+                  (of_redis("flambeau_running_jobs"),
                    "{{model}} {{version}}"), stacked=True),
             lines("Over", "ops", "By how they ended.",
                   (rate("flambeau_finished_jobs_total", LANE, "state"), "{{state}}"), stacked=True),
@@ -262,10 +272,10 @@ TRAINING = Dashboard(
             figure("Running", "none", "On all workers.",
                    f"sum(flambeau_training_running_jobs{{{WHERE}}})"),
             figure("Failed", "none", "Within the time shown.",
-                   f'sum(increase(flambeau_training_finished_jobs_total{{{WHERE},state="failed"}}'
-                   "[$__range]))", 0.5),
+                   grown_in_all("flambeau_training_finished_jobs_total",
+                                f'{WHERE},state="failed"'), 0.5),
             figure("Taken over", "none", "Within the time shown: jobs whose worker was gone.",
-                   f"sum(increase(flambeau_training_takeovers_total{{{WHERE}}}[$__range]))", 0.5),
+                   grown_in_all("flambeau_training_takeovers_total", WHERE), 0.5),
         )),
         Row("Jobs", (
             lines("By state", "none", "All jobs that are kept (keep_days).",

@@ -8,7 +8,7 @@ data source is a variable, so that no installation's own is named; panels never 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 SCHEMA_VERSION = 39
@@ -17,6 +17,8 @@ WIDTH = 24
 """Of Grafana's grid."""
 STAT_HEIGHT, GRAPH_HEIGHT = 4, 8
 PALETTE = "palette-classic"
+TAG = "flambeau"
+"""Of every dashboard; the top of each links to all that have it."""
 
 Unit = Literal["reqps", "ops", "s", "percentunit", "bytes", "short", "none", "celsius", "watt"]
 """Grafana's names of units."""
@@ -78,8 +80,6 @@ class Dashboard:
     description: str
     rows: tuple[Row, ...]
     variables: tuple[Variable, ...] = ()
-    links: tuple[str, ...] = field(default=("flambeau",))
-    """Tags of the dashboards that its top links to, and its own."""
 
     def panels(self) -> Iterator[Panel]:
         """All of them, from top to bottom."""
@@ -99,13 +99,13 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "links": [
             {
                 "asDropdown": True, "icon": "external link", "includeVars": True, "keepTime": True,
-                "tags": list(dashboard.links), "title": "flambeau", "type": "dashboards",
+                "tags": [TAG], "title": TAG, "type": "dashboards",
             }
         ],
         "panels": list(_placed(dashboard.rows)),
         "refresh": "10s",
         "schemaVersion": SCHEMA_VERSION,
-        "tags": list(dashboard.links),
+        "tags": [TAG],
         "templating": {"list": [_data_source(), *map(_variable, dashboard.variables)]},
         "time": {"from": "now-1h", "to": "now"},
         "timepicker": {},

@@ -23,7 +23,6 @@ import fcntl
 import hashlib
 import os
 import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -35,6 +34,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, mod
 
 from model_store.strict import StrictModel, explain, nearest_name
 from services.access.grants import Grant, parse_grant
+from services.atomic_file import write_atomically
 
 PREFIX = "flb_"
 """What every key begins with, so that scanners for secrets find one that was published."""
@@ -183,16 +183,6 @@ def _alone(path: Path) -> Iterator[ApiKeys]:
 
 
 def _write(path: Path, keys: ApiKeys) -> None:
-    """Puts a whole file in the place of the old one; only its owner may read it."""
     document = keys.model_dump(mode="json", exclude_defaults=True)
     text = yaml.safe_dump(document, sort_keys=False) if keys.keys else "keys: []\n"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomically(path, text)

@@ -63,10 +63,6 @@ class Caller:
                 self._known[scope, model] = found
         return found
 
-    def may_anywhere(self, scope: Scope) -> bool:
-        """Whether a scope is granted on any model."""
-        return any(grant.scope == scope for grant in self._grants)
-
     def sees(self, model: str) -> bool:
         """Whether the model is there for this caller."""
         return self.may("infer", model) or self.may("manage", model)

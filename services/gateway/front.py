@@ -73,7 +73,8 @@ class Front:
         on_ready: called once, when it is known what is served.
         verifications: where versions are verified.
         open_desk: makes the desk where jobs are taken in, where there are jobs.
-        tracer: told of requests, if any are traced.
+        tracer: told of requests, if any are traced; exports what it is told while the ports are
+            open.
         rates: where gateways share the rates of callers, if there are several.
 
     Raises:
@@ -98,6 +99,7 @@ class Front:
         open_audit_log(config.audit_log)
         self._config = config
         self._rates = rates
+        self._tracer = tracer
         self._door = _open_door(config, metrics, rates)
         directory.is_discreet = self._door is not None
         self._metrics = metrics
@@ -148,6 +150,8 @@ class Front:
         """
         config = self._config
         with contextlib.ExitStack() as stack:
+            if self._tracer is not None:
+                stack.enter_context(self._tracer.exporting())
             if self._certificates is not None:
                 stack.enter_context(self._certificates.renewing())
             http_socket = stack.enter_context(listen(config.host, config.http_port, "http_port"))

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator
 
-from services.errors import InvalidRequestError, RateLimitedError, ServingError, UnsupportedError
+from services.errors import InvalidRequestError, ServingError, UnsupportedError
 
 RETRY_AFTER_S = 1
 """When to try again after a refusal that a retry may cure; both edges say it."""
@@ -12,7 +12,7 @@ RETRY_AFTER_S = 1
 
 def retry_after_s(error: ServingError) -> int:
     """Whole seconds after which a refusal that a retry may cure is worth one."""
-    return math.ceil(error.wait_s) if isinstance(error, RateLimitedError) else RETRY_AFTER_S
+    return RETRY_AFTER_S if error.wait_s is None else math.ceil(error.wait_s)
 
 
 UNSUPPORTED_PARAMETERS = frozenset(

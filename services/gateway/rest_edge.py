@@ -33,11 +33,12 @@ from services.gateway.openapi import openapi_document
 from services.gateway.refusals import retry_after_s
 from services.gateway.rest_infer import InferExchange, InferRoute
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+from services.ports import LIVE_PATH, READY_PATH
 
 if TYPE_CHECKING:
     from services.access.door import Door
 
-_OPEN_PATHS = frozenset(("/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"))
+_OPEN_PATHS = frozenset((LIVE_PATH, READY_PATH, "/openapi.json", "/docs"))
 """What says nothing of the models, and is for everybody."""
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
@@ -109,8 +110,8 @@ class RestEdge:
         return [
             Route("/v2", self._server_metadata),
             Route("/v2/", self._server_metadata),
-            Route("/v2/health/live", _live),
-            Route("/v2/health/ready", self._ready),
+            Route(LIVE_PATH, _live),
+            Route(READY_PATH, self._ready),
             Route("/openapi.json", self._openapi),
             Route("/docs", _docs),
         ]

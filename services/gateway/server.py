@@ -6,7 +6,6 @@ requests finish, the process exits 0. A second signal ends it at once.
 """
 
 import asyncio
-import contextlib
 import logging
 from importlib.metadata import version as installed_version
 
@@ -94,10 +93,7 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         await FleetWatch(clients, changed, metrics).run()
 
     asked = asyncio.Event()
-    async with contextlib.AsyncExitStack() as stack:
-        if tracer is not None:
-            stack.enter_context(tracer.exporting())
-        await stack.enter_async_context(front.listening())
+    async with front.listening():
         stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
             chores = [
@@ -107,18 +103,13 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
                 *(tasks.create_task(webhooks.run(), name="webhooks") for webhooks in told),
             ]
             await asked.wait()
-            await _leave(front, jobs)
+            await front.part()
+            jobs.stop_waiting()
+            await front.drain()
+            await front.close()
             for chore in chores:
                 chore.cancel()
     logger.info("stopped")
-
-
-async def _leave(front: Front, jobs: Jobs) -> None:
-    """What is accepted is answered first."""
-    await front.part()
-    jobs.stop_waiting()
-    await front.drain()
-    await front.close()
 
 
 def _log_ready(found: Listening) -> None:

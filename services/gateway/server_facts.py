@@ -51,10 +51,7 @@ class ServerFacts:
 
     def is_ready(self) -> bool:
         """Whether to send traffic here: started, not leaving, every named model live."""
-        named_are_live = all(
-            self._directory.live_version(model) is not None for model in self._models
-        )
-        return self.started and not self.leaving and named_are_live
+        return self.started and not self.leaving and self._directory.are_live(self._models)
 
     def is_model_ready(self, model: str, version: str) -> bool:
         """Whether a version is loaded and proven; False for one that does not exist."""

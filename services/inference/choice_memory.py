@@ -9,14 +9,13 @@ written beside and renamed, so that nobody reads half of it; the oldest choices 
 
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from model_store.strict import StrictModel
+from services.atomic_file import write_atomically
 
 logger = logging.getLogger("flambeau.loader")
 
@@ -87,14 +86,7 @@ class ChoiceMemory:
         contents = {"schema": 1, "choices": {k: v.model_dump() for k, v in choices.items()}}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, part = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-            try:
-                with open(descriptor, "w") as file:
-                    json.dump(contents, file, indent=1)
-                os.replace(part, self._path)
-            except BaseException:
-                os.unlink(part)
-                raise
+            write_atomically(self._path, json.dumps(contents, indent=1))
         except OSError as error:
             logger.warning(
                 "the choice of artifacts is not remembered; see the setting choice_file",

@@ -118,8 +118,8 @@ class _Process:
 
     def _is_ready(self) -> bool:
         """Whether the store is read, what is to be served is live, and Redis has been told."""
-        live = all(self._directory.live_version(m) is not None for m in self._config.models)
-        return self._announcer.started and self._announcer.heard and live
+        live = self._directory.are_live(self._config.models)
+        return live and self._announcer.started and self._announcer.heard
 
     def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._announcer.started

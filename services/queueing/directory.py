@@ -5,7 +5,7 @@ event loop owns it, so a request that was resolved and enqueued without an `awai
 never meet a lane that has been withdrawn.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from model_store.signature import Signature
 from model_store.strict import nearest_name
@@ -60,6 +60,10 @@ class Directory:
     def live_version(self, model: str) -> int | None:
         """The version a request without one gets, or None while there is none."""
         return self._live.get(model)
+
+    def are_live(self, models: Iterable[str]) -> bool:
+        """Whether each of them has a version that a request without one gets."""
+        return all(model in self._live for model in models)
 
     def all_versions(self) -> Iterator[ServedVersion]:
         """Everything announced, models and versions in order."""

@@ -6,7 +6,6 @@ requests finish, workers close their backends, the process exits 0. A second sig
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from importlib.metadata import version as installed_version
@@ -66,10 +65,7 @@ async def _serve(
     )
     reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
     asked, drained = asyncio.Event(), asyncio.Event()
-    async with contextlib.AsyncExitStack() as stack:
-        if tracer is not None:
-            stack.enter_context(tracer.exporting())
-        await stack.enter_async_context(front.listening())
+    async with front.listening():
         stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from services.background_thread import background_thread
 from services.telemetry.loop_metrics import HistogramChild
 
 INTERVAL_S = 0.1
@@ -19,20 +20,14 @@ INTERVAL_S = 0.1
 def sampling_lag(seconds: HistogramChild) -> Iterator[None]:
     """Within the block, samples the running loop's lag ten times a second."""
     loop = asyncio.get_running_loop()
-    stop = threading.Event()
 
     def answered(asked: float) -> None:
         seconds.observe(time.monotonic() - asked)
 
-    def sample() -> None:
-        while not stop.wait(INTERVAL_S):
+    def sample(over: threading.Event) -> None:
+        while not over.wait(INTERVAL_S):
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(answered, time.monotonic())
 
-    thread = threading.Thread(target=sample, name="loop-lag", daemon=True)
-    thread.start()
-    try:
+    with background_thread("loop-lag", sample):
         yield
-    finally:
-        stop.set()
-        thread.join()

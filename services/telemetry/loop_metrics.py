@@ -17,34 +17,21 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Exemplar,
-    HistogramMetricFamily,
-    Sample,
-)
+from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 
 class CounterChild:
     """One counter, for one set of label values."""
 
-    __slots__ = ("exemplar", "value")
+    __slots__ = ("value",)
 
     def __init__(self) -> None:
         self.value = 0.0
-        self.exemplar: Exemplar | None = None
 
-    def inc(self, amount: float = 1.0, exemplar: str = "") -> None:
-        """Adds an amount.
-
-        Args:
-            amount: not negative.
-            exemplar: id of a trace that is kept, in hexadecimal; empty for none.
-        """
+    def inc(self, amount: float = 1.0) -> None:
+        """Adds an amount, which is not negative."""
         self.value += amount
-        if exemplar:
-            self.exemplar = _exemplar(exemplar, amount)
 
 
 class HistogramChild:
@@ -70,7 +57,7 @@ class HistogramChild:
         self.counts[bucket] += 1
         self.total += value
         if exemplar:
-            self.exemplars[bucket] = _exemplar(exemplar, value)
+            self.exemplars[bucket] = Exemplar({"trace_id": exemplar}, value, time.time())
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Counts several values."""
@@ -78,10 +65,6 @@ class HistogramChild:
         for value in values:
             counts[bisect_left(bounds, value)] += 1
         self.total += sum(values)
-
-
-def _exemplar(trace_id: str, value: float) -> Exemplar:
-    return Exemplar({"trace_id": trace_id}, value, time.time())
 
 
 class LoopCounter(Collector):
@@ -105,10 +88,7 @@ class LoopCounter(Collector):
         """The family as it stands; called by a scrape."""
         family = CounterMetricFamily(self._name, self._documentation, labels=self.label_names)
         for values, child in list(self._children.items()):
-            labels = dict(zip(self.label_names, values, strict=True))
-            # The family's own way to add a sample takes no exemplar.
-            sample = Sample(f"{self._name}_total", labels, child.value, None, child.exemplar)
-            family.samples.append(sample)
+            family.add_metric(values, child.value)
         yield family
 
 

@@ -10,18 +10,19 @@ Rules kept here:
 - what the exporter cannot keep up with is dropped and counted, never waited for.
 """
 
-import contextlib
 import logging
 import random
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from prometheus_client import Counter
 
+from services.background_thread import background_thread
 from services.queueing.records import Lane
 from services.tracing.context import TraceContext, read_traceparent
 
@@ -135,24 +136,16 @@ class Tracer:
         else:
             self._facts.append(facts)
 
-    @contextlib.contextmanager
-    def exporting(self) -> Iterator[None]:
+    def exporting(self) -> AbstractContextManager[None]:
         """Exports as long as the block lasts, and what is left at its end."""
-        over = threading.Event()
 
-        def work() -> None:
+        def work(over: threading.Event) -> None:
             while not over.wait(EXPORT_EVERY_S):
                 self._export()
             self._export()
             self._dropped.inc(len(self._facts))
 
-        thread = threading.Thread(target=work, name="tracing", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join(LAST_EXPORT_S)
+        return background_thread("tracing", work, end_within_s=LAST_EXPORT_S)
 
     def _export(self) -> None:
         """Sends all there is, unless the collector is away: then it stays for the next time."""

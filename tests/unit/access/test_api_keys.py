@@ -22,8 +22,6 @@ from services.access.api_keys import (
 from services.access.grants import Grant, parse_grant
 from tests.fixtures.credentials import keys_text
 
-DIGEST = digest_of("x").hex()
-
 
 def key(name: str = "ci", secret: str = "x") -> ApiKey:
     digest = digest_of(secret).hex()

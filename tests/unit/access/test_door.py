@@ -2,9 +2,7 @@
 
 import asyncio
 import functools
-import http.server
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +35,7 @@ from tests.fixtures.credentials import (
     token_without_signature,
     write_credentials,
 )
+from tests.fixtures.http_listener import QuietHandler, http_listener
 
 
 def access(**settings: Any) -> AccessSettings:
@@ -206,7 +205,7 @@ def test_a_key_set_that_changes_has_tokens_proven_anew(tmp_path: Path) -> None:
     assert place.value("source_stale", source="jwt_keys") == 1
 
 
-class Provider(http.server.BaseHTTPRequestHandler):
+class Provider(QuietHandler):
     """Hands out a key set, and counts."""
 
     keys = b""
@@ -219,19 +218,12 @@ class Provider(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.keys)
 
-    def log_message(self, *_: Any) -> None:
-        """Says nothing."""
-
 
 @pytest.fixture
 def provider() -> Iterator[tuple[type[Provider], str]]:
     kind = type("_Provider", (Provider,), {})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        thread = threading.Thread(target=functools.partial(server.serve_forever, 0.01))
-        thread.start()
-        yield kind, f"http://127.0.0.1:{server.server_port}/jwks"
-        server.shutdown()
-        thread.join()
+    with http_listener(kind) as url:
+        yield kind, f"{url}/jwks"
 
 
 def test_keys_from_a_url_are_fetched_beside_and_not_for_every_stranger(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from model_store.tensors import Array
-from services.errors import OverloadedError, QueueFullError, ServingError
+from services import errors
+from services.errors import OverloadedError, ServingError
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.wire import (
     WireError,
@@ -21,6 +22,11 @@ from services.queueing.redis_streams.wire import (
 )
 
 LANE = Lane("m", 3)
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, ServingError)
+]
 NUMBERS = st.sampled_from(
     [np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.int32, np.int64, np.float16, np.float32,
      np.float64]
@@ -80,9 +86,10 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
     decode_outcome(data, LANE)  # an error like any other, never an exception
 
 
-def test_an_error_comes_out_as_what_it_was() -> None:
-    found = decode_outcome(encode_outcome(QueueFullError("full")), LANE)
-    assert type(found) is QueueFullError
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_comes_out_as_what_it_was(kind: type[ServingError]) -> None:
+    found = decode_outcome(encode_outcome(kind("full")), LANE)
+    assert type(found) is kind
     assert str(found) == "full"
 
 
