@@ -41,6 +41,7 @@ from services.tracing.tracer import Tracer
 if TYPE_CHECKING:
     from services.access.door import Door
     from services.access.shared_rates import SharedRates
+    from services.gateway.payload_sampler import PayloadSampler
 
 logger = logging.getLogger("flambeau.server")
 
@@ -75,6 +76,7 @@ class Front:
         open_desk: makes the desk where jobs are taken in, where there are jobs.
         tracer: told of requests, if any are traced.
         rates: where gateways share the rates of callers, if there are several.
+        sampler: shown requests, if payloads are sampled.
 
     Raises:
         ConfigError: strangers could reach it, who may cannot be read, or the files of TLS cannot
@@ -93,6 +95,7 @@ class Front:
         open_desk: Callable[[Admission], JobDesk] | None = None,
         tracer: Tracer | None = None,
         rates: "SharedRates | None" = None,
+        sampler: "PayloadSampler | None" = None,
     ) -> None:
         check_open(config, config.host)
         open_audit_log(config.audit_log)
@@ -114,7 +117,7 @@ class Front:
             degrades=config.when_overloaded == "degrade",
         )
         self._facts = ServerFacts(version, directory, self._admission, config.models)
-        self._ledger = Ledger(metrics, directory, config.access_log, tracer)
+        self._ledger = Ledger(metrics, directory, config.access_log, tracer, sampler)
         edges = (self._admission, self._facts, self._ledger)
         max_bytes = config.max_request_bytes
         desk = open_desk(self._admission) if open_desk is not None else None
