@@ -14,6 +14,7 @@ from flambeau.commands.jobs import jobs_app
 from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
 from flambeau.commands.report import report
+from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
 from flambeau.commands.sweep import sweep
 from flambeau.commands.tls_options import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
@@ -38,6 +39,7 @@ app.add_typer(queue_app, name="queue")
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(keys_app, name="keys")
 app.add_typer(access_app, name="access")
+app.add_typer(samples_app, name="samples")
 
 
 def _print_version(wanted: bool) -> None:

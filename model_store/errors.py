@@ -9,6 +9,7 @@ StoreError
 ├── DigestMismatchError        bytes that are not those the manifest names
 ├── GoldenMismatchError        golden rows that are not those of the signature
 ├── CertificateError           a certificate that breaks its rules
+├── SampleError                a payload sample that breaks its rules
 ├── SignatureError             a version that no trusted key vouches for
 │   ├── SignatureMissingError      it carries no signature, or lost it
 │   ├── ForeignKeyError            signed by a key that is not trusted here
@@ -56,6 +57,10 @@ class GoldenMismatchError(StoreError):
 
 class CertificateError(StoreError):
     """A certificate that is not JSON, breaks the schema, or is of another version."""
+
+
+class SampleError(StoreError):
+    """A payload sample that is not JSON, breaks the schema, or has values that do not fit."""
 
 
 class SignatureError(StoreError):

@@ -5,6 +5,7 @@ replaces a file that is there; every failure is a `StoreError` that names the pa
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,10 +81,32 @@ class Storage:
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data)
 
+    def append_private(self, path: str, data: bytes) -> None:
+        """Adds to a file of the caller's alone, and makes it if it is not there.
+
+        In a folder, only the owner of the file may read it; who is killed meanwhile leaves a part
+        of the data, and who has no space left none of it. A bucket cannot append: there the file
+        is read and written whole, and who may read it is the bucket's to say.
+        """
+        if not self.is_local:
+            with contextlib.suppress(MissingFileError):
+                data = self.get(path) + data
+            self.replace(path, data)
+            return
+        with self._failures(f"append to '{path}'"):
+            place = Path(self.url, path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # Never there for others to read: the permissions are those it is made with.
+            file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                _append_whole(file, data)
+            finally:
+                os.close(file)
+
     def delete(self, path: str) -> None:
         """Removes a file; one that is not there is fine.
 
-        Only for files of a version that was never published: versions are immutable.
+        Never one of a published version: versions are immutable.
         """
         with contextlib.suppress(MissingFileError), self._failures(f"delete '{path}'"):
             obstore.delete(self._store, path)
@@ -103,6 +126,17 @@ class Storage:
                 f"cannot {action} in {self.url}: {_first_line(error)}; "
                 "check free space, permissions and reachability, then try again"
             ) from error
+
+
+def _append_whole(file: int, data: bytes) -> None:
+    """Writes all of the data or, if that fails, nothing of it."""
+    before, left = os.fstat(file).st_size, memoryview(data)
+    try:
+        while left:
+            left = left[os.write(file, left) :]
+    except OSError:
+        os.ftruncate(file, before)
+        raise
 
 
 def _first_line(error: BaseException) -> str:

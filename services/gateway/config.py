@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.access.config import AccessSettings
+from services.gateway.payload_rule import PayloadRule
 from services.gateway.verification_desk import VerifyFor
 from services.settings import ProcessSettings
 from services.tls import TlsSettings
@@ -55,6 +56,13 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     access_log: bool = False
     """One log line for every answered request; turn it on to trace requests one by one, at the
     cost of as much time as a small request takes. Failures are always logged."""
+    payload_samples: dict[str, PayloadRule] = Field(default_factory=dict)
+    """What requests were asked and answered, kept for people to look at: by patterns of models'
+    names, the first that fits, as `{"digits*": {share: 0.01}}`. Empty keeps nothing. What callers
+    send may be personal: docs/security.md."""
+    payload_sample_store: str = ""
+    """URL of the store that samples go to: a folder, or `s3://bucket/prefix`; empty for the model
+    store. Set it for gateways, which know none, or where others may read the model store."""
 
 
 class GatewayConfig(GatewaySettings):

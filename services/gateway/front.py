@@ -41,6 +41,7 @@ from services.tracing.tracer import Tracer
 if TYPE_CHECKING:
     from services.access.door import Door
     from services.access.shared_rates import SharedRates
+    from services.gateway.payload_sampler import PayloadSampler
 
 logger = logging.getLogger("flambeau.server")
 
@@ -76,6 +77,7 @@ class Front:
         tracer: told of requests, if any are traced; exports what it is told while the ports are
             open.
         rates: where gateways share the rates of callers, if there are several.
+        sampler: shown requests, if payloads are sampled; writes while the ports are open.
 
     Raises:
         ConfigError: strangers could reach it, who may cannot be read, or the files of TLS cannot
@@ -94,12 +96,13 @@ class Front:
         open_desk: Callable[[Admission], JobDesk] | None = None,
         tracer: Tracer | None = None,
         rates: "SharedRates | None" = None,
+        sampler: "PayloadSampler | None" = None,
     ) -> None:
         check_open(config, config.host)
         open_audit_log(config.audit_log)
         self._config = config
         self._rates = rates
-        self._tracer = tracer
+        self._tracer, self._sampler = tracer, sampler
         self._door = _open_door(config, metrics, rates)
         directory.is_discreet = self._door is not None
         self._metrics = metrics
@@ -116,7 +119,7 @@ class Front:
             degrades=config.when_overloaded == "degrade",
         )
         self._facts = ServerFacts(version, directory, self._admission, config.models)
-        self._ledger = Ledger(metrics, directory, config.access_log, tracer)
+        self._ledger = Ledger(metrics, directory, config.access_log, tracer, sampler)
         edges = (self._admission, self._facts, self._ledger)
         max_bytes = config.max_request_bytes
         desk = open_desk(self._admission) if open_desk is not None else None
@@ -152,6 +155,8 @@ class Front:
         with contextlib.ExitStack() as stack:
             if self._tracer is not None:
                 stack.enter_context(self._tracer.exporting())
+            if self._sampler is not None:
+                stack.enter_context(self._sampler.writing())
             if self._certificates is not None:
                 stack.enter_context(self._certificates.renewing())
             http_socket = stack.enter_context(listen(config.host, config.http_port, "http_port"))

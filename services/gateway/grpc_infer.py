@@ -36,7 +36,7 @@ from services.gateway.grpc_mailbox import Mailbox
 from services.gateway.grpc_replies import failure, refuse, refuse_gone, secret_in
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
-from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.memory_queue import Done, Entry, Outcome
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class InferHandler:
         door: "Door | None" = None,
     ) -> None:
         self._door = door
-        self._ledger = ledger
+        self.ledger = ledger
         self._max_calls = max_calls
         self.admission = admission
         self.mailbox = mailbox
@@ -88,8 +88,8 @@ class InferHandler:
         if isinstance(request, InvalidRequestError):
             broken, request = request, pb.ModelInferRequest()
         given_id = request.id or _metadata(context, REQUEST_ID)
-        traceparent = _metadata(context, TRACEPARENT) if self._ledger.tracer else ""
-        record = self._ledger.open(
+        traceparent = _metadata(context, TRACEPARENT) if self.ledger.tracer else ""
+        record = self.ledger.open(
             "grpc", given_id, request.model_name, request.model_version, traceparent
         )
         request_id = record.request_id
@@ -181,7 +181,10 @@ class _Call:
         handler.running += 1
         try:
             handler.check_limit()
-            self._entry = handler.admission.infer(wanted, self._answered)
+            answered: Done = self._answered
+            if handler.ledger.sampler is not None:
+                answered = handler.ledger.sampler.watch(wanted, self._record, answered)
+            self._entry = handler.admission.infer(wanted, answered)
         except ServingError as error:
             self._finish(error.grpc_code, error)
         except Exception as error:

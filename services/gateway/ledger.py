@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from services.errors import OverloadedError, ServingError, ShuttingDownError
 from services.queueing.directory import Directory
@@ -15,6 +16,9 @@ from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.telemetry.metrics import UNKNOWN, Metrics
 from services.tracing.context import TraceContext
 from services.tracing.tracer import EdgeFacts, Tracer
+
+if TYPE_CHECKING:
+    from services.gateway.payload_sampler import PayloadSampler
 
 logger = logging.getLogger("flambeau.request")
 
@@ -48,11 +52,14 @@ class Ledger:
         directory: Directory,
         access_log: bool,
         tracer: Tracer | None = None,
+        sampler: "PayloadSampler | None" = None,
     ) -> None:
         self.metrics = metrics
         self.directory = directory
         self.access_log = access_log
         self.tracer = tracer
+        self.sampler = sampler
+        """To be shown each request that goes to admission, if payloads are sampled."""
         self.open = functools.partial(Record, self)
         """Starts a `Record`. Not a method: a call less for every request."""
         self.new_id = _new_ids()
@@ -129,7 +136,7 @@ class Record:
     """
 
     __slots__ = (
-        "_ledger", "_protocol", "_started", "model", "request_id", "trace", "trace_id", "version",
+        "_ledger", "model", "protocol", "request_id", "started", "trace", "trace_id", "version",
     )  # fmt: skip
 
     def __init__(
@@ -141,9 +148,9 @@ class Record:
         version: str,
         traceparent: str = "",
     ) -> None:
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._ledger = ledger
-        self._protocol = protocol
+        self.protocol = protocol
         self.model = model
         self.version = version
         self.request_id = ledger.safe_id(given_id) if given_id else ledger.new_id()
@@ -163,8 +170,8 @@ class Record:
             reply: it says which version answered; by now another one may be live.
         """
         ledger = self._ledger
-        seconds = time.monotonic() - self._started
-        ledger.count(reply.lane, self._protocol, code, seconds, self.trace_id if self.trace else "")
+        seconds = time.monotonic() - self.started
+        ledger.count(reply.lane, self.protocol, code, seconds, self.trace_id if self.trace else "")
         if self.trace is not None:
             self._end_trace(self.trace, code, str(reply.lane.version))
         if ledger.access_log:
@@ -181,8 +188,8 @@ class Record:
         """
         ledger, lane = self._ledger, lane or self._find_lane()
         now = time.monotonic()
-        seconds = now - self._started
-        ledger.count(lane, self._protocol, code, seconds, self.trace_id if self.trace else "")
+        seconds = now - self.started
+        ledger.count(lane, self.protocol, code, seconds, self.trace_id if self.trace else "")
         if isinstance(error, OverloadedError | ShuttingDownError):
             ledger.metrics.refusals.labels(type(error).__name__).inc()
         if self.trace is not None:
@@ -206,7 +213,7 @@ class Record:
         tracer.keep(
             EdgeFacts(
                 trace=trace,
-                protocol=self._protocol,
+                protocol=self.protocol,
                 model=self.model[:128],
                 version=version,
                 code=code,
@@ -221,7 +228,7 @@ class Record:
         return {
             **trace,
             "request_id": self.request_id,
-            "protocol": self._protocol,
+            "protocol": self.protocol,
             "model": self.model[:128],
             "version": version,
             "code": code,

@@ -19,7 +19,7 @@ from services.gateway.http_head import Head
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.rest_request import RestRequest
 from services.gateway.scheduling import time_for_work
-from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
 from services.tracing.context import TRACEPARENT
 
@@ -126,7 +126,10 @@ class InferExchange(Exchange):
                 trace=record.trace,
                 caller=caller,
             )
-            entry = route.admission.infer(call, self._answered)
+            answered: Done = self._answered
+            if route.ledger.sampler is not None:
+                answered = route.ledger.sampler.watch(call, record, answered)
+            entry = route.admission.infer(call, answered)
             if self.response is None:
                 self._entry = entry
         except ServingError as error:

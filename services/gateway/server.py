@@ -17,6 +17,7 @@ from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
 from services.gateway.job_desk import JobDesk
+from services.gateway.payload_setting import open_sampler
 from services.gateway.verification_desk import VerificationDesk
 from services.gateway.webhooks import Webhooks, read_secret
 from services.process import process_name, stop_on_signals
@@ -40,7 +41,7 @@ def serve(config: GatewayConfig) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: strangers could reach it, or who may cannot be read.
+        ConfigError: strangers could reach it, who may cannot be read, or samples have no store.
         PortError: a port is taken.
         QueueUrlError: the URL of the queue is wrong.
     """
@@ -75,9 +76,10 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     verifications = VerificationDesk(verifier.verify, config.verify_for)
     tracer = open_tracer(config, "gateway", metrics)
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
+    sampler = open_sampler(config, directory, metrics)
     front = Front(
         config, version, metrics, directory, queue, _log_ready, verifications, open_desk, tracer,
-        rates,
+        rates, sampler,
     )  # fmt: skip
     sender = RedisSender(clients, name, config.max_queue_depth)
     fleet = FleetDirectory(directory, queue, sender.lane)

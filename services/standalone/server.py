@@ -15,6 +15,7 @@ import uvloop
 
 from model_store.store import ModelStore
 from services.gateway.front import Front, Listening
+from services.gateway.payload_setting import open_sampler
 from services.gateway.verification_desk import VerificationDesk
 from services.inference.configured_policy import serving_policy
 from services.inference.reconciler import Reconciler
@@ -38,7 +39,7 @@ def serve(config: ServerConfig, on_ready: Callable[[Listening], None]) -> None:
         on_ready: called once, when the store has been read through for the first time.
 
     Raises:
-        ConfigError: strangers could reach it, or who may cannot be read.
+        ConfigError: strangers could reach it, who may cannot be read, or samples have no store.
         PortError: a port is taken.
         StorageError: the store's URL is wrong.
     """
@@ -60,9 +61,11 @@ async def _serve(
     )
     verifications = VerificationDesk(verifier.verify, config.verify_for)
     tracer = open_tracer(config, "server", metrics)
+    sampler = open_sampler(config, directory, metrics, store.url)
     front = Front(
-        config, version, metrics, directory, queue, on_ready, verifications, tracer=tracer
-    )
+        config, version, metrics, directory, queue, on_ready, verifications, tracer=tracer,
+        sampler=sampler,
+    )  # fmt: skip
     reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():

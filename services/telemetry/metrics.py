@@ -27,6 +27,7 @@ LANE = ("model", "version")
 DROPPED = ("cancelled", "expired", "infeasible", "failed")
 RESTARTED = ("blocked", "died")
 FINISHED = ("done", "failed", "expired")
+UNSAMPLED = ("rate_limited", "queue_full", "store_failed", "failed")
 """Values of the labels `reason` and `state`."""
 
 UNKNOWN = "unknown"
@@ -156,6 +157,20 @@ class Metrics:
             "Spans of traces, by outcome: exported; or dropped, when the collector is out of reach "
             "or too slow (then what would have made them is counted).",
             ("outcome",),
+            registry=registry,
+        )
+        # Counted from two threads, as spans are.
+        self.payload_samples = Counter(
+            "flambeau_payload_samples",
+            "Requests whose payloads were written to the store of samples.",
+            LANE,
+            registry=registry,
+        )
+        self.dropped_payload_samples = Counter(
+            "flambeau_dropped_payload_samples",
+            "Requests chosen to be sampled that were not, by reason: rate_limited, queue_full (the "
+            "store is too slow), store_failed, or failed (the log says how).",
+            ("reason",),
             registry=registry,
         )
 

@@ -48,6 +48,8 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_fleet_workers": ("gauge", set()),
     "flambeau_lost_workers": ("counter", set()),
     "flambeau_spans": ("counter", {"outcome"}),
+    "flambeau_payload_samples": ("counter", LANE),
+    "flambeau_dropped_payload_samples": ("counter", {"reason"}),
     "flambeau_tls_certificate_not_after_timestamp_seconds": ("gauge", {"use"}),
     "flambeau_tls_reloads": ("counter", {"outcome"}),
     "flambeau_tls_handshake_failures": ("counter", set()),

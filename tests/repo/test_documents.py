@@ -37,6 +37,8 @@ DEFAULTS_IN_WORDS = {
     "tls_key_file": "none",
     "tls_client_ca_file": "none",
     "trace_endpoint": "none",
+    "payload_samples": "none",
+    "payload_sample_store": "the model store",
     "trusted_keys": "those of flambeau keys trust",
 }
 """What the table says of defaults that say nothing as they are."""

@@ -116,7 +116,7 @@ class World:
 
     def __init__(self, max_calls: int = 8) -> None:
         self.letters = Letters()
-        self.tracer = None
+        self.tracer = self.sampler = None
         self.records: list[Record] = []
         self.asked: list[tuple[InferCall, Callable[[Outcome], None]]] = []
         self.entry = Entry()

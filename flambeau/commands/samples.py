@@ -1,0 +1,124 @@
+"""`flambeau samples`: what a gateway kept of requests and answers (`payload_samples`)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flambeau.commands.failures import failing_with
+from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.tables import UNKNOWN, columns
+from model_store.errors import StoreError
+
+if TYPE_CHECKING:
+    from model_store.payload_sample import PayloadSample, SampledTensor
+
+samples_app = typer.Typer(
+    no_args_is_help=True, help="Read and delete samples of requests and answers."
+)
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
+RequestId = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
+
+
+@samples_app.command("list")
+@failing_with({StoreError: 1})
+def list_samples(
+    model: ModelName,
+    version: Annotated[int | None, typer.Option(min=1, help="Of this version alone.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="How many, the newest.")] = 20,
+    store: StoreUrl = DEFAULT_STORE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as they are kept.")] = False,
+) -> None:
+    """List samples of a model, the newest last."""
+    found = [one for one in _samples(store, model) if version in (None, one.version)][-last:]
+    if as_json:
+        for sample in found:
+            typer.echo(sample.to_line(), nl=False)
+        return
+    if not found:
+        of_version = f" version {version}" if version else ""
+        typer.echo(f"no samples of '{model}'{of_version} in {store}")
+        return
+    rows = [("TIME", "REQUEST", "VERSION", "STATUS", "MS", "INPUTS", "OUTPUTS")]
+    rows += [
+        (f"{x.time.astimezone():%Y-%m-%d %H:%M:%S}", x.request_id, str(x.version), x.status,
+         f"{x.duration_ms:.1f}", _shapes(x.inputs), _shapes(x.outputs))
+        for x in found
+    ]  # fmt: skip
+    for line in columns(rows):
+        typer.echo(line)
+
+
+@samples_app.command()
+@failing_with({StoreError: 1})
+def show(model: ModelName, request_id: RequestId, store: StoreUrl = DEFAULT_STORE) -> None:
+    """Show the samples of a request, with their values where those were kept."""
+    found = [one for one in _samples(store, model) if one.request_id == request_id]
+    if not found:
+        typer.echo(f"error: no sample of '{model}' has the request id '{request_id}'", err=True)
+        raise typer.Exit(1)
+    for sample in found:
+        rows = [
+            ("time", sample.time.isoformat()),
+            ("version", str(sample.version)),
+            ("artifact", sample.artifact or UNKNOWN),
+            ("status", f"{sample.status} {sample.error}".rstrip()),
+            ("protocol", sample.protocol),
+            ("duration", f"{sample.duration_ms:.3f} ms"),
+            ("trace", sample.trace_id or UNKNOWN),
+        ]
+        for line in columns(rows):
+            typer.echo(line)
+        for kind, tensors in (("input", sample.inputs), ("output", sample.outputs)):
+            for tensor in tensors:
+                for line in _tensor_lines(kind, tensor):
+                    typer.echo(line)
+
+
+@samples_app.command()
+@failing_with({StoreError: 1})
+def delete(
+    model: ModelName,
+    request_id: Annotated[
+        str | None, typer.Option(help="Only those of this request; all unless given.")
+    ] = None,
+    store: StoreUrl = DEFAULT_STORE,
+) -> None:
+    """Delete samples of a model. A server that samples may write further ones."""
+    from model_store.payload_samples import delete_samples
+    from model_store.storage import Storage
+
+    if request_id is None:
+        count = delete_samples(Storage(store), model)
+        typer.echo(f"deleted all samples of '{model}' ({count} files)")
+        return
+    count = delete_samples(Storage(store), model, lambda one: one.request_id == request_id)
+    typer.echo(f"deleted {count} samples of '{model}' with the request id '{request_id}'")
+
+
+def _samples(store: str, model: str) -> "list[PayloadSample]":
+    """All of a model, by time."""
+    from model_store.payload_samples import read_samples
+    from model_store.storage import Storage
+
+    return sorted(read_samples(Storage(store), model), key=lambda sample: sample.time)
+
+
+def _shapes(tensors: "tuple[SampledTensor, ...]") -> str:
+    return " ".join(f"{x.name}[{','.join(map(str, x.shape))}]" for x in tensors) or UNKNOWN
+
+
+def _tensor_lines(kind: str, tensor: "SampledTensor") -> Iterator[str]:
+    from flambeau.tensor_text import describe
+
+    array = tensor.array()
+    if array is not None:
+        bf16 = [tensor.name] if tensor.datatype == "BF16" else []
+        yield f"{kind} {describe({tensor.name: array}, bf16)}"
+        return
+    shape = ",".join(map(str, tensor.shape))
+    yield f"{kind} {tensor.name}  {tensor.datatype} [{shape}]  values left out: {tensor.left_out}"
+    if tensor.statistics is not None:
+        facts = tensor.statistics.model_dump()
+        yield "  " + ", ".join(f"{name} {value:.6g}" for name, value in facts.items())

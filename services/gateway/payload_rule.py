@@ -1,0 +1,64 @@
+"""What may be sampled of a model's requests, and which rule applies: a part of the settings."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from model_store.payload_sample import PARTS, SampleLimits
+from model_store.strict import StrictModel
+
+LINE_BYTES_PER_BYTE = 2
+"""So much a sample is at most as JSON: base64 takes 4/3, and the rest of it is small."""
+
+
+class PayloadRule(StrictModel):
+    """Of the models whose names fit one pattern."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    share: float = Field(default=0.01, gt=0, le=1)
+    """The share of requests that is sampled; 1 for all that the rate allows."""
+    max_per_minute: float = Field(default=60.0, gt=0, le=600_000)
+    """Samples a minute that each gateway takes of one model at most."""
+    max_sample_bytes: int = Field(default=64 * 2**10, ge=1024, le=4 * 2**20)
+    """Bytes of values in one sample, inputs and outputs together; of a tensor that does not fit
+    beside smaller ones there are statistics alone. Raise it for images: copying 4 MiB takes the
+    event loop some tenths of a millisecond."""
+    kept_mib: int = Field(default=64, ge=1, le=2**20)
+    """What may lie in the store of one model; the oldest samples leave first."""
+    kept_days: float = Field(default=7.0, gt=0, le=3650)
+    """How long a sample is kept at most; lower it where the law or a promise says so."""
+    keep: Literal["shapes", "statistics", "numbers", "everything"] = "numbers"
+    """What is kept of tensors: names, datatypes and shapes; besides, statistics; or the values of
+    all but BYTES; or those as well, which are text that people wrote, or files of theirs."""
+    redact: tuple[str, ...] = ()
+    """Inputs and outputs of which only datatype and shape are kept: names or patterns."""
+
+    @model_validator(mode="after")
+    def _holds_some(self) -> "PayloadRule":
+        least = LINE_BYTES_PER_BYTE * PARTS * self.max_sample_bytes
+        if self.kept_mib * 2**20 < least:
+            raise ValueError(
+                f"kept_mib is {self.kept_mib}, which is too little for samples of "
+                f"{self.max_sample_bytes} bytes (max_sample_bytes): give at least "
+                f"{-(-least // 2**20)}, or smaller samples"
+            )
+        return self
+
+    def limits(self) -> SampleLimits:
+        """What the store keeps."""
+        return SampleLimits(
+            kept_bytes=self.kept_mib * 2**20, kept_for=timedelta(days=self.kept_days)
+        )
+
+    def redacts(self, name: str) -> bool:
+        """Whether nothing of an input or output may be told but its datatype and shape."""
+        return any(fnmatchcase(name, pattern) for pattern in self.redact)
+
+
+def rule_of(rules: Mapping[str, PayloadRule], model: str) -> PayloadRule | None:
+    """The rule of a model: that of the first pattern its name fits; None if it fits none."""
+    return next((rule for pattern, rule in rules.items() if fnmatchcase(model, pattern)), None)
