@@ -1,14 +1,17 @@
 """Weights to begin with, from a version in the store.
 
-In: `model.from` of a recipe, such as `digits@3` or `digits@production`, and a network. Out: the
-network with whatever of the version's checkpoint fits it, and a report of what did not.
+In: `model.from` of a recipe, such as `digits@3`, `digits@production` or `digits@^1.2`, and a
+network. Out: the network with whatever of the version's checkpoint fits it, and a report of what
+did not.
 
-Rules kept here: an alias is looked up once and the recipe that is stored names the number, so a run
-is still a function of its recipe; bytes are checked against the manifest's digest before they are
-read; a checkpoint is safetensors, which is data.
+Rules kept here: an alias or a range is looked up once and the recipe that is stored names the
+number, so a run is still a function of its recipe; what could be read as both an alias and a
+semantic version is an alias, as it always was; bytes are checked against the manifest's digest
+before they are read; a checkpoint is safetensors, which is data.
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass
 
 import torch
@@ -17,6 +20,8 @@ from torch import Tensor, nn
 
 from model_store.errors import ModelNotFoundError, VersionNotFoundError
 from model_store.manifest import Manifest, Parent
+from model_store.semver import parse_range
+from model_store.semver_index import fitting
 from model_store.store import ModelStore
 from model_store.strict import nearest_name
 from training.errors import RecipeError
@@ -27,6 +32,8 @@ CHECKPOINT = "checkpoint.safetensors"
 NETWORK = "network."
 """Before the names of weights whose network has `preprocess` in front of it."""
 NAMES_SAID = 8
+_SHORT = re.compile(r"\d+\.\d+$")
+"""A semantic version without its last number, which is neither one version nor a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +130,8 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
     """
     if recipe.model.from_ is None:
         return recipe, None
-    name, _, wanted = recipe.model.from_.partition("@")
-    manifest = _manifest(store, name, wanted)
+    manifest = _manifest(store, recipe.model.from_)
+    name = manifest.model
     entry = manifest.file(CHECKPOINT)
     if entry is None:
         raise RecipeError(
@@ -132,12 +139,40 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
             f"{CHECKPOINT}; take another"
         )
     tensors = load(store.read_file(manifest, entry))
-    part = recipe.model.model_copy(update={"from_": f"{name}@{manifest.version}"})
-    parent = Parent(model=name, version=manifest.version, checkpoint_sha256=entry.sha256)
-    return recipe.model_copy(update={"model": part}), FirstWeights(parent, tensors)
+    parent = Parent(
+        model=name,
+        version=manifest.version,
+        checkpoint_sha256=entry.sha256,
+        semver=manifest.semver,
+    )
+    return _beginning_with(recipe, manifest), FirstWeights(parent, tensors)
 
 
-def _manifest(store: ModelStore, name: str, wanted: str) -> Manifest:
+def with_parent_number(recipe: Recipe, store: ModelStore) -> Recipe:
+    """The recipe with the number of the version it begins with, if it begins with one.
+
+    Raises:
+        RecipeError: there is no such model, version or alias.
+        StoreError: the store cannot be read.
+    """
+    if recipe.model.from_ is None:
+        return recipe
+    return _beginning_with(recipe, _manifest(store, recipe.model.from_))
+
+
+def _beginning_with(recipe: Recipe, manifest: Manifest) -> Recipe:
+    version = f"{manifest.model}@{manifest.version}"
+    part = recipe.model.model_copy(update={"from_": version})
+    return recipe.model_copy(update={"model": part})
+
+
+def _manifest(store: ModelStore, version: str) -> Manifest:
+    """What `model@version`, `model@alias` or `model@range` names.
+
+    Raises:
+        RecipeError: nothing.
+    """
+    name, _, wanted = version.partition("@")
     try:
         if wanted.isdecimal():
             return store.manifest(name, int(wanted))
@@ -151,13 +186,20 @@ def _manifest(store: ModelStore, name: str, wanted: str) -> Manifest:
         raise RecipeError(f"model.from {name}@{wanted}: {error}") from None
     pointers = store.pointers(name)
     aliases = {} if pointers is None else pointers.aliases
-    if wanted not in aliases:
+    if wanted in aliases:
+        return store.manifest(name, aliases[wanted])
+    semver_range = parse_range(wanted)
+    if semver_range is None:
         versions = ", ".join(map(str, store.versions(name)))
+        hint = f"; write ^{wanted}, ~{wanted} or all three numbers" if _SHORT.match(wanted) else ""
         raise RecipeError(
             f"model.from {name}@{wanted}: '{name}' has no alias '{wanted}'"
-            f"{nearest_name(wanted, aliases)}; its versions: {versions}"
+            f"{nearest_name(wanted, aliases)}; its versions: {versions}{hint}"
         )
-    return store.manifest(name, aliases[wanted])
+    try:
+        return fitting(store, name, semver_range, wanted)
+    except VersionNotFoundError as error:
+        raise RecipeError(f"model.from {name}@{wanted}: {error}") from None
 
 
 def _kind(tensor: Tensor) -> str:

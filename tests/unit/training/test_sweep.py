@@ -79,7 +79,7 @@ def test_the_best_of_real_trials_is_published_and_not_trained_again(tmp_path: Pa
     result = home.run(*what, "--processes", "2", "--trials", "4")
     assert result.exit_code == 0, result.output
     assert "resuming after epoch 1" in result.stdout
-    assert "published tiny 1 → production" in result.stdout
+    assert "published tiny 1 (1.0.0) → production" in result.stdout
 
     record, store = home.record(), ModelStore(str(tmp_path / "store"))
     assert [trial.number for trial in record.trials] == [1, 2, 3, 4]
