@@ -4,36 +4,28 @@ In: `model.from` of a recipe, such as `digits@3`, `digits@production` or `digits
 network. Out: the network with whatever of the version's checkpoint fits it, and a report of what
 did not.
 
-Rules kept here: an alias or a range is looked up once and the recipe that is stored names the
-number, so a run is still a function of its recipe; what could be read as both an alias and a
-semantic version is an alias, as it always was; bytes are checked against the manifest's digest
-before they are read; a checkpoint is safetensors, which is data.
+Rules kept here: bytes are checked against the manifest's digest before they are read; a checkpoint
+is safetensors, which is data. `training.stored_version` finds the version.
 """
 
 import json
-import re
 from dataclasses import asdict, dataclass
 
 import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from model_store.errors import ModelNotFoundError, VersionNotFoundError
-from model_store.manifest import Manifest, Parent
-from model_store.semver import parse_range
-from model_store.semver_index import fitting
+from model_store.manifest import Parent
 from model_store.store import ModelStore
-from model_store.strict import nearest_name
 from training.errors import RecipeError
 from training.preprocessing import network_of
 from training.recipe import Recipe
+from training.stored_version import beginning_with, stored_version
 
 CHECKPOINT = "checkpoint.safetensors"
 NETWORK = "network."
 """Before the names of weights whose network has `preprocess` in front of it."""
 NAMES_SAID = 8
-_SHORT = re.compile(r"\d+\.\d+$")
-"""A semantic version without its last number, which is neither one version nor a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +122,7 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
     """
     if recipe.model.from_ is None:
         return recipe, None
-    manifest = _manifest(store, recipe.model.from_)
+    manifest = stored_version(store, recipe.model.from_)
     name = manifest.model
     entry = manifest.file(CHECKPOINT)
     if entry is None:
@@ -145,61 +137,7 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
         checkpoint_sha256=entry.sha256,
         semver=manifest.semver,
     )
-    return _beginning_with(recipe, manifest), FirstWeights(parent, tensors)
-
-
-def with_parent_number(recipe: Recipe, store: ModelStore) -> Recipe:
-    """The recipe with the number of the version it begins with, if it begins with one.
-
-    Raises:
-        RecipeError: there is no such model, version or alias.
-        StoreError: the store cannot be read.
-    """
-    if recipe.model.from_ is None:
-        return recipe
-    return _beginning_with(recipe, _manifest(store, recipe.model.from_))
-
-
-def _beginning_with(recipe: Recipe, manifest: Manifest) -> Recipe:
-    version = f"{manifest.model}@{manifest.version}"
-    part = recipe.model.model_copy(update={"from_": version})
-    return recipe.model_copy(update={"model": part})
-
-
-def _manifest(store: ModelStore, version: str) -> Manifest:
-    """What `model@version`, `model@alias` or `model@range` names.
-
-    Raises:
-        RecipeError: nothing.
-    """
-    name, _, wanted = version.partition("@")
-    try:
-        if wanted.isdecimal():
-            return store.manifest(name, int(wanted))
-        store.versions(name)
-    except ModelNotFoundError:
-        raise RecipeError(
-            f"model.from names model '{name}', which is not in the store {store.url}"
-            f"{nearest_name(name, store.models()) or '; it is empty'}"
-        ) from None
-    except VersionNotFoundError as error:
-        raise RecipeError(f"model.from {name}@{wanted}: {error}") from None
-    pointers = store.pointers(name)
-    aliases = {} if pointers is None else pointers.aliases
-    if wanted in aliases:
-        return store.manifest(name, aliases[wanted])
-    semver_range = parse_range(wanted)
-    if semver_range is None:
-        versions = ", ".join(map(str, store.versions(name)))
-        hint = f"; write ^{wanted}, ~{wanted} or all three numbers" if _SHORT.match(wanted) else ""
-        raise RecipeError(
-            f"model.from {name}@{wanted}: '{name}' has no alias '{wanted}'"
-            f"{nearest_name(wanted, aliases)}; its versions: {versions}{hint}"
-        )
-    try:
-        return fitting(store, name, semver_range, wanted)
-    except VersionNotFoundError as error:
-        raise RecipeError(f"model.from {name}@{wanted}: {error}") from None
+    return beginning_with(recipe, manifest), FirstWeights(parent, tensors)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -19,16 +19,12 @@ from tests.fixtures.store_versions import draft_in, entry_in
 from tests.unit.training.recipes import CLASSES, DATA, recipe, splits
 from training.errors import RecipeError
 from training.learning.loop import train
-from training.learning.transfer import (
-    CHECKPOINT,
-    FirstWeights,
-    with_parent,
-    with_parent_number,
-)
+from training.learning.transfer import CHECKPOINT, FirstWeights, with_parent
 from training.model import build_model
 from training.recipe import Recipe
 from training.recipe_file import parse_recipe, resolved_yaml
 from training.run_folder import RunFolder
+from training.stored_version import with_parent_number
 
 PARENT = Parent(model="digits", version=1, checkpoint_sha256="4" * 64)
 
