@@ -4,7 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from model_store.errors import (
     BumpTooSmallError,
@@ -12,7 +14,8 @@ from model_store.errors import (
     StorageError,
     VersionNotFoundError,
 )
-from model_store.manifest import Manifest
+from model_store.golden import GoldenRows
+from model_store.manifest import Golden, Manifest
 from model_store.semver import Bump, parse_range
 from model_store.semver_index import fitting
 from model_store.store import ModelStore
@@ -116,6 +119,19 @@ def test_what_the_version_before_answered_must_be_known_for_a_patch(
     assert publish(store, folder).semver == "1.1.0"
     store.storage.replace("digits/2/manifest.json", b"damaged")
     assert publish(store, folder).version == 3, "a damaged one keeps nobody from publishing"
+
+
+def test_the_same_weights_with_other_answers_are_another_network(
+    store: ModelStore, folder: Path
+) -> None:
+    publish(store, folder)
+    rows = GoldenRows(
+        {"image": np.zeros((8, 1, 8, 8), np.float32)}, {"logits": np.ones((8, 10), np.float32)}
+    )
+    golden = Golden(file=entry_in(folder, "other.safetensors", save(rows.to_tensors())), rows=8)
+    with pytest.raises(BumpTooSmallError, match="its checkpoint answers its golden rows otherwise"):
+        publish(store, folder, "patch", golden=golden)
+    assert publish(store, folder, golden=golden).semver == "1.1.0"
 
 
 def test_what_fails_to_publish_gives_its_semantic_version_back(

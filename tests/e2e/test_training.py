@@ -245,6 +245,18 @@ def test_nothing_proven_is_an_error_and_publishes_nothing(home: Home) -> None:
     assert home.store.versions("digits") == before
 
 
+def test_a_change_that_its_semantic_version_would_hide_is_refused_before_the_export(
+    home: Home,
+) -> None:
+    before, change = home.store.versions("digits"), "publish={model: digits, bump: minor}"
+    result = home.train("--resume", "--set", "max_batch_size=32", "--set", change)
+    assert result.exit_code == 1
+    assert "it takes a major one after" in result.stderr
+    assert "max_batch_size falls from 64 to 32; set bump to major" in result.stderr
+    assert "artifact" not in result.stdout, "nothing was exported"
+    assert home.store.versions("digits") == before
+
+
 def test_where_there_is_a_key_what_is_trained_is_signed(home: Home, tmp_path: Path) -> None:
     ada = key_in(tmp_path, "ada")
     better = "publish={model: digits, if: test/accuracy > live + 1pp}"
