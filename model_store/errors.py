@@ -16,6 +16,7 @@ StoreError
 │   └── SignatureMismatchError     signed, and changed since
 ├── KeyFileError               a key that is not there, not a key, or there already
 ├── SigningUnavailableError    the libraries that sign and verify are not installed
+├── BumpTooSmallError          a semantic version that would hide a change from callers
 ├── UnsafeOnnxError            an ONNX file that asks for more than its own bytes
 ├── ConflictError              somebody else published or moved a pointer first
 │   └── StalePointerError          an alias no longer names what a decision was made by
@@ -85,6 +86,10 @@ class KeyFileError(StoreError):
 
 class SigningUnavailableError(StoreError):
     """Signing or verifying was asked for, and its libraries are not installed."""
+
+
+class BumpTooSmallError(StoreError):
+    """A version that differs from the one before by more than its semantic version would say."""
 
 
 class UnsafeOnnxError(StoreError):

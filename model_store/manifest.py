@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
 from model_store.metric import MeasuredMetric
 from model_store.parity import Tolerance
+from model_store.semver import SEMVER_PATTERN, SemanticVersion
 from model_store.signature import Signature, TensorSpec
 from model_store.slo import Slo
 from model_store.strict import StrictModel, explain
@@ -32,6 +33,7 @@ SIGNATURE = "model.sig"
 """The files of a version that the store itself writes: no other file may have their name."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Semver = Annotated[str, Field(pattern=SEMVER_PATTERN)]
 ArtifactKind = Literal["torchscript", "onnx", "pt2", "aoti", "openvino"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 
@@ -189,11 +191,18 @@ class Parent(StrictModel):
     version: int = Field(ge=1)
     checkpoint_sha256: Sha256
     """Of the file its weights were read from."""
+    semver: Semver | None = Field(default=None, exclude_if=lambda semver: semver is None)
+    """Its semantic version, if it has one."""
 
     @property
     def words(self) -> str:
-        """The version as recipes name it."""
-        return f"{self.model}@{self.version}"
+        """The version as recipes name it, and its semantic version."""
+        return f"{self.model}@{version_text(self.version, self.semver)}"
+
+
+def version_text(version: int, semver: str | None) -> str:
+    """A version's number, and its semantic version behind it if it has one: `4 (1.3.0)`."""
+    return f"{version}" if semver is None else f"{version} ({semver})"
 
 
 class Lineage(StrictModel):
@@ -207,6 +216,9 @@ class Lineage(StrictModel):
     library_versions: dict[str, str]
     metrics: dict[str, float]
     """The checkpoint's own metrics, such as `test/accuracy`."""
+    network_sha256: Sha256 | None = Field(default=None, exclude_if=lambda digest: digest is None)
+    """Of the parts of the recipe that make the network out of inputs and weights: two versions of
+    one digest and one checkpoint answer alike, unless code that they name has changed."""
     parent: Parent | None = Field(default=None, exclude_if=lambda parent: parent is None)
     """The version it began with; None where it began anew."""
 
@@ -262,10 +274,13 @@ class Draft(StrictModel):
         """Fastest first, as measured when the version was published."""
         return sorted(self.artifacts, key=Artifact.speed_key)
 
-    def seal(self, version: int, created_at: datetime) -> "Manifest":
-        """The manifest of this draft under the number it was given."""
+    def seal(
+        self, version: int, created_at: datetime, semver: SemanticVersion | None = None
+    ) -> "Manifest":
+        """The manifest of this draft under the numbers it was given."""
         fields = {name: getattr(self, name) for name in Draft.model_fields}
-        return Manifest(version=version, created_at=created_at, **fields)
+        text = None if semver is None else str(semver)
+        return Manifest(version=version, created_at=created_at, semver=text, **fields)
 
 
 class Manifest(Draft):
@@ -274,6 +289,14 @@ class Manifest(Draft):
     schema_version: Literal[1] = SCHEMA_VERSION
     version: int = Field(ge=1)
     created_at: datetime
+    # Left out where there is none: what was published before reads as it always did.
+    semver: Semver | None = Field(default=None, exclude_if=lambda semver: semver is None)
+    """Its semantic version: what callers may expect of it, beside the one before."""
+
+    @property
+    def version_text(self) -> str:
+        """See the function `version_text`."""
+        return version_text(self.version, self.semver)
 
     def to_json(self) -> bytes:
         """Stable, readable JSON: the same manifest always gives the same bytes."""

@@ -1,6 +1,7 @@
 """The store: publishes, lists and reads versions, and moves pointers. All I/O goes through here.
 
     <url>/<model>/<version>/claim.json       made first: the number is taken
+    <url>/<model>/semver/1.2.0.json          then its semantic version, see `semver_index`
     <url>/<model>/<version>/<files>          then every file
     <url>/<model>/<version>/model.sig        then the signature over them and the manifest, if any
     <url>/<model>/<version>/manifest.json    made last: now the version exists
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from model_store import semver_index
+from model_store.compatibility import identity_of
 from model_store.errors import (
     ConflictError,
     DigestMismatchError,
@@ -48,6 +51,7 @@ from model_store.manifest import (
     parse_manifest,
 )
 from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_target
+from model_store.semver import Bump
 from model_store.signing import Digests, verify
 from model_store.storage import MissingFileError, Storage
 
@@ -206,27 +210,36 @@ class ModelStore:
         folder: Path,
         progress: Progress | None = None,
         sign: Sign | None = None,
+        bump: Bump | None = None,
     ) -> Manifest:
         """Makes the next version out of a draft and the files it names in `folder`.
 
-        Atomic: the manifest is written last, so a publisher that dies leaves a claimed number
-        and nothing anybody can see.
+        Atomic: the manifest is written last, so a publisher that dies leaves a claimed number, a
+        claimed semantic version, and nothing anybody can see.
 
         Args:
             draft: what the version is.
             folder: where its files lie.
             progress: called after every file.
             sign: makes the version's signature; None leaves it unsigned.
+            bump: what rises of the semantic version; None for the least that must.
 
         Raises:
+            BumpTooSmallError: more must rise than `bump` says; nothing is published.
             DigestMismatchError: a file in the folder is not the one the draft names.
             GoldenMismatchError: the golden rows do not fit the signature; nothing is published.
             StorageError: the folder lacks a file, or the store failed (disk full, no permission);
                 nothing is published.
         """
-        parse_golden(_read_drafted(folder, draft.golden.file), draft)
-        version = self._claim_next(check_name(draft.model))
-        manifest = draft.seal(version, datetime.now(UTC))
+        golden = parse_golden(_read_drafted(folder, draft.golden.file), draft)
+        model = check_name(draft.model)
+        listing = self.listing(model).get(model, ModelListing((), (), ()))
+        following = semver_index.next_semver(
+            self, model, identity_of(draft), listing.versions, bump, golden
+        )
+        version = self._claim_next(model, listing.claimed)
+        semver = following.claim(self.storage, model, version)
+        manifest = draft.seal(version, datetime.now(UTC), semver)
         sealed = manifest.to_json()
         try:
             for entry in draft.all_files():
@@ -348,10 +361,9 @@ class ModelStore:
             ) from error
         return following
 
-    def _claim_next(self, model: str) -> int:
-        """Takes the lowest number nobody has taken."""
-        listing = self.listing(model).get(model)
-        first = listing.claimed[-1] + 1 if listing and listing.claimed else 1
+    def _claim_next(self, model: str, claimed: Sequence[int]) -> int:
+        """Takes the lowest number nobody has taken; `claimed` ascends and may be out of date."""
+        first = claimed[-1] + 1 if claimed else 1
         owner = f"{_user()}@{socket.gethostname()} {uuid.uuid4().hex}"
         for version in range(first, first + MAX_CLAIM_ATTEMPTS):
             try:
@@ -381,6 +393,8 @@ class ModelStore:
         for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
             with contextlib.suppress(StorageError):  # the first failure is the one to report
                 self.storage.delete(f"{manifest.model}/{manifest.version}/{file}")
+        with contextlib.suppress(StorageError):
+            semver_index.discard(self.storage, manifest)
 
 
 def checked(data: bytes, entry: FileEntry, where: str) -> bytes:

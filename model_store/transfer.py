@@ -14,6 +14,7 @@ Rules kept here:
 import hashlib
 from dataclasses import dataclass
 
+from model_store import semver_index
 from model_store.errors import ConflictError, DigestMismatchError
 from model_store.manifest import FileEntry, Manifest
 from model_store.storage import MissingFileError
@@ -70,6 +71,7 @@ def copy_version(
             progress(entry.file, entry.size_bytes)
     if signature:
         target.storage.replace(signature_path(model, version), signature)
+    semver_index.note(target.storage, manifest)
     try:
         target.storage.create(manifest_path(model, version), sealed)
     except ConflictError:

@@ -18,7 +18,7 @@ from training.promotion import promote
 from training.proof.departure import with_departure
 from training.proof.live_comparison import compare_with_live
 from training.proof.verify import Reference, reference, verify_apart
-from training.publish import publish
+from training.publish import check_bump, publish
 from training.recipe import Recipe
 from training.recipe_parts.auto_export import AutoPart
 from training.reporting.curves import read_curves
@@ -71,6 +71,7 @@ def run(
         if watcher:
             watcher.begin(folder.path)
         trained = train(recipe, splits, folder, console, resume, watcher, prepared.first, ranks)
+        check_bump(recipe, raw, trained, store, step)  # exporting may take longer than training
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
         with console.status("comparing with the live version"):
@@ -95,7 +96,7 @@ def run(
         if watcher:
             watcher.promoted(promotion.text)
     signed = ", signed" if sign else ""
-    say(console, f"published {manifest.model} {manifest.version}{signed}{promotion.text}")
+    say(console, f"published {manifest.model} {manifest.version_text}{signed}{promotion.text}")
     return manifest
 
 

@@ -1,6 +1,9 @@
 """Publishes what is proven: lays out the files of a version and hands them to the model store.
 
 In: a report with at least one proven artifact, and the files. Out: the manifest of a new version.
+
+Rule kept here: a version that its recipe's `bump` would hide from callers is refused before the
+work of exporting it, and again, with all that is known then, when it is published.
 """
 
 import hashlib
@@ -11,6 +14,8 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
+from model_store import semver_index
+from model_store.compatibility import Identity
 from model_store.golden import GoldenRows
 from model_store.manifest import (
     Artifact,
@@ -24,6 +29,7 @@ from model_store.manifest import (
     Verification,
 )
 from model_store.onnx_safety import check_onnx
+from model_store.signature import Signature
 from model_store.store import ModelStore, Sign
 from training.datasets import Splits
 from training.errors import NothingProvenError
@@ -45,6 +51,42 @@ GOLDEN, TRITON_CONFIG = "golden.safetensors", "config.pbtxt"
 LIBRARIES = ("flambeau", "numpy", "onnx", "onnxruntime", "onnxscript", "scikit-learn", "torch")
 """Whose versions are recorded with the model."""
 GIT_TIMEOUT_SECONDS = 10
+
+
+def check_bump(
+    recipe: Recipe, raw: Splits, trained: Trained, store: ModelStore, step: Step | None
+) -> None:
+    """Refuses a run whose version may not have the semantic version that it asks for.
+
+    Args:
+        recipe: the run.
+        raw: the data as it was loaded, before any Python step.
+        trained: the model.
+        store: has the versions before.
+        step: the Python step, if there is one.
+
+    Raises:
+        BumpTooSmallError: its `publish.bump` is less than what has changed.
+        StorageError: the store cannot be read.
+    """
+    if recipe.publish.bump is None:
+        return
+    weights = {CHECKPOINT: trained.weights, QAT_CHECKPOINT: trained.qat_weights}
+    signature = trained.signature
+    identity = Identity(
+        signature=signature if step is None else served_signature(signature, raw),
+        weights={
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in weights.items()
+            if path is not None
+        },
+        network_sha256=recipe.network_digest(),
+        python_step=None if step is None else _python_step(step, signature),
+    )
+    model = recipe.publish.model
+    listing = store.listing(model).get(model)
+    versions = listing.versions if listing else ()
+    semver_index.next_semver(store, model, identity, versions, recipe.publish.bump)
 
 
 def publish(
@@ -73,6 +115,7 @@ def publish(
 
     Raises:
         NothingProvenError: every artifact was refused; nothing is published.
+        BumpTooSmallError: its `publish.bump` is less than what has changed.
         UnsafeOnnxError: an ONNX file asks for more than its own bytes, so no server would open it.
         StoreError: the store failed; nothing is published.
     """
@@ -104,26 +147,29 @@ def publish(
         signature=signature,
         artifacts=artifacts,
         golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
-        python_step=None if step is None else _python_step(step, expected, folder),
-        lineage=_lineage(folder / RECIPE, splits, report, trained.parent),
+        python_step=None if step is None else _python_step(step, expected.signature),
+        lineage=_lineage(recipe, folder / RECIPE, splits, report, trained.parent),
         slo=recipe.publish.slo,
         files=tuple(file_entry(folder, name) for name in files),
     )
-    return store.publish(draft, folder, sign=sign)
+    return store.publish(draft, folder, sign=sign, bump=recipe.publish.bump)
 
 
 def file_entry(folder: Path, name: str) -> FileEntry:
     """The manifest's entry for a file as it lies in the folder."""
-    data = (folder / name).read_bytes()
+    return _entry_of(name, (folder / name).read_bytes())
+
+
+def _entry_of(name: str, data: bytes) -> FileEntry:
     return FileEntry(file=name, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
-def _python_step(step: Step, expected: Reference, folder: Path) -> PythonStep:
+def _python_step(step: Step, behind_it: Signature) -> PythonStep:
     return PythonStep(
-        file=file_entry(folder, PYTHON_STEP),
+        file=_entry_of(PYTHON_STEP, step.source),
         name=step.name,
         args=step.args,
-        inputs=expected.signature.inputs,
+        inputs=behind_it.inputs,
     )
 
 
@@ -162,7 +208,9 @@ def _write_triton_config(
     (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
 
 
-def _lineage(recipe_path: Path, splits: Splits, report: Report, parent: Parent | None) -> Lineage:
+def _lineage(
+    recipe: Recipe, recipe_path: Path, splits: Splits, report: Report, parent: Parent | None
+) -> Lineage:
     return Lineage(
         recipe_sha256=hashlib.sha256(recipe_path.read_bytes()).hexdigest(),
         data_sha256=splits.sha256(),
@@ -170,6 +218,7 @@ def _lineage(recipe_path: Path, splits: Splits, report: Report, parent: Parent |
         git_commit=_git_commit(),
         library_versions={"python": platform.python_version(), **library_versions(LIBRARIES)},
         metrics=report.metrics,
+        network_sha256=recipe.network_digest(),
         parent=parent,
     )
 

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, JsonValue, field_validator, model_valida
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
+from model_store.semver import Bump
 from model_store.signature import DynamicAxes, Labels, Padding, TensorName
 from model_store.slo import Slo
 from model_store.strict import nearest_name
@@ -36,8 +37,11 @@ from training.recipe_parts.tracking_parts import TrackerName, TrackingPart
 
 STOP_METRICS = ("val/loss", *sorted({f"val/{n}" for names in METRICS.values() for n in names}))
 """All that `stop.metric` may be, of some task."""
-VERSION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}@[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-"""`model@version` or `model@alias`."""
+VERSION_NAME = (
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+    r"@([A-Za-z0-9][A-Za-z0-9._-]{0,127}|[\^~][0-9]{1,9}(\.[0-9]{1,9}){0,2})$"
+)
+"""`model@version`, `model@alias` or `model@range`."""
 
 
 class ModelPart(FreezePart):
@@ -58,9 +62,10 @@ class ModelPart(FreezePart):
     init: InitPart = InitPart()
     """The first weights of its layers, by type. Give it when learning does not begin."""
     from_: Annotated[str, Field(pattern=VERSION_NAME)] | None = Field(default=None, alias="from")
-    """A version in the store whose weights it begins with, such as `digits@3` or
-    `digits@production`, as far as names and shapes agree; null begins anew. Give it where there is
-    less data than an older model has seen."""
+    """A version in the store whose weights it begins with, as far as names and shapes agree: by
+    number (`digits@3`), alias (`digits@production`), or semantic version (`digits@^1.2`, `@~1.2`,
+    `@1.2.0`: the newest that fits); null begins anew. Give it where there is less data than an
+    older model has seen."""
 
     @field_validator("outputs")
     @classmethod
@@ -155,6 +160,11 @@ class PublishPart(PromotePart):
 
     model: str
     """Name of the model in the store. Change it to publish beside another model, not over it."""
+    bump: Bump | None = None
+    """What rises of the semantic version: `patch`, `minor` or `major`; null for the least that
+    must, which is found out: `major` for another signature, `minor` for another network or other
+    weights, `patch` for the same ones. Less is refused. Give it to have a run refused that changes
+    more than you meant, or to tell callers of more than can be found out."""
     slo: Slo | None = None
     """What callers may count on, which alerts are made of: `availability`, `latency_ms`,
     `latency_share`. null for 0.999, and 0.99 within 250 ms; give what the model's callers need."""
@@ -331,6 +341,13 @@ class Recipe(RecipePart):
     def document(self) -> dict[str, Any]:
         """The recipe as plain YAML values, every default written out."""
         return self.model_dump(mode="json")
+
+    def network_digest(self) -> str:
+        """A sha256 of the parts that make the network, beside its weights."""
+        document = self.document()
+        model = {key: document["model"][key] for key in ("target", "args", "outputs")}
+        parts = {"model": model, "preprocess": document["preprocess"]}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def training_digest(self) -> str:
         """A sha256 of the parts that decide the weights: equal digests can share a checkpoint.

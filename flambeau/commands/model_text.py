@@ -37,6 +37,8 @@ class ModelSummary:
     """Version by alias."""
     version_shown: int | None = None
     """The version of the artifact below: the one in production, else the newest."""
+    semver_shown: str | None = None
+    """Its semantic version, if it has one."""
     best_artifact: str | None = None
     """The fastest one, as measured where it was published."""
     batch_size: int | None = None
@@ -55,7 +57,7 @@ def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
     """The table of models; every alias in use has a column."""
     others = sorted({alias for s in summaries for alias in s.aliases} - {PRODUCTION})
     aliases = [PRODUCTION, *others]
-    header = ["MODEL", *(alias.upper() for alias in aliases), "VERSIONS", "BEST ARTIFACT"]
+    header = ["MODEL", *(alias.upper() for alias in aliases), "VERSIONS", "SEMVER", "BEST ARTIFACT"]
     # One heading for all: where models are judged otherwise, each cell says by what.
     alike = all(summary.metric in (None, METRIC) for summary in summaries)
     rows = [[*header, METRIC.upper() if alike else "METRIC"]]
@@ -66,6 +68,7 @@ def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
                 summary.model,
                 *(str(summary.aliases.get(alias, UNKNOWN)) for alias in aliases),
                 str(len(summary.versions)),
+                summary.semver_shown or UNKNOWN,
                 best if summary.best_artifact else UNKNOWN,
                 _judged_text(summary, named=not alike),
             ]
@@ -78,7 +81,7 @@ def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:
     named = f"  ({', '.join(aliases)})" if aliases else ""
     published = manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return [
-        f"{manifest.model} {manifest.version}{named}  published {published}",
+        f"{manifest.model} {manifest.version_text}{named}  published {published}",
         *("", f"signature, up to {manifest.signature.max_batch_size} rows a batch"),
         *_signature_lines(manifest.signature),
         *("", "artifacts, fastest first"),

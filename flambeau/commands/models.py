@@ -193,6 +193,7 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
         versions=listing.versions,
         aliases=aliases,
         version_shown=manifest.version,
+        semver_shown=manifest.semver,
         best_artifact=best.name,
         batch_size=batch_size,
         latency_ms=latency_ms,

@@ -103,6 +103,7 @@ def sweep(
             timeout_s=timeout,
             trial_timeout_s=trial_timeout,
             trial_memory_gib=trial_memory_gib,
+            weights_store=store,
         )
         _search(plan, sweeps_dir, store if publish else None, sign)
 

@@ -84,6 +84,7 @@ class ServerFacts:
                 "live_version": str(self._directory.live_version(model) or ""),
                 "max_batch_size": str(signature.max_batch_size),
                 "version": str(served.lane.version),
+                **({"semver": served.semver} if served.semver else {}),
                 **_signature_properties(signature),
             },
         )

@@ -304,6 +304,7 @@ class Lanes:
                 platform=default.platform,
                 artifact=default.facts.name,
                 artifacts=tuple(part.facts for part in self._parts(lane).values()),
+                semver=default.manifest.semver or "",
             )
         )
 

@@ -112,3 +112,5 @@ class ServedVersion:
     """Name of the artifact that runs."""
     artifacts: tuple[ServedArtifact, ...] = ()
     """All that are loaded, the one that runs by default first."""
+    semver: str = ""
+    """Its semantic version, if it has one."""

@@ -63,8 +63,9 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     """Jobs that this worker runs at a time; raise it where a job fills no machine, or with
     Kubeflow, where a worker only looks on."""
     lease_s: float = Field(15.0, ge=0.5, le=3600)
-    """How long a worker may be silent before another takes its jobs over; raise it where the
-    store of jobs is often out of reach for longer."""
+    """How long a worker may be silent before another calls it, and takes its jobs over a third as
+    long after; its runs end by then. Raise it where the store of jobs is often out of reach for
+    longer, which costs runs what came after their last checkpoint."""
     time_limit_s: float = Field(86_400.0, gt=0, le=30 * 86_400)
     """How long one attempt at a job may take."""
     memory_limit_gib: float = Field(16.0, gt=0, le=65_536)

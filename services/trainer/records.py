@@ -38,13 +38,16 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     """How often a worker has begun it."""
     deaths: int = 0
-    """How many of these ended because the worker was gone."""
+    """How many of these ended because the worker was gone, and another took over."""
     worker: str = ""
     """Who runs it, while it runs."""
     holder: str = ""
     """The secret of the present lease: what is said with another one comes too late."""
     lease_until: float = 0.0
-    """When another worker may take it over, unless the lease is renewed."""
+    """When another worker may call its worker, or behind the last call take it over, unless the
+    lease is renewed."""
+    last_call: bool = False
+    """Whether its worker was silent for a whole lease and has been called."""
     cancel_asked: bool = False
     """Whether its worker is to end it."""
     run_folder: str = ""

@@ -7,6 +7,11 @@
       └──── abandoned ─────┘  (its worker is gone: once; the next time it has failed)
     failed | cancelled ──resumed──▶ queued
 
+A lease that has run out does not say that its worker is gone: the store may have been out of reach
+for both. So whoever finds it first gives the worker a last call, as long as `grace_s`, in which the
+store is in reach; a worker that answers keeps its job, or hands it back, and nothing is counted.
+Only a takeover behind the last call counts as a death.
+
 In: a job and the time. Out: the job after it, and the event to tell; None where the rule does not
 apply any more, because somebody else was faster. A store swaps the one job for the other only if
 nobody has changed it in between.
@@ -55,7 +60,7 @@ def renewed(job: TrainingJob, holder: str, now: float, lease_s: float) -> Change
     """Its worker is alive."""
     if not holds(job, holder):
         return None
-    return _changed(job, lease_until=now + lease_s), []
+    return _changed(job, lease_until=now + lease_s, last_call=False), []
 
 
 def progressed(job: TrainingJob, holder: str, *, run_folder: str, epoch: int) -> Change | None:
@@ -89,16 +94,19 @@ def stopped(job: TrainingJob, holder: str, now: float) -> Change | None:
     return _requeued(job, now, f"handed back by {job.worker}; it waits for a worker", job.deaths)
 
 
-def abandoned(job: TrainingJob, now: float, takeovers: int) -> Change | None:
-    """Its worker was silent for longer than its lease.
+def abandoned(job: TrainingJob, now: float, takeovers: int, grace_s: float) -> Change | None:
+    """Its worker was silent for a whole lease, and is called; or did not answer, and is dead.
 
     Args:
         job: the job.
         now: the time.
         takeovers: how often a job may outlive its worker.
+        grace_s: how long it has to answer the last call.
     """
     if job.state != "running" or now <= job.lease_until:
         return None
+    if not job.last_call:
+        return _changed(job, lease_until=now + grace_s, last_call=True), []
     if job.cancel_asked:
         return _finished(job, job.holder, now, "cancelled", "cancelled; its worker was gone")
     deaths = job.deaths + 1
@@ -148,7 +156,9 @@ def holds(job: TrainingJob, holder: str) -> bool:
 
 
 def _requeued(job: TrainingJob, now: float, text: str, deaths: int) -> Change:
-    changed = _changed(job, state="queued", worker="", holder="", lease_until=0.0, deaths=deaths)
+    changed = _changed(
+        job, state="queued", worker="", holder="", lease_until=0.0, last_call=False, deaths=deaths
+    )
     return changed, [_event(changed, now, text)]
 
 
@@ -159,7 +169,7 @@ def _finished(
         return None
     changed = _changed(
         job, state=state, finished_at=now, worker="", holder="", lease_until=0.0,
-        cancel_asked=False, **fields,
+        last_call=False, cancel_asked=False, **fields,
     )  # fmt: skip
     return changed, [_event(changed, now, text)]
 

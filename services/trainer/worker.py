@@ -1,9 +1,11 @@
 """Takes jobs and looks after them until they are over.
 
-Take: what another worker has let its lease run out of is put back; the oldest that waits is mine.
+Take: a worker that has let its lease run out is called, and what it does not answer for is put
+back; the oldest that waits is mine.
 Keep: while a job runs its lease is renewed. A worker that cannot do so for as long as the lease
-lasts ends the job itself, since another may have taken it.
-Settle: how it ended is written under the lease, so that it is written once.
+lasts ends the run itself, since another may take the job.
+Settle: how it ended is written under the lease, so that it is written once. Where the store was out
+of reach, that is when it is back: a job that nobody has taken meanwhile is handed back, or over.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ RENEWALS = 3
 LOOKED_THROUGH = 100
 """Jobs looked at in one go."""
 RETRY_S = 0.5
-End = Literal["lost", "cancel"]
+End = Literal["lost", "silent", "cancel"]
+"""Another has it; nobody could be told for a whole lease; its end is asked for."""
 
 
 class Worker:
@@ -57,6 +60,7 @@ class Worker:
         self._store = store
         self._executor = executor
         self._lease_s = config.lease_s
+        self._retry_s = min(RETRY_S, config.lease_s / 10)
         self._slots = config.jobs_at_once
         self._metrics = metrics
         self._name = name
@@ -95,12 +99,7 @@ class Worker:
         try:
             now = await self._store.now()
             for job in await self._store.oldest("running", LOOKED_THROUGH):
-                found = transitions.abandoned(job, now, self._executor.takeovers)
-                if found is not None and await self._store.swap(*found):
-                    self._metrics.takeovers.inc()
-                    logger.warning(
-                        "a worker is gone", extra={"job": job.id, "gone": job.worker,
-                                                   "state": found[0].state})  # fmt: skip
+                await self._look_after(job, now)
             for job in await self._store.oldest("queued", LOOKED_THROUGH):
                 holder = secrets.token_hex(8)
                 found = transitions.taken(job, self._name, holder, now, self._lease_s)
@@ -109,6 +108,19 @@ class Worker:
         except QueueUnavailableError as error:
             logger.warning("no jobs can be taken", extra={"reason": str(error)})
         return None
+
+    async def _look_after(self, job: TrainingJob, now: float) -> None:
+        """Calls a worker that is silent, and puts back what it does not answer for."""
+        grace_s = self._lease_s / RENEWALS
+        found = transitions.abandoned(job, now, self._executor.takeovers, grace_s)
+        if found is None or not await self._store.swap(*found):
+            return
+        told = {"job": job.id, "worker": job.worker, "state": found[0].state}
+        if found[0].state == "running":
+            logger.info("a worker is silent", extra=told)
+        else:
+            self._metrics.takeovers.inc()
+            logger.warning("a worker is gone", extra=told)
 
     async def _attend(self, job: TrainingJob) -> None:
         """Runs one job."""
@@ -157,8 +169,8 @@ class Worker:
                     return "lost"
                 except QueueUnavailableError:
                     if clock() >= lost_at:
-                        return "lost"
-                    wait_s = min(RETRY_S, self._lease_s / 10)
+                        return "silent"
+                    wait_s = self._retry_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await rung.wait()
@@ -174,7 +186,11 @@ class Worker:
     async def _settle(
         self, job: TrainingJob, running: "asyncio.Task[Outcome]", keeping: "asyncio.Task[End]"
     ) -> None:
-        """Writes how a job ended, as long as it is mine."""
+        """Writes how a job ended, as long as it is mine.
+
+        However long the store is out of reach: only a worker that is stopped leaves behind what it
+        could not tell for a whole lease.
+        """
         rule = _rule(running)
         while True:
             try:
@@ -183,9 +199,10 @@ class Worker:
                 break
             except QueueUnavailableError as error:
                 logger.warning("a job cannot be settled yet", extra={"reason": str(error)})
-                if keeping.done() and keeping.result() == "lost":
+                end = keeping.result() if keeping.done() else None
+                if end == "lost" or (end == "silent" and self._stopping.is_set()):
                     return
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
         if not mine:
             return
         if settled.state == "cancelled":

@@ -19,6 +19,7 @@ from model_store.errors import (
     VersionNotFoundError,
 )
 from model_store.pointers import Pointers
+from model_store.semver import FIRST
 from model_store.storage import Storage
 from model_store.store import MAX_CLAIM_ATTEMPTS, ModelListing, ModelStore
 from tests.fixtures import store_process
@@ -40,7 +41,7 @@ def test_a_version_comes_back_as_it_was_published(store: ModelStore, folder: Pat
     assert published.version == 1
     assert before <= published.created_at <= datetime.now(UTC)
     found = ModelStore(store.url).manifest("digits", 1)
-    assert found == published == draft.seal(1, published.created_at)
+    assert found == published == draft.seal(1, published.created_at, FIRST)
     for entry in found.all_files():
         assert store.read_file(found, entry) == (folder / entry.file).read_bytes()
 

@@ -133,6 +133,36 @@ async def test_only_who_holds_a_job_appends(store: JobStore) -> None:
     assert [one.seq for one in await store.events(job().id, 0, 1)] == [1]
 
 
+async def test_of_leases_that_ran_out_only_a_takeover_counts(open_store: Open) -> None:
+    """By the clock of the store: two outages longer than a lease, and then a worker that is gone.
+
+    The one store is the worker's, the other that of somebody who looks for silent workers.
+    """
+    mine, theirs = open_store(), open_store()
+    await created(mine, job())
+    first = await taken(mine, job().id, lease_s=10)
+
+    async def look(later_s: float) -> TrainingJob:
+        rule = partial(transitions.abandoned, now=first.lease_until + later_s, takeovers=1,
+                       grace_s=3)  # fmt: skip
+        return (await change(theirs, job().id, rule))[0]
+
+    for outage in (100.0, 200.0):
+        found = await look(outage)
+        assert (found.state, found.last_call) == ("running", True)
+        back = first.lease_until + outage + 1
+        found, kept = await change(
+            mine, job().id, partial(transitions.renewed, holder="h", now=back, lease_s=10)
+        )
+        assert kept
+        assert (await look(outage + 3.5)) == found, "whoever answered has its whole lease again"
+    assert (await look(300.0)).state == "running"
+    found = await look(303.5)
+    assert (found.state, found.deaths, found.holder) == ("queued", 1, "")
+    assert not await mine.append(job().id, "h", [JobEvent(kind="log", text="too late")])
+    assert (await theirs.find(job().id)) == await mine.find(job().id) == found
+
+
 async def test_the_newest_events_are_kept(store: JobStore) -> None:
     await created(store, job())
     await taken(store, job().id)

@@ -14,8 +14,8 @@ from model_store.transfer import copy_version
 from tests.fixtures import store_process
 from tests.fixtures.store_versions import publish_in
 
-# The claim, three files and the manifest.
-WRITES = 5
+# The claims of a number and of a semantic version, three files and the manifest.
+WRITES = 6
 KILLS = [f"{moment} {write}" for write in range(1, WRITES + 1) for moment in ("before", "after")]
 PAGE_BYTES = 4096
 
@@ -124,7 +124,8 @@ def test_a_disk_that_fills_up_at_any_page(tmp_path: Path) -> None:
                 break
     names = ("model.onnx", "golden.safetensors", "report.json", "manifest.json")
     assert all("No space left on device" in f and "check free space" in f for f in failures)
-    assert {failure.split("'")[1] for failure in failures} == {f"digits/1/{name}" for name in names}
+    wanted = {"digits/semver/1.0.0.json", *(f"digits/1/{name}" for name in names)}
+    assert {failure.split("'")[1] for failure in failures} == wanted
 
 
 def test_a_disk_with_room_again_takes_the_next_version(tmp_path: Path) -> None:

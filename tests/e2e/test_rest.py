@@ -70,6 +70,7 @@ def test_model_metadata(server: ServerProcess, path: str, version: str) -> None:
             "artifacts": "onnx",
             "live_version": "2",
             "max_batch_size": "8",
+            "semver": f"1.{int(version) - 1}.0",
             "version": version,
         },
     }

@@ -165,7 +165,7 @@ def test_the_user_sees_epochs_one_note_a_table_and_the_outcome(home: Home) -> No
     assert [row.split()[0] for row in rows] == ["checkpoint", "torchscript", "onnx", "onnx-int8"]
     assert rows[0].rstrip().endswith("reference")
     assert sum(row.rstrip().endswith("proven, fastest") for row in rows) == 1
-    assert outcome == "published digits 1 → production"
+    assert outcome == "published digits 1 (1.0.0) → production"
 
 
 def test_a_stored_recipe_reloads_to_the_same_object_and_data(home: Home) -> None:
@@ -211,13 +211,14 @@ def test_golden_rows_were_held_out_and_every_artifact_serves(home: Home) -> None
 
 def test_an_artifact_outside_its_tolerance_is_reported_and_not_published(home: Home) -> None:
     zero = "export.1.tolerance.max_abs_difference=0"
-    as_good = "publish={model: digits, alias: canary, if: test/accuracy >= live}"
+    as_good = "publish={model: digits, alias: canary, if: test/accuracy >= live, bump: patch}"
     result = home.train("--resume", "--set", zero, "--set", as_good)
     assert result.exit_code == 0, result.output
     assert "→ canary (test/accuracy >= live is met: 0.9" in result.stdout
     assert "resuming after epoch" in result.output
     assert "refused: golden rows in batches of" in result.output
     manifest = home.newest()
+    assert str(manifest.semver).startswith("1.0."), "the same weights, exported anew"
     assert [artifact.name for artifact in manifest.artifacts] == ["torchscript", "onnx-int8"]
     assert manifest.file("model.onnx") is None
     assert not (home.path / "store/digits" / str(manifest.version) / "model.onnx").exists()
@@ -244,12 +245,25 @@ def test_nothing_proven_is_an_error_and_publishes_nothing(home: Home) -> None:
     assert home.store.versions("digits") == before
 
 
+def test_a_change_that_its_semantic_version_would_hide_is_refused_before_the_export(
+    home: Home,
+) -> None:
+    before, change = home.store.versions("digits"), "publish={model: digits, bump: minor}"
+    result = home.train("--resume", "--set", "max_batch_size=32", "--set", change)
+    assert result.exit_code == 1
+    assert "it takes a major one after" in result.stderr
+    assert "max_batch_size falls from 64 to 32; set bump to major" in result.stderr
+    assert "artifact" not in result.stdout, "nothing was exported"
+    assert home.store.versions("digits") == before
+
+
 def test_where_there_is_a_key_what_is_trained_is_signed(home: Home, tmp_path: Path) -> None:
     ada = key_in(tmp_path, "ada")
     better = "publish={model: digits, if: test/accuracy > live + 1pp}"
     result = home.train("--resume", "--keys", str(tmp_path), "--set", better)
     assert result.exit_code == 0, result.output
-    assert f"published digits {home.newest().version}, signed; production stays" in result.stdout
+    newest = home.newest().version_text
+    assert f"published digits {newest}, signed; production stays" in result.stdout
     assert "test/accuracy > live + 1pp is not met: 0.9" in result.stdout
     assert home.live() == 1
     assert home.store.signer(home.newest(), [ada]) == ada

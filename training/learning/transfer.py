@@ -1,11 +1,11 @@
 """Weights to begin with, from a version in the store.
 
-In: `model.from` of a recipe, such as `digits@3` or `digits@production`, and a network. Out: the
-network with whatever of the version's checkpoint fits it, and a report of what did not.
+In: `model.from` of a recipe, such as `digits@3`, `digits@production` or `digits@^1.2`, and a
+network. Out: the network with whatever of the version's checkpoint fits it, and a report of what
+did not.
 
-Rules kept here: an alias is looked up once and the recipe that is stored names the number, so a run
-is still a function of its recipe; bytes are checked against the manifest's digest before they are
-read; a checkpoint is safetensors, which is data.
+Rules kept here: bytes are checked against the manifest's digest before they are read; a checkpoint
+is safetensors, which is data. `training.stored_version` finds the version.
 """
 
 import json
@@ -15,13 +15,12 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from model_store.errors import ModelNotFoundError, VersionNotFoundError
-from model_store.manifest import Manifest, Parent
+from model_store.manifest import Parent
 from model_store.store import ModelStore
-from model_store.strict import nearest_name
 from training.errors import RecipeError
 from training.preprocessing import network_of
 from training.recipe import Recipe
+from training.stored_version import beginning_with, stored_version
 
 CHECKPOINT = "checkpoint.safetensors"
 NETWORK = "network."
@@ -123,8 +122,8 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
     """
     if recipe.model.from_ is None:
         return recipe, None
-    name, _, wanted = recipe.model.from_.partition("@")
-    manifest = _manifest(store, name, wanted)
+    manifest = stored_version(store, recipe.model.from_)
+    name = manifest.model
     entry = manifest.file(CHECKPOINT)
     if entry is None:
         raise RecipeError(
@@ -132,32 +131,13 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
             f"{CHECKPOINT}; take another"
         )
     tensors = load(store.read_file(manifest, entry))
-    part = recipe.model.model_copy(update={"from_": f"{name}@{manifest.version}"})
-    parent = Parent(model=name, version=manifest.version, checkpoint_sha256=entry.sha256)
-    return recipe.model_copy(update={"model": part}), FirstWeights(parent, tensors)
-
-
-def _manifest(store: ModelStore, name: str, wanted: str) -> Manifest:
-    try:
-        if wanted.isdecimal():
-            return store.manifest(name, int(wanted))
-        store.versions(name)
-    except ModelNotFoundError:
-        raise RecipeError(
-            f"model.from names model '{name}', which is not in the store {store.url}"
-            f"{nearest_name(name, store.models()) or '; it is empty'}"
-        ) from None
-    except VersionNotFoundError as error:
-        raise RecipeError(f"model.from {name}@{wanted}: {error}") from None
-    pointers = store.pointers(name)
-    aliases = {} if pointers is None else pointers.aliases
-    if wanted not in aliases:
-        versions = ", ".join(map(str, store.versions(name)))
-        raise RecipeError(
-            f"model.from {name}@{wanted}: '{name}' has no alias '{wanted}'"
-            f"{nearest_name(wanted, aliases)}; its versions: {versions}"
-        )
-    return store.manifest(name, aliases[wanted])
+    parent = Parent(
+        model=name,
+        version=manifest.version,
+        checkpoint_sha256=entry.sha256,
+        semver=manifest.semver,
+    )
+    return beginning_with(recipe, manifest), FirstWeights(parent, tensors)
 
 
 def _kind(tensor: Tensor) -> str:

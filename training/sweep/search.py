@@ -10,7 +10,8 @@
 In: a recipe and what may change in it. Out: a `SweepRecord`.
 
 Rules kept here: the folder is found by the recipe, the parameters and the metric, so that the same
-command goes on where it was interrupted; a trial that fails costs nobody else anything; the best
+command goes on where it was interrupted; what `model.from` names is looked up once, so that all
+trials begin with one version; a trial that fails costs nobody else anything; the best
 trial is not trained again: what is published is its checkpoint.
 """
 
@@ -18,17 +19,18 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rich.console import Console
 
-from model_store.store import Sign
+from model_store.store import ModelStore, Sign
 from training.errors import DataError, RecipeError, SweepError
 from training.recipe import Recipe
 from training.recipe_file import resolved_yaml
 from training.run_folder import locked_folder, write_atomically
+from training.stored_version import with_parent_number
 from training.sweep.page import sweep_page
 from training.sweep.parameter import Parameter, check_parameters, with_values
 from training.sweep.records import Published, SweepRecord, TrialRecord
@@ -70,6 +72,22 @@ class SweepPlan:
     """Seconds for one trial; one that takes longer has failed."""
     trial_memory_gib: float = 16.0
     """Memory of one trial; one that asks for more has failed."""
+    weights_store: str | None = None
+    """URL of the store that has the versions of `model.from`; None where no trial has any."""
+
+    def settled(self) -> "SweepPlan":
+        """The plan with the number of the version that all trials begin with, if they do.
+
+        Raises:
+            RecipeError: there is no such model, version or alias, or no store is given.
+            StoreError: the store cannot be read.
+        """
+        if self.base.model.from_ is None:
+            return self
+        if self.weights_store is None:
+            raise RecipeError(f"model.from is {self.base.model.from_}, and no store is given")
+        base = with_parent_number(self.base, ModelStore(self.weights_store))
+        return replace(self, base=base)
 
     def folder(self, sweeps_dir: Path) -> Path:
         """Where this search lies."""
@@ -87,11 +105,6 @@ class SweepPlan:
             raise RecipeError(
                 f"--metric is '{self.metric}'; trials are compared on validation rows, as by "
                 "val/accuracy, so that test rows stay unseen"
-            )
-        if self.base.model.from_ is not None:
-            raise RecipeError(
-                f"every trial of a search begins anew, and model.from is {self.base.model.from_}; "
-                "drop it here, and train the best recipe with it"
             )
         check_parameters(self.base, self.parameters)
 
@@ -161,6 +174,7 @@ class Search:
             self.folder / LOGS / f"{asked.number:03d}.log",
             threads=max(1, (os.cpu_count() or 1) // self.plan.processes),
             memory_gib=self.plan.trial_memory_gib,
+            weights_store=self.plan.weights_store,
         )
         self._running[process.connection] = _Running(asked, recipe, process)
 
@@ -234,13 +248,15 @@ def sweep(
         All trials, those of earlier calls too.
 
     Raises:
-        RecipeError: a parameter is unknown or refused; nothing has run.
+        RecipeError: a parameter is unknown or refused, or there is no version as `model.from`
+            names; nothing has run.
         RunBusyError: another process works on the same search.
         SweepError: no trial is done, so there is nothing to publish.
         TrainingError: the best trial cannot be exported or proven.
         StoreError: the store cannot be opened or written; the trials stay.
     """
     console = console or Console()
+    plan = plan.settled()
     plan.check()
     folder = plan.folder(sweeps_dir)
     with locked_folder(folder):
@@ -307,8 +323,8 @@ class _SameRun:
         """See `training.watcher.Watcher.begin`."""
         if folder.name != self._folder:
             raise DataError(
-                "the data or the preprocessing has changed since the best trial was trained; "
-                "search again with another --sweeps-dir"
+                "the data, the preprocessing or what model.from names has changed since the best "
+                "trial was trained; search again with another --sweeps-dir"
             )
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:

@@ -77,10 +77,18 @@ class TrialProcess:
         log: what it prints; anew each time.
         threads: of the CPU, where the recipe leaves that open.
         memory_gib: memory it may ask for.
+        weights_store: URL of the store that has the version of `model.from`; None for none.
     """
 
     def __init__(
-        self, recipe: Recipe, runs_dir: Path, log: Path, *, threads: int, memory_gib: float
+        self,
+        recipe: Recipe,
+        runs_dir: Path,
+        log: Path,
+        *,
+        threads: int,
+        memory_gib: float,
+        weights_store: str | None = None,
     ) -> None:
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +99,7 @@ class TrialProcess:
         self._process = context.Process(
             target=_work,
             args=(theirs, str(log), recipe, runs_dir, threads, int(memory_gib * GIB)),
+            kwargs={"weights_store": weights_store if recipe.model.from_ else None},
         )
         self._process.start()
         theirs.close()
@@ -166,13 +175,19 @@ class _Teller:
 
 
 def _work(
-    connection: Connection, log: str, recipe: Recipe, runs_dir: Path, threads: int, memory: int
+    connection: Connection,
+    log: str,
+    recipe: Recipe,
+    runs_dir: Path,
+    threads: int,
+    memory: int,
+    weights_store: str | None,
 ) -> None:
     """The other process."""
     enter_isolation(log, memory)
     told: Told
     try:
-        told = _train(recipe, runs_dir, threads, _Teller(connection))
+        told = _train(recipe, runs_dir, threads, _Teller(connection), weights_store)
     except StoppedError:
         told = Pruned()
     except Exception as error:  # the code is the user's: it may raise anything
@@ -180,10 +195,13 @@ def _work(
     connection.send(told)
 
 
-def _train(recipe: Recipe, runs_dir: Path, threads: int, teller: _Teller) -> Finished:
+def _train(
+    recipe: Recipe, runs_dir: Path, threads: int, teller: _Teller, weights_store: str | None
+) -> Finished:
     import torch
     from rich.console import Console
 
+    from model_store.store import ModelStore
     from training.learning.evaluation import evaluate
     from training.learning.loop import train
     from training.preparation import prepare
@@ -191,11 +209,12 @@ def _train(recipe: Recipe, runs_dir: Path, threads: int, teller: _Teller) -> Fin
 
     if not recipe.train.threads:
         torch.set_num_threads(threads)
-    prepared = prepare(recipe)
+    prepared = prepare(recipe, None if weights_store is None else ModelStore(weights_store))
     recipe, splits = prepared.recipe, prepared.splits
     folder = RunFolder(runs_dir, recipe, prepared.raw.sha256())
     with folder.locked():
-        trained = train(recipe, splits, folder, Console(), resume=True, watcher=teller)
+        console, first = Console(), prepared.first
+        trained = train(recipe, splits, folder, console, resume=True, watcher=teller, first=first)
     metrics = evaluate(trained.model, splits.validation, recipe, "val", trained.loss)
     return Finished(dict(metrics), trained.state.epoch, folder.path.name)
 

@@ -57,6 +57,8 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     """Seconds by which each request that waits delays the next here; 0 while nobody knows."""
     artifacts: tuple[AnnouncedArtifact, ...] = ()
     """Those that are loaded."""
+    semver: str = ""
+    """Its semantic version, if it has one and that is known."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
@@ -111,6 +113,7 @@ def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVe
             )
             for known in served.artifacts
         ),
+        served.semver,
     )
 
 
@@ -156,6 +159,7 @@ def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
         platform=best.platform,
         artifact=best.artifact,
         artifacts=_artifacts(lane, [version for version in said if version.state == "ready"]),
+        semver=max(version.semver for version in said),
     )
 
 

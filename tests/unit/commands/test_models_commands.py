@@ -104,9 +104,9 @@ def test_list_shows_what_is_live(run: Run, store: ModelStore, folder: Path) -> N
     store.promote("digits", 2, alias="canary")
     publish_in(store, folder, model="letters")
     assert lines(run("models", "list")) == [
-        "MODEL    PRODUCTION  CANARY  VERSIONS  BEST ARTIFACT      ACCURACY",
-        "digits   1           2       2         onnx-int8 0.07 ms  98.9 %",
-        "letters  -           -       1         onnx 0.12 ms       98.6 %",
+        "MODEL    PRODUCTION  CANARY  VERSIONS  SEMVER  BEST ARTIFACT      ACCURACY",
+        "digits   1           2       2         1.0.0   onnx-int8 0.07 ms  98.9 %",
+        "letters  -           -       1         1.0.0   onnx 0.12 ms       98.6 %",
     ]
 
 
@@ -120,6 +120,7 @@ def test_list_as_json(run: Run, store: ModelStore, folder: Path) -> None:
             "versions": [1, 2],
             "aliases": {"production": 1},
             "version_shown": 1,
+            "semver_shown": "1.0.0",
             "best_artifact": "onnx-int8",
             "batch_size": 1,
             "latency_ms": 0.07,
@@ -139,7 +140,9 @@ def test_list_of_a_model_without_latency_or_accuracy(
         update={"verification": artifact.verification.model_copy(update={"metrics": {"mse": 2.0}})}
     )
     store.publish(draft_in(folder, artifacts=(bare,)), folder)
-    assert lines(run("models", "list"))[1].split() == ["digits", "-", "1", "onnx", "-", "-"]
+    assert lines(run("models", "list"))[1].split() == [
+        "digits", "-", "1", "1.0.0", "onnx", "-", "-",
+    ]  # fmt: skip
     assert "2" in lines(run("models", "show", "digits"))[8].split()
 
 
@@ -172,7 +175,7 @@ def test_show_tells_everything(run: Run, store: ModelStore, folder: Path) -> Non
     manifest = store.manifest("digits", 1)
     shas = {entry.file: entry.sha256 for entry in manifest.all_files()}
     assert lines(run("models", "show", "digits")) == [
-        "digits 1  (canary, production)  published "
+        "digits 1 (1.0.0)  (canary, production)  published "
         + manifest.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
         "",
         "signature, up to 64 rows a batch",

@@ -131,7 +131,9 @@ def test_what_is_announced_is_what_is_heard() -> None:
         ServedArtifact(name=name, precision="int8", accuracy_loss=0.25, row_ms=0.5, lane=lane)
         for name, lane in (("onnx", ONE), ("small", further))
     )
-    served = ServedVersion(lane=ONE, state="ready", artifact="onnx", artifacts=artifacts)
+    served = ServedVersion(
+        lane=ONE, state="ready", artifact="onnx", artifacts=artifacts, semver="1.4.0"
+    )
     row_s = {ONE: 0.5, further: 0.25}
     view = fleet_view([worker(announced(served, row_s))])
     assert (view.versions, view.row_s) == ({ONE: served}, row_s)

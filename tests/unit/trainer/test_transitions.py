@@ -12,7 +12,7 @@ from services.trainer.records import LONGEST_TEXT, OVER, TrainingJob
 from services.trainer.transitions import Change
 from tests.fixtures.training_jobs import job
 
-LEASE_S = 10.0
+LEASE_S, GRACE_S = 10.0, 3.0
 Step = Callable[[TrainingJob, float], Change | None]
 STEPS: dict[str, Step] = {
     "taken": lambda x, now: transitions.taken(x, f"w{now:g}", f"h{now:g}", now, LEASE_S),
@@ -20,7 +20,7 @@ STEPS: dict[str, Step] = {
     "succeeded": lambda x, now: transitions.succeeded(x, x.holder, now, 7),
     "failed": lambda x, now: transitions.failed(x, x.holder, now, "broken"),
     "stopped": lambda x, now: transitions.stopped(x, x.holder, now),
-    "abandoned": lambda x, now: transitions.abandoned(x, now, 1),
+    "abandoned": lambda x, now: transitions.abandoned(x, now, 1, GRACE_S),
     "cancelled": transitions.cancelled,
     "resumed": transitions.resumed,
     "progressed": lambda x, _: transitions.progressed(x, x.holder, run_folder="/r", epoch=3),
@@ -52,8 +52,11 @@ def test_a_job_keeps_its_laws_whatever_happens(history: list[tuple[str, float]])
         if before.state in OVER:
             assert name == "resumed"
             deaths_since_resumed = 0
-        if name == "abandoned":
+        if name == "abandoned" and before.last_call:
             deaths_since_resumed += not before.cancel_asked
+        assert found.last_call == (name == "abandoned" and not before.last_call) or (
+            found.last_call and name in ("cancelled", "progressed")
+        )
         assert deaths_since_resumed <= 2
         assert found.state == "failed" or deaths_since_resumed <= 1 or found.state == "cancelled"
 
@@ -64,10 +67,21 @@ def running(**fields: object) -> TrainingJob:
     return change[0]
 
 
+def called(found: TrainingJob, now: float) -> TrainingJob:
+    """A job whose worker was silent until then, and got its last call."""
+    change = transitions.abandoned(found, now, 1, GRACE_S)
+    assert change is not None
+    assert change[1] == []
+    return change[0]
+
+
 def test_a_job_outlives_its_worker_once() -> None:
     first = running()
-    assert transitions.abandoned(first, 110.0, 1) is None, "its lease holds until then"
-    change = transitions.abandoned(first, 110.1, 1)
+    assert transitions.abandoned(first, 110.0, 1, GRACE_S) is None, "its lease holds until then"
+    asked = called(first, 110.1)
+    assert (asked.state, asked.deaths, asked.lease_until) == ("running", 0, 113.1)
+    assert transitions.abandoned(asked, 113.1, 1, GRACE_S) is None, "it may still answer"
+    change = transitions.abandoned(asked, 113.2, 1, GRACE_S)
     assert change is not None
     queued, (event,) = change
     assert (queued.state, queued.deaths) == ("queued", 1)
@@ -75,10 +89,26 @@ def test_a_job_outlives_its_worker_once() -> None:
     again = transitions.taken(queued, "v", "g", 111.0, LEASE_S)
     assert again is not None
     assert again[1][0].text == "resumed from its checkpoint on v, attempt 2"
-    last = transitions.abandoned(again[0], 200.0, 1)
+    last = transitions.abandoned(called(again[0], 200.0), 204.0, 1, GRACE_S)
     assert last is not None
     assert last[0].state == "failed"
     assert last[0].error.startswith("its worker died 2 times while it ran, the last time v in")
+
+
+def test_who_answers_the_last_call_keeps_the_job_and_no_death_counts() -> None:
+    found = running()
+    for outage in (1000.0, 2000.0, 3000.0):
+        renewed = transitions.renewed(called(found, outage), "h", outage + 1, LEASE_S)
+        assert renewed is not None
+        found = renewed[0]
+        assert (found.state, found.deaths, found.last_call) == ("running", 0, False)
+        assert transitions.abandoned(found, outage + LEASE_S, 1, GRACE_S) is None
+    for rule, state in (
+        (transitions.stopped(called(found, 4000.0), "h", 4001.0), "queued"),
+        (transitions.succeeded(called(found, 4000.0), "h", 4001.0, 7), "succeeded"),
+    ):
+        assert rule is not None
+        assert (rule[0].state, rule[0].deaths, rule[0].last_call) == (state, 0, False)
 
 
 def test_handing_back_is_no_death() -> None:
@@ -104,7 +134,7 @@ def test_a_running_job_is_cancelled_by_its_worker() -> None:
     for rule in (
         transitions.stopped(asked[0], "h", 103.0),
         transitions.failed(asked[0], "h", 103.0, "killed"),
-        transitions.abandoned(asked[0], 200.0, 1),
+        transitions.abandoned(called(asked[0], 200.0), 204.0, 1, GRACE_S),
     ):
         assert rule is not None
         assert rule[0].state == "cancelled"

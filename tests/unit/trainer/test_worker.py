@@ -212,13 +212,54 @@ async def test_who_lost_its_lease_ends_the_job_itself(
         assert not w.task.done(), "it goes on, for the store may come back"
 
 
+async def test_outages_longer_than_a_lease_cost_a_job_no_life(
+    store: SqliteJobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one that runs nor one whose end nobody could be told; others look meanwhile."""
+    await submitted(store, "a")
+    async with working(store, tmp_path, "w", 2) as w:
+        for attempt in (1, 2):
+            assert (await w.begun()).attempts == attempt
+            with monkeypatch.context() as outage:
+                for name in ("find", "swap", "now", "append", "oldest"):
+                    outage.setattr(store, name, out_of_reach)
+                async with asyncio.timeout(10):
+                    while len(w.executor.cancelled) < attempt:  # noqa: ASYNC110 - nothing tells
+                        await asyncio.sleep(0.02)
+        assert (await w.begun()).attempts == 3
+        with monkeypatch.context() as outage:
+            for name in ("find", "swap", "now", "append", "oldest"):
+                outage.setattr(store, name, out_of_reach)
+            w.executor.end("a", Succeeded(7))
+            await asyncio.sleep(1.2)  # the lease, of 1 s, has to run out
+        found = await w.is_in("a", "succeeded", "failed", "queued")
+        assert (found.state, found.version, found.deaths) == ("succeeded", 7, 0)
+        events = [x.text for x in await store.events("a", 0, 100)]
+        assert events.count("handed back by w; it waits for a worker") == 2
+        assert w.metrics.registry.get_sample_value("flambeau_training_takeovers_total") == 0
+
+
+async def test_who_is_stopped_while_nobody_can_be_told_does_not_hang(
+    store: SqliteJobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path) as w:
+        await w.begun()
+        for name in ("find", "swap", "now", "append", "oldest"):
+            monkeypatch.setattr(store, name, out_of_reach)
+        w.worker.stop()
+        await asyncio.wait_for(w.task, 10)
+
+
 async def test_what_another_took_is_not_settled_by_who_lost_it(
     store: JobStore, tmp_path: Path
 ) -> None:
     await submitted(store, "a")
     async with working(store, tmp_path) as w:
         await w.begun()
-        await change(store, "a", lambda found: transitions.abandoned(found, 1e12, 1))
+        for later in (1e12, 2e12):  # silent, and then gone
+            rule = partial(transitions.abandoned, now=later, takeovers=1, grace_s=1)
+            await change(store, "a", rule)
         now = await store.now()
         await change(store, "a", lambda x: transitions.taken(x, "v", "other", now, 60))
         async with asyncio.timeout(10):

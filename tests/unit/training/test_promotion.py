@@ -122,7 +122,9 @@ def test_a_condition_is_met_or_not(text: str, new: float, live: float, met: bool
 )
 def test_every_default_is_written_out(given: dict[str, Any], written: dict[str, Any]) -> None:
     found = recipe(publish={"model": "small", **given})
-    assert found.document()["publish"] == {"model": "small", "slo": None, **written}
+    assert found.document()["publish"] == {
+        "model": "small", "bump": None, "slo": None, **written,
+    }  # fmt: skip
     assert Recipe.model_validate(found.document()) == found
 
 

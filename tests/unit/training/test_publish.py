@@ -3,16 +3,20 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from model_store.errors import UnsafeOnnxError
+from model_store.errors import BumpTooSmallError, UnsafeOnnxError
 from model_store.metric import MeasuredMetric
 from model_store.parity import Tolerance
 from model_store.signature import Signature, TensorSpec
+from model_store.store import ModelStore
 from tests.fixtures import onnx_models
+from tests.fixtures.store_versions import draft_in, entry_in
+from tests.unit.training.recipes import recipe, splits, untrained
 from training.exporters.triton_config import config_pbtxt
-from training.publish import _artifact, _git_commit
+from training.publish import CHECKPOINT, _artifact, _git_commit, check_bump
 from training.reporting.report import ArtifactReport
 
 SIGNATURE = Signature(
@@ -45,6 +49,39 @@ def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path)
     (tmp_path / "model.onnx").write_bytes(onnx_models.linear()[:-1])
     with pytest.raises(UnsafeOnnxError, match=r"model\.onnx is not ONNX, or broken"):
         _artifact(proven, tmp_path)
+
+
+def test_a_run_that_changes_more_than_it_says_is_refused_before_it_exports(tmp_path: Path) -> None:
+    model = {"target": "training.networks:SmallCnn", "args": {"width": 4}}
+    data, store, folder = splits(), ModelStore(str(tmp_path / "store")), tmp_path / "draft"
+
+    def check(bump: str | None, **changes: Any) -> None:
+        wanted = recipe(publish={"model": "digits", "bump": bump}, **{"model": model, **changes})
+        check_bump(wanted, data, untrained(wanted, data, tmp_path / "run"), store, None)
+
+    check("patch")  # nothing is there to compare with
+    trained = untrained(recipe(model=model), data, tmp_path / "run")
+    lineage = draft_in(folder).lineage.model_copy(
+        update={"network_sha256": recipe(model=model).network_digest()}
+    )
+    kept = entry_in(folder, CHECKPOINT, trained.weights.read_bytes())
+    store.publish(draft_in(folder, lineage=lineage, files=(kept,)), folder)
+    check("patch")
+    with pytest.raises(BumpTooSmallError, match=r"takes a minor one .*: the network is another"):
+        check("patch", model={**model, "args": {"width": 5}})
+    with pytest.raises(BumpTooSmallError, match=r"takes a major one .*: output 'logits' is gone"):
+        check("minor", model={**model, "outputs": ["scores"]})
+    check("major", model={**model, "outputs": ["scores"]})
+    check(None, model={**model, "outputs": ["scores"]})
+
+
+def test_the_network_is_what_its_code_arguments_and_preprocessing_make() -> None:
+    digest = recipe().network_digest()
+    model = {"target": "training.networks:SmallCnn", "args": {"width": 4, "classes": 3}}
+    assert recipe(seed=7, model={**model, "freeze": ["head.*"]}).network_digest() == digest
+    wider = {**model, "args": {"width": 5, "classes": 3}}
+    assert recipe(model=wider).network_digest() != digest
+    assert recipe(preprocess=[{"scale": {}}]).network_digest() != digest
 
 
 def test_outside_of_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,17 @@ from xml.etree import ElementTree
 import pytest
 import typer
 from rich.console import Console
+from safetensors.torch import save
 from typer.testing import CliRunner, Result
 
 import training.pipeline
 from flambeau.commands.sweep import sweep as command
+from model_store.semver import Bump
 from model_store.store import ModelStore
+from tests.fixtures.store_versions import draft_in, entry_in
 from tests.unit.training.recipes import recipe
-from training.errors import DataError, RunBusyError, SweepError
+from training.errors import DataError, RecipeError, RunBusyError, SweepError
+from training.model import build_model
 from training.recipe import Recipe
 from training.recipe_file import load_recipe
 from training.run_folder import locked_folder
@@ -67,21 +71,38 @@ class Home:
         return SweepRecord.model_validate_json((self.folder() / "sweep.json").read_bytes())
 
 
+def publish_weights(store: ModelStore, folder: Path, bump: Bump | None = None) -> None:
+    """The next version of `base`, with weights of the recipe's network."""
+    chosen = recipe(model={"target": "training.networks:SmallCnn", "args": {"width": 4}})
+    weights = save(build_model(chosen).state_dict())
+    files = (entry_in(folder, "checkpoint.safetensors", weights),)
+    store.publish(draft_in(folder, "base", files=files), folder, bump=bump)
+
+
+def checkpoint_of(store: ModelStore, version: int) -> str:
+    entry = store.manifest("base", version).file("checkpoint.safetensors")
+    assert entry is not None
+    return entry.sha256
+
+
 def test_the_best_of_real_trials_is_published_and_not_trained_again(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+    home, store = Home(tmp_path), ModelStore(str(tmp_path / "store"))
+    for bump in (None, "major"):
+        publish_weights(store, tmp_path / "draft", bump)
     what = (
+        *("--set", "model.from=base@^1"),
         *("--param", "optim.adamw.lr=log(1e-4, 1e-1)"),
         *("--param", "train.precision=choice(fp32, fp16)"),
     )
     first = home.run(*what, "--processes", "2", "--trials", "3", "--no-publish")
     assert first.exit_code == 0, first.output
-    assert not (tmp_path / "store").exists()
+    assert store.models() == ["base"]
     result = home.run(*what, "--processes", "2", "--trials", "4")
     assert result.exit_code == 0, result.output
     assert "resuming after epoch 1" in result.stdout
-    assert "published tiny 1 → production" in result.stdout
+    assert "published tiny 1 (1.0.0) → production" in result.stdout
 
-    record, store = home.record(), ModelStore(str(tmp_path / "store"))
+    record = home.record()
     assert [trial.number for trial in record.trials] == [1, 2, 3, 4]
     failed = [trial for trial in record.trials if trial.state == "failed"]
     assert failed
@@ -95,7 +116,13 @@ def test_the_best_of_real_trials_is_published_and_not_trained_again(tmp_path: Pa
 
     manifest = store.manifest("tiny", 1)
     assert manifest.lineage.metrics["val/accuracy"] == best.value
+    parent, run = manifest.lineage.parent, home.folder() / "runs" / str(best.folder)
+    assert parent is not None
+    assert (parent.words, parent.checkpoint_sha256) == ("base@1 (1.0.0)", checkpoint_of(store, 1))
+    taken = json.loads((run / "transfer.json").read_text())["taken"]
+    assert "features.0.weight" in taken, "trials begin with the stored weights"
     written = load_recipe(str(home.folder() / "best.yaml"))
+    assert written.model.from_ == "base@1"
     assert written.optim.chosen.lr == best.values["optim.adamw.lr"]
     assert (home.folder() / "trials" / f"{best.number:03d}.log").read_text()
 
@@ -242,6 +269,30 @@ def test_without_any_trial_that_is_done_the_reasons_are_told(scripted: Scripted)
         scripted.run(lambda *_: [Failed("the loss is nan")], trials=2)
     with pytest.raises(SweepError, match="it has no metric val/exact_match; it has: val/accuracy"):
         scripted.run(lambda *_: finished(0.5), trials=1, metric="val/exact_match")
+
+
+def test_all_trials_begin_with_one_version_of_the_store(scripted: Scripted, tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_weights(store, tmp_path / "draft")
+    store.promote("base", 1)
+    model = {"target": "training.networks:SmallCnn", "from": "base@production"}
+    plan = {"base": recipe(model=model), "weights_store": store.url, "trials": 3}
+
+    def moving(_: int, wanted: Recipe) -> list[Told]:
+        assert wanted.model.from_ == "base@1"
+        publish_weights(store, tmp_path / "draft")
+        store.promote("base", store.versions("base")[-1])
+        return finished(0.5)
+
+    scripted.run(moving, **plan)
+    (folder,) = scripted.folder.glob("small-*")
+    later = scripted.plan(**plan).settled()
+    assert later.base.model.from_ == "base@4"
+    assert later.folder(scripted.folder) != folder, "another version is another search"
+    with pytest.raises(RecipeError, match=r"no version of 'base' fits \^9"):
+        scripted.run(moving, **{**plan, "base": recipe(model={**model, "from": "base@^9"})})
+    with pytest.raises(RecipeError, match="no store is given"):
+        scripted.run(moving, **{**plan, "weights_store": None})
 
 
 def test_an_interrupted_search_goes_on_with_what_it_was_at(scripted: Scripted) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from rich.console import Console
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from training.model import build_model
 from training.recipe import Recipe
 from training.recipe_file import parse_recipe, resolved_yaml
 from training.run_folder import RunFolder
+from training.stored_version import with_parent_number
 
 PARENT = Parent(model="digits", version=1, checkpoint_sha256="4" * 64)
 
@@ -62,13 +64,15 @@ def test_a_run_begins_with_what_fits_and_tells_what_does_not(
         found = train(chosen, splits(), folder, Console(file=shown), first=first)
     entry = store.manifest("digits", 1).file(CHECKPOINT)
     assert entry is not None
-    assert found.parent == Parent(model="digits", version=1, checkpoint_sha256=entry.sha256)
+    assert found.parent == Parent(
+        model="digits", version=1, checkpoint_sha256=entry.sha256, semver="1.0.0"
+    )
     told, given = json.loads(folder.transfer.read_text()), other_head()
     skipped = {"head.2.weight", "head.2.bias"}
     assert set(told["skipped"]) == skipped
     assert set(told["taken"]) == set(given) - skipped
     assert told["missing"] == told["unexpected"] == []
-    assert f"from digits@1: {len(given) - 2} weights taken\n" in shown.getvalue()
+    assert f"from digits@1 (1.0.0): {len(given) - 2} weights taken\n" in shown.getvalue()
     assert "2 skipped for their shape: head.2.bias ([10] there, [3] here)" in shown.getvalue()
     weights = load_file(found.weights)
     assert torch.allclose(weights["features.0.weight"], given["features.0.weight"])
@@ -125,6 +129,26 @@ def test_weights_of_another_network_are_refused() -> None:
 def test_a_version_that_is_not_there_is_named(version: str, words: str, store: ModelStore) -> None:
     with pytest.raises(RecipeError, match=words):
         with_parent(beginning_with(version), store)
+
+
+def test_a_range_of_semantic_versions_takes_the_newest_that_fits(
+    tmp_path: Path, store: ModelStore
+) -> None:
+    folder = tmp_path / "later"
+    files = (entry_in(folder, CHECKPOINT, save(other_head()) + b" "),)
+    for bump in ("minor", "major"):
+        store.publish(draft_in(folder, files=files), folder, bump=bump)  # 2 and 3: 1.1.0, 2.0.0
+    store.promote("digits", 3, alias="1.0.0")
+    wanted = {"^1": 2, "^1.0.0": 2, "~1.0": 1, "^2": 3, "1.1.0": 2, "2": 2, "1.0.0": 3}
+    for text, version in wanted.items():
+        chosen = with_parent_number(beginning_with(f"digits@{text}"), store)
+        assert chosen.model.from_ == f"digits@{version}", text
+    with pytest.raises(RecipeError, match=r"no version of 'digits' fits \^3; it has: 2\.0\.0, 1"):
+        with_parent(beginning_with("digits@^3"), store)
+    with pytest.raises(RecipeError, match=r"write \^1\.1, ~1\.1 or all three numbers"):
+        with_parent(beginning_with("digits@1.1"), store)
+    with pytest.raises(ValidationError, match="should match pattern"):
+        beginning_with("digits@^1.x")
 
 
 def test_a_changed_checkpoint_is_not_read(tmp_path: Path, store: ModelStore) -> None:

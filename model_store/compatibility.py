@@ -1,0 +1,122 @@
+"""How much of its semantic version has to rise between two versions of a model. Pure.
+
+    major   what callers send or get is another: their programs may break
+    minor   the same signature, and other answers: another network or other weights
+    patch   the same network and weights: exported anew, quantized, measured again
+
+In: what two versions are, as far as callers can tell. Out: the least that is needed, and why.
+
+Rule kept here: in doubt more is needed. Weights of which a version keeps no file may have changed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_store.golden import GoldenRows
+from model_store.manifest import Draft, PythonStep
+from model_store.semver import Bump
+from model_store.signature import Signature, TensorSpec
+
+WEIGHT_FILES = ("checkpoint.safetensors", "checkpoint.qat.safetensors")
+"""Files of a version that hold trained weights: of the network, and of its 8-bit twin."""
+RELATIVE, ABSOLUTE = 1e-3, 1e-3
+"""How far answers of one network lie apart at most, on two machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What decides how a version answers."""
+
+    signature: Signature
+    weights: Mapping[str, str]
+    """The sha256 of each file of `WEIGHT_FILES` that there is."""
+    network_sha256: str | None
+    """See `Lineage.network_sha256`."""
+    python_step: PythonStep | None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The least that has to rise, and why."""
+
+    bump: Bump
+    reason: str
+
+
+def identity_of(version: Draft) -> Identity:
+    """What decides how a version or a draft answers."""
+    files = {name: version.file(name) for name in WEIGHT_FILES}
+    return Identity(
+        signature=version.signature,
+        weights={name: entry.sha256 for name, entry in files.items() if entry is not None},
+        network_sha256=version.lineage.network_sha256,
+        python_step=version.python_step,
+    )
+
+
+def needed_bump(old: Identity, new: Identity) -> Need:
+    """The least that has to rise from one version to the next."""
+    if breaks := _what_breaks(old.signature, new.signature):
+        return Need("major", breaks)
+    if old.network_sha256 != new.network_sha256:
+        return Need("minor", "the network is another one (model or preprocess of the recipe)")
+    if old.python_step != new.python_step:
+        return Need("minor", "the python step is another one")
+    if not new.weights or old.weights != new.weights:
+        return Need("minor", "the weights are others")
+    rows = old.signature.max_batch_size, new.signature.max_batch_size
+    if rows[0] != rows[1]:
+        return Need("minor", f"max_batch_size rises from {rows[0]} to {rows[1]}")
+    return Need("patch", "network, weights and signature are the same")
+
+
+def answers_differ(old: GoldenRows, new: GoldenRows) -> bool:
+    """Whether two checkpoints that were asked the same answered otherwise.
+
+    Code that a recipe only names may have changed under the same weights. Rows that are not the
+    same prove nothing.
+    """
+    same_rows = old.inputs.keys() == new.inputs.keys() and all(
+        np.array_equal(array, new.inputs[name]) for name, array in old.inputs.items()
+    )
+    return same_rows and not all(
+        old.outputs[name].shape == array.shape
+        and np.allclose(old.outputs[name], array, RELATIVE, ABSOLUTE, equal_nan=True)
+        for name, array in new.outputs.items()
+    )
+
+
+def _what_breaks(old: Signature, new: Signature) -> str:
+    """The first difference that callers may trip over; empty if there is none."""
+    for what, before, after in (
+        ("input", old.inputs, new.inputs),
+        ("output", old.outputs, new.outputs),
+    ):
+        if text := _tensors_differ(what, before, after):
+            return text
+    if new.max_batch_size < old.max_batch_size:
+        return f"max_batch_size falls from {old.max_batch_size} to {new.max_batch_size}"
+    for name in ("dynamic", "labels", "padding"):
+        if getattr(old, name) != getattr(new, name):
+            return f"{name} of the signature changes"
+    return ""
+
+
+def _tensors_differ(
+    what: str, before: tuple[TensorSpec, ...], after: tuple[TensorSpec, ...]
+) -> str:
+    had, has = ({spec.name: spec for spec in specs} for specs in (before, after))
+    for name in [*had, *has]:
+        if name not in has:
+            return f"{what} '{name}' is gone"
+        if name not in had:
+            return f"{what} '{name}' is new"
+        if had[name] != has[name]:
+            return f"{what} '{name}' changes from {_text(had[name])} to {_text(has[name])}"
+    return "" if before == after else f"the {what}s have another order"
+
+
+def _text(spec: TensorSpec) -> str:
+    return f"{spec.datatype} {list(spec.shape)}"

@@ -1,0 +1,199 @@
+"""Which semantic version of a model is which number: an index beside the versions.
+
+    <url>/<model>/semver/1.4.0.json     {"version": 7}
+
+In: what a new version is. Out: the semantic version it gets; and the version that fits a range.
+
+Rules kept here: an entry is created once and never changed, so no two versions get one semantic
+version, however many publish at once; the manifest is what counts, so an entry whose version is not
+there, or says otherwise, is passed over; a version that would break callers is refused before
+anything of it is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import Field, ValidationError
+
+from model_store.compatibility import Identity, Need, answers_differ, identity_of, needed_bump
+from model_store.errors import (
+    BumpTooSmallError,
+    ConflictError,
+    ManifestError,
+    StoreError,
+    VersionNotFoundError,
+)
+from model_store.golden import GoldenRows, parse_golden
+from model_store.manifest import Manifest
+from model_store.semver import (
+    FIRST,
+    Bump,
+    SemanticVersion,
+    SemverRange,
+    bump_at_least,
+    parse_semver,
+)
+from model_store.storage import Storage
+from model_store.strict import StrictModel
+
+if TYPE_CHECKING:
+    from model_store.store import ModelStore
+
+MAX_ATTEMPTS = 100
+"""Publishers that may win the race against us before we give up."""
+SHOWN = 8
+"""Semantic versions that a message names at most."""
+
+
+class _Entry(StrictModel):
+    version: int = Field(ge=1)
+
+    def to_bytes(self) -> bytes:
+        return (self.model_dump_json() + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class NextSemver:
+    """What a new version's semantic version follows from."""
+
+    base: SemanticVersion | None
+    """Of the version before; None if there is none."""
+    bump: Bump
+    """What rises."""
+
+    def claim(self, storage: Storage, model: str, version: int) -> SemanticVersion:
+        """Takes the first one that nobody has, for a number that is claimed already.
+
+        Raises:
+            ConflictError: others were always faster.
+        """
+        found = FIRST if self.base is None else self.base.bumped(self.bump)
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                storage.create(_path(model, str(found)), _Entry(version=version).to_bytes())
+            except ConflictError:
+                found = found.bumped(self.bump)
+            else:
+                return found
+        raise ConflictError(f"{MAX_ATTEMPTS} other publishers of '{model}' came first; try again")
+
+
+def next_semver(
+    store: "ModelStore",
+    model: str,
+    new: Identity,
+    versions: Sequence[int],
+    bump: Bump | None = None,
+    golden: GoldenRows | None = None,
+) -> NextSemver:
+    """What the next version's semantic version follows from.
+
+    Args:
+        store: has the versions before.
+        model: the model's name.
+        new: what the next version is.
+        versions: the published ones, ascending.
+        bump: what its publisher says shall rise; None for the least that must.
+        golden: its golden rows, if they are known yet.
+
+    Raises:
+        BumpTooSmallError: the publisher says less than what must.
+        StorageError: the store cannot be read.
+    """
+    before = _newest(store, model, versions)
+    if before is None:  # who publishes first breaks nobody; who races for that may
+        return NextSemver(None, "major")
+    need = _need(store, before, new, golden)
+    if bump is not None and not bump_at_least(bump, need.bump):
+        raise BumpTooSmallError(
+            f"a {bump} version of '{model}' was asked for, and it takes a {need.bump} one after "
+            f"{before.version_text}: {need.reason}; set bump to {need.bump}, or leave it out"
+        )
+    base = parse_semver(before.semver or "")
+    assert base is not None, "the newest was looked for among those that have one"
+    return NextSemver(base, bump or need.bump)
+
+
+def fitting(store: "ModelStore", model: str, wanted: SemverRange, text: str) -> Manifest:
+    """The newest version that fits a range.
+
+    Args:
+        store: has the versions.
+        model: the model's name.
+        wanted: the range.
+        text: the range as it was written.
+
+    Raises:
+        VersionNotFoundError: none does.
+        ManifestError: its manifest or its entry is damaged.
+    """
+    known = sorted(_entries(store.storage, model), reverse=True)
+    for semver in filter(wanted.holds, known):
+        path = _path(model, str(semver))
+        try:
+            version = _Entry.model_validate_json(store.storage.get(path)).version
+            manifest = store.manifest(model, version)
+        except ValidationError as error:
+            raise ManifestError(f"{path} is damaged: it names no version; remove it") from error
+        except VersionNotFoundError:  # whoever claimed it died before it was published
+            continue
+        if manifest.semver == str(semver):
+            return manifest
+    has = ", ".join(map(str, known[:SHOWN])) or "no version with a semantic one"
+    raise VersionNotFoundError(f"no version of '{model}' fits {text}; it has: {has}")
+
+
+def note(storage: Storage, manifest: Manifest) -> None:
+    """Adds a version that was copied from another store, unless its place is taken here."""
+    if manifest.semver is None:
+        return
+    try:
+        entry = _Entry(version=manifest.version).to_bytes()
+        storage.create(_path(manifest.model, manifest.semver), entry)
+    except ConflictError:
+        return
+
+
+def discard(storage: Storage, manifest: Manifest) -> None:
+    """Gives back the semantic version of one that failed to publish."""
+    if manifest.semver is not None:
+        storage.delete(_path(manifest.model, manifest.semver))
+
+
+def _newest(store: "ModelStore", model: str, versions: Sequence[int]) -> Manifest | None:
+    """The newest version that can be read and has a semantic one."""
+    for version in reversed(versions):
+        try:
+            manifest = store.manifest(model, version)
+        except ManifestError:  # a damaged version must not keep a whole one from being published
+            continue
+        if manifest.semver is not None:
+            return manifest
+        if not _entries(store.storage, model):  # nor has any other
+            return None
+    return None
+
+
+def _need(store: "ModelStore", before: Manifest, new: Identity, golden: GoldenRows | None) -> Need:
+    need = needed_bump(identity_of(before), new)
+    if need.bump != "patch" or golden is None:
+        return need
+    try:
+        data = store.read_file(before, before.golden.file)
+        differ = answers_differ(parse_golden(data, before), golden)
+    except StoreError as error:
+        return Need("minor", f"what the version before answered cannot be read ({error})")
+    if differ:
+        return Need("minor", "its checkpoint answers its golden rows otherwise than before")
+    return need
+
+
+def _entries(storage: Storage, model: str) -> list[SemanticVersion]:
+    prefix = f"{model}/semver/"
+    names = [path.removeprefix(prefix).removesuffix(".json") for path in storage.list(prefix)]
+    return [found for found in map(parse_semver, names) if found is not None]
+
+
+def _path(model: str, semver: str) -> str:
+    return f"{model}/semver/{semver}.json"

@@ -1,0 +1,98 @@
+"""How much of the semantic version has to rise: in doubt more."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_store.compatibility import Identity, answers_differ, needed_bump
+from model_store.golden import GoldenRows
+from model_store.manifest import FileEntry, PythonStep
+from model_store.signature import Signature, TensorSpec
+
+IMAGE = TensorSpec(name="image", datatype="FP32", shape=(-1, 1, 8, 8))
+MASK = TensorSpec(name="mask", datatype="BOOL", shape=(-1, 8))
+LOGITS = TensorSpec(name="logits", datatype="FP32", shape=(-1, 2))
+LABELS = {"logits": ("cat", "dog")}
+STEP = PythonStep(
+    file=FileEntry(file="preprocess.py", sha256="5" * 64, size_bytes=7),
+    name="Step",
+    args={},
+    inputs=(IMAGE,),
+)
+
+
+def signature(**changes: Any) -> Signature:
+    fields: dict[str, Any] = {
+        "inputs": (IMAGE, MASK), "outputs": (LOGITS,), "max_batch_size": 8, "labels": LABELS,
+    }  # fmt: skip
+    return Signature(**(fields | changes))
+
+
+OLD = Identity(
+    signature=signature(),
+    weights={"checkpoint.safetensors": "1" * 64},
+    network_sha256="2" * 64,
+    python_step=None,
+)
+
+
+def test_the_same_weights_exported_anew_are_a_patch() -> None:
+    need = needed_bump(OLD, OLD)
+    assert (need.bump, need.reason) == ("patch", "network, weights and signature are the same")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"inputs": (IMAGE,)}, "input 'mask' is gone"),
+        ({"inputs": (MASK, IMAGE)}, "the inputs have another order"),
+        (
+            {"inputs": (IMAGE.model_copy(update={"datatype": "UINT8"}), MASK)},
+            "input 'image' changes from FP32 [-1, 1, 8, 8] to UINT8 [-1, 1, 8, 8]",
+        ),
+        (
+            {"outputs": (LOGITS, TensorSpec(name="more", datatype="FP32", shape=(-1,)))},
+            "output 'more' is new",
+        ),
+        ({"labels": {"logits": ("dog", "cat")}}, "labels of the signature changes"),
+        ({"max_batch_size": 4}, "max_batch_size falls from 8 to 4"),
+    ],
+)
+def test_another_signature_is_major(changes: dict[str, Any], reason: str) -> None:
+    need = needed_bump(OLD, replace(OLD, signature=signature(**changes), weights={}))
+    assert (need.bump, need.reason) == ("major", reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"weights": {"checkpoint.safetensors": "9" * 64}}, "the weights are others"),
+        (
+            {"weights": {**OLD.weights, "checkpoint.qat.safetensors": "9" * 64}},
+            "the weights are others",
+        ),
+        ({"network_sha256": "9" * 64}, "the network is another one"),
+        ({"python_step": STEP}, "the python step is another one"),
+        ({"signature": signature(max_batch_size=16)}, "max_batch_size rises from 8 to 16"),
+    ],
+)
+def test_another_network_or_other_weights_are_minor(changes: dict[str, Any], reason: str) -> None:
+    need = needed_bump(OLD, replace(OLD, **changes))
+    assert need.bump == "minor"
+    assert need.reason.startswith(reason)
+
+
+def test_weights_that_nobody_kept_may_have_changed() -> None:
+    bare = replace(OLD, weights={})
+    assert needed_bump(bare, bare).bump == "minor"
+
+
+def test_other_answers_to_the_same_questions_are_another_network() -> None:
+    asked, answered = {"x": np.ones((2, 3), np.float32)}, np.ones((2, 2), np.float32)
+    old = GoldenRows(asked, {"y": answered})
+    assert not answers_differ(old, GoldenRows(asked, {"y": answered + np.float32(1e-5)}))
+    assert answers_differ(old, GoldenRows(asked, {"y": answered + np.float32(1e-1)}))
+    other = {"x": np.zeros((2, 3), np.float32)}
+    assert not answers_differ(old, GoldenRows(other, {"y": answered + 1})), "they prove nothing"
