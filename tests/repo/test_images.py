@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from deploy.lock import IMAGES, OWN_INDEX, TORCH, wanted_by
 from deploy.sbom import bill_of_materials, read_pins
+from tests.images.base_image import BaseImageError, make_base_image
 from tests.images.dockerfile import DockerfileError, Stage, read_dockerfile
 from tests.images.smoke import RECIPE
 from training.recipe_file import validate_recipe
@@ -103,6 +104,15 @@ def test_the_dockerfiles_install_the_same_torch_as_make_does() -> None:
     assert makefile[1] == TORCH
     for name in ("inference", "trainer"):
         assert f"\nARG TORCH={TORCH}\n" in (ROOT / f"deploy/{name}.Dockerfile").read_text()
+
+
+def test_without_debootstrap_the_base_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(BaseImageError, match="apt-get install debootstrap"):
+        make_base_image(tmp_path / "base")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_instruction_is_an_error(tmp_path: Path) -> None:
