@@ -139,12 +139,14 @@ def _redis(folder: Path) -> Iterator[None]:
     command = [valkey_program(), "--port", "6379", "--dir", str(folder), "--save", ""]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        Lines(server.stdout).wait_for(lambda line: "Ready to accept" in line, READY_TIMEOUT_S)
+        log = Lines(server.stdout)
         try:
+            log.wait_for(lambda line: "Ready to accept" in line, READY_TIMEOUT_S)
             assert redis.Redis(port=6379).ping()
             yield
         finally:
             server.terminate()
+            log.join()  # leaving closes what it reads
 
 
 def _call(url: str, body: Any = None) -> Any:
