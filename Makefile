@@ -186,7 +186,7 @@ images-check: $(DEVELOPING) lint-images ## Build each image's file system, start
 	@$(BIN)/python -m tests.images $(ARGS)
 
 .PHONY: lock-images
-lock-images: $(BIN)/python ## Resolve what the images install: deploy/requirements/. ARGS="gateway"
+lock-images: $(BIN)/python ## Resolve what the images install: deploy/requirements/. ARGS="gateway-keys"
 	@$(BIN)/python -m deploy.lock $(ARGS)
 
 .PHONY: sbom

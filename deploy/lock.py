@@ -22,11 +22,12 @@ TORCH = "torch==2.13.0"
 """What the images for the CPU install, by version alone."""
 FOLDER = ROOT / "deploy/requirements"
 IMAGES: dict[str, tuple[str, ...]] = {
-    "gateway": ("edges",),
-    "inference-onnx": ("serve", "signing"),
-    "inference-torch": ("serve", "signing", "torch"),
-    "inference-cuda": ("gpu",),
-    "trainer": ("trainer",),
+    "gateway-keys": ("edges", "tracing"),
+    "gateway-auth": ("edges", "tracing", "auth"),
+    "inference-onnx": ("serve", "signing", "tracing"),
+    "inference-torch": ("serve", "signing", "tracing", "torch"),
+    "inference-cuda": ("gpu", "tracing"),
+    "trainer": ("trainer", "auth"),
 }
 """The extras of each image. `torch` is no extra: it stands for what torch itself needs."""
 OWN_INDEX = frozenset({"inference-torch", "trainer"})

@@ -1,33 +1,34 @@
 """A clean root in place of an image: a folder with this machine's Debian and Python under it.
 
 In: stages of a Dockerfile. Out: their file systems, and processes started in them. Where the base
-image has Debian and Python in /usr/local, the root has this machine's `/usr` and interpreter, bound
-read-only; every step after FROM is carried out as it is written. Needs root (mounts, chroot), and
-Python 3.11, that of the images.
+image has Debian and Python in /usr/local, the root has those of a base image made again, or this
+machine's `/usr` and interpreter, bound read-only; every step after FROM is carried out as it is
+written. Needs root (mounts, chroot), and Python 3.11, that of the images.
 """
 
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.images.base_image import size_mb
 from tests.images.dockerfile import Stage, Step
 
 ROOT = Path(__file__).parents[2]
 OF_THE_BASE = ("bin", "lib", "lib64", "sbin")
 MOUNT_POINTS = ("dev", "proc", "tmp", "usr", "wheels")
 
-# $1 the root, $2 the interpreter's folder, $3 wheels to install from or nothing, $4 `ro` or `rw`,
-# $5 user id, $6 group id, $7 volumes as FOLDER:PATH; then the command. The mounts end with the
-# process, whose mount namespace is its own.
+# $1 the root, $2 what is /usr, $3 the interpreter's folder, $4 wheels to install from or nothing,
+# $5 `ro` or `rw`, $6 user id, $7 group id, $8 volumes as FOLDER:PATH; then the command. The mounts
+# end with the process, whose mount namespace is its own.
 _ENTER = """
 set -eu
-root=$1 python=$2 wheels=$3 mode=$4 user=$5 group=$6 volumes=$7
-shift 7
+root=$1 usr=$2 python=$3 wheels=$4 mode=$5 user=$6 group=$7 volumes=$8
+shift 8
 mount --bind "$root" "$root"
-mount --bind /usr "$root/usr" && mount -o remount,bind,ro "$root/usr"
+mount --bind "$usr" "$root/usr" && mount -o remount,bind,ro "$root/usr"
 mount --bind "$python" "$root/usr/local" && mount -o remount,bind,ro "$root/usr/local"
 mount --rbind /dev "$root/dev"
 mount --rbind /proc "$root/proc"
@@ -46,15 +47,27 @@ class BuildError(Exception):
 
 
 class CleanRoot:
-    """One stage's file system. The folder belongs to it, and is removed by whoever made it."""
+    """One stage's file system. The folder belongs to it, and is removed by whoever made it.
 
-    def __init__(self, folder: Path, stage: Stage) -> None:
+    Args:
+        folder: made here.
+        stage: what is built in it.
+        base: a base image made again (`base_image`); None for this machine's Debian and Python.
+    """
+
+    def __init__(self, folder: Path, stage: Stage, base: Path | None = None) -> None:
         self.folder = folder
         self.stage = stage
-        for name in (*MOUNT_POINTS, "etc"):
+        self._usr = base / "usr" if base else Path("/usr")
+        self._python = base / "usr/local" if base else Path(sys.base_prefix)
+        for name in MOUNT_POINTS:
             (folder / name).mkdir(parents=True)
         for name in OF_THE_BASE:
             (folder / name).symlink_to(f"usr/{name}")
+        if base:
+            shutil.copytree(base / "etc", folder / "etc", symlinks=True)
+        else:
+            (folder / "etc").mkdir()
         (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
         (folder / "etc/group").write_text("root:x:0:\n")
         (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
@@ -93,17 +106,15 @@ class CleanRoot:
 
     def size_mb(self) -> float:
         """What the image adds to its base, in megabytes (10^6)."""
-        command = ["du", "--summarize", "--block-size=1", "--one-file-system"]
-        output = subprocess.run(
-            [*command, str(self.folder / "opt")], check=True, capture_output=True, text=True
-        ).stdout
-        return int(output.split()[0]) / 1e6
+        return size_mb(self.folder / "opt")
 
     def _copy(self, step: Step, others: Mapping[str, "CleanRoot"]) -> None:
         words = step.text.split()
         source_root = ROOT
+        copy: Callable[[str | Path, str | Path], object] = shutil.copy2
         if words[0].startswith("--from="):
             source_root = others[words.pop(0).removeprefix("--from=")].folder
+            copy = os.link  # no step writes to what is there: gigabytes need not be copied
         *sources, target = words
         place = self.folder / os.path.join(step.folder, target).lstrip("/")
         for source in sources:
@@ -112,9 +123,9 @@ class CleanRoot:
             into.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__") if source_root == ROOT else None
-                shutil.copytree(path, into, symlinks=True, ignore=ignored)
+                shutil.copytree(path, into, symlinks=True, ignore=ignored, copy_function=copy)
             else:
-                shutil.copy2(path, into)
+                copy(path, into)
 
     def _run(self, step: Step, wheels: Path) -> None:
         path = "/usr/local/bin:/usr/bin:/bin"
@@ -143,5 +154,6 @@ class CleanRoot:
         entering = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "enter"]
         mounts = " ".join(f"{source}:{path}" for path, source in (volumes or {}).items())
         root = str(self.folder)
-        arguments = [root, sys.base_prefix, str(wheels or ""), mode, user, group, mounts]
+        usr, python = str(self._usr), str(self._python)
+        arguments = [root, usr, python, str(wheels or ""), mode, user, group, mounts]
         return [*entering, *arguments, "env", "-i", f"--chdir={folder}", *settings, *command]

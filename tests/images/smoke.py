@@ -24,7 +24,7 @@ RECIPE = """
 name: smoke
 seed: 7
 model: {target: training.models.mlp:Mlp, args: {hidden: [8], classes: 2}}
-data: {target: training.data_sets.breast_cancer:breast_cancer, batch_size: 32}
+data: {breast_cancer: {}, batch_size: 32}
 loss: {cross_entropy: {}}
 train: {epochs: 1, threads: 1}
 export: [{kind: onnx}]
@@ -45,6 +45,8 @@ HAS_NO_TORCH = """
 import importlib.util
 assert all(importlib.util.find_spec(name) is None for name in ("torch", "onnxruntime"))
 """
+CAN_TRACE = "import services.tracing.otlp\n"
+"""What the setting `trace_endpoint` imports."""
 
 
 def check_all(images: Mapping[str, CleanRoot], folder: Path) -> None:
@@ -62,6 +64,7 @@ def check_all(images: Mapping[str, CleanRoot], folder: Path) -> None:
     for name, image in images.items():
         volumes = {"/var/lib/flambeau": homes[name]}
         program = WRITES_OUTSIDE + (HAS_NO_TORCH if name == "gateway" else "")
+        program += CAN_TRACE if name != "trainer" else ""
         _check_ends_well(image.start(["python", "-c", program], volumes))
     trainer = {"/var/lib/flambeau": homes["trainer"], "/models": models}
     with _running(images["trainer"], trainer, "--store", "/models"):
@@ -136,12 +139,14 @@ def _redis(folder: Path) -> Iterator[None]:
     command = [valkey_program(), "--port", "6379", "--dir", str(folder), "--save", ""]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        Lines(server.stdout).wait_for(lambda line: "Ready to accept" in line, READY_TIMEOUT_S)
+        log = Lines(server.stdout)
         try:
+            log.wait_for(lambda line: "Ready to accept" in line, READY_TIMEOUT_S)
             assert redis.Redis(port=6379).ping()
             yield
         finally:
             server.terminate()
+            log.join()  # leaving closes what it reads
 
 
 def _call(url: str, body: Any = None) -> Any:

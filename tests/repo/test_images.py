@@ -8,11 +8,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from deploy.lock import IMAGES, OWN_INDEX, TORCH, wanted_by
 from deploy.sbom import bill_of_materials, read_pins
+from tests.images.base_image import BaseImageError, make_base_image
 from tests.images.dockerfile import DockerfileError, Stage, read_dockerfile
+from tests.images.smoke import RECIPE
+from training.recipe_file import validate_recipe
+from training.targets import load_target
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -53,6 +58,18 @@ def test_an_image_starts_its_service_as_nobody_else(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=service)
+def test_an_image_is_built_in_the_python_it_ships(path: Path) -> None:
+    build, final = read_dockerfile(path, {})
+    assert final.base.replace("-slim-", "-") == build.base.replace("-slim-", "-")
+
+
+def test_the_recipe_of_the_smoke_test_is_one_of_today() -> None:
+    recipe = validate_recipe(yaml.safe_load(RECIPE), "smoke")
+    load_target(recipe.model.target, "model.target")
+    assert recipe.data.target is None, "data by its name, which the recipe's schema holds"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=service)
 def test_an_image_is_labelled_with_the_version(path: Path) -> None:
     assert final_stage(path).arguments["VERSION"] == PROJECT["version"]
     assert path.read_text().count("org.opencontainers.image.") == 5
@@ -87,6 +104,15 @@ def test_the_dockerfiles_install_the_same_torch_as_make_does() -> None:
     assert makefile[1] == TORCH
     for name in ("inference", "trainer"):
         assert f"\nARG TORCH={TORCH}\n" in (ROOT / f"deploy/{name}.Dockerfile").read_text()
+
+
+def test_without_debootstrap_the_base_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(BaseImageError, match="apt-get install debootstrap"):
+        make_base_image(tmp_path / "base")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_instruction_is_an_error(tmp_path: Path) -> None:
@@ -126,8 +152,9 @@ def test_a_lock_has_all_that_pyproject_asks_for(image: str) -> None:
         assert wanted.specifier.contains(pins.get(name, "0")), f"{text}: run make lock-images"
 
 
-def test_the_gateway_has_no_torch_and_no_runtime() -> None:
-    names = [name for name, _, _ in read_pins(ROOT / "deploy/requirements/gateway.txt")]
+@pytest.mark.parametrize("image", ["gateway-keys", "gateway-auth"])
+def test_the_gateway_has_no_torch_and_no_runtime(image: str) -> None:
+    names = [name for name, _, _ in read_pins(ROOT / f"deploy/requirements/{image}.txt")]
     assert [name for name in names if OF_TORCH.fullmatch(name)] == []
 
 
