@@ -7,7 +7,7 @@ requests in it, and the `queue` of each of them to `batch`.
 Source: OpenTelemetry Protocol, OTLP/HTTP (https://opentelemetry.io/docs/specs/otlp/), and the
 semantic conventions for HTTP and RPC servers (https://opentelemetry.io/docs/specs/semconv/); what
 they have no name for begins with `flambeau.`. OpenTelemetry's SDK is left out: its encoder took
-220 µs a traced request, seven times what the messages themselves cost (docs/adr/0027).
+220 µs a traced request, seven times what the messages themselves cost (docs/adr/0025).
 """
 
 import functools
