@@ -157,6 +157,10 @@ bench-swap: $(SERVING) ## Versions that change under load: failed requests, and 
 bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one process.
 	@$(BIN)/python -m bench.split $(ARGS)
 
+.PHONY: bench-operate
+bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
+	@$(BIN)/python -m bench.operate $(ARGS)
+
 .PHONY: bench-train
 bench-train: $(SERVING) ## The training loop beside the same loop written bare, and Lightning Fabric's.
 	@$(BIN)/python -m bench.train $(ARGS)

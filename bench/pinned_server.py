@@ -22,7 +22,11 @@ PR_SET_PDEATHSIG = 1
 
 @contextlib.contextmanager
 def pinned_server(
-    store: str, models: Sequence[str], artifact: str = "", *settings: str
+    store: str,
+    models: Sequence[str],
+    artifact: str = "",
+    *settings: str,
+    module: str = "flambeau",
 ) -> Iterator[ServerProcess]:
     """Runs `flambeau serve` on the server's core until the block ends.
 
@@ -31,6 +35,7 @@ def pinned_server(
         models: which to serve.
         artifact: which to serve of each; empty for the fastest.
         settings: other than the defaults, `NAME=VALUE`.
+        module: the command line, or what stands in for it.
 
     Raises:
         ServerProcessError: it did not start, or did not end well.
@@ -40,7 +45,7 @@ def pinned_server(
     # Which artifact is measured is what the manifest says, not what this start found out.
     settings = ("choose_artifact_budget_s=0", *settings)
     options += [part for setting in settings for part in ("--set", setting)]
-    with server_process(options, _before_exec()) as server:
+    with server_process(options, _before_exec(), module) as server:
         yield server
 
 

@@ -28,20 +28,23 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    arguments: Sequence[str], before_exec: Callable[[], None] | None = None
+    arguments: Sequence[str],
+    before_exec: Callable[[], None] | None = None,
+    module: str = "flambeau",
 ) -> Iterator[ServerProcess]:
     """Runs `flambeau serve` with the given arguments until the block ends.
 
     Args:
         arguments: of `flambeau serve`, without ports.
         before_exec: called in the child before it starts, to pin it to a core for example.
+        module: what is run with `serve`, in the place of the command line.
 
     Raises:
         ServerProcessError: it exited before it was ready, or with another code than 0 after
             SIGTERM.
     """
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [sys.executable, "-m", "flambeau", "serve", *arguments, *ports]
+    command = [sys.executable, "-m", module, "serve", *arguments, *ports]
     with subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.PIPE, text=True, preexec_fn=before_exec
     ) as process:

@@ -1,4 +1,4 @@
-"""What the dashboards watch: Redis, a gateway, a worker, the training service, callers, Prometheus.
+"""What the dashboards watch: Redis, gateway, worker, training service, callers, Prometheus, traces.
 
 Callers are steady enough for a test of seconds, and lively enough for a picture of a minute: their
 number goes up and down, half of them ask for the old version, a few ask for what fails.
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -19,6 +20,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tests.e2e.grpc_calls import linear_request
 from tests.e2e.rest_calls import infer, linear_input, lookup_inputs, post
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
+from tests.fixtures.otlp_collector import Collector, running_collector
 from tests.fixtures.prometheus_process import PrometheusProcess, running_prometheus
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import SplitServer, running_split
@@ -40,6 +42,8 @@ class Fleet:
     server: SplitServer
     trainer: TrainerProcess
     prometheus: PrometheusProcess
+    collector: Collector
+    """Of traces; only those are kept that their callers want kept."""
 
 
 @contextmanager
@@ -58,7 +62,9 @@ def running_fleet(folder: Path, interval_ms: int = 500) -> Iterator[Fleet]:
         (folder / "training").mkdir()
         jobs = f"--jobs={folder / 'training/jobs.db'}"
         trainer = stack.enter_context(running_trainer(folder / "training", jobs))
-        server = stack.enter_context(running_split(store, newest_versions=2))
+        collector = stack.enter_context(running_collector())
+        traces: dict[str, Any] = {"trace_endpoint": collector.endpoint, "trace_ratio": 0.0}
+        server = stack.enter_context(running_split(store, newest_versions=2, **traces))
         assert server.worker is not None
         targets = {
             "flambeau-gateway": f"127.0.0.1:{server.metrics_port}",
@@ -68,7 +74,7 @@ def running_fleet(folder: Path, interval_ms: int = 500) -> Iterator[Fleet]:
         prometheus = stack.enter_context(
             running_prometheus(folder / "prometheus", targets, RULES, interval_ms=interval_ms)
         )
-        yield Fleet(server, trainer, prometheus)
+        yield Fleet(server, trainer, prometheus, collector)
 
 
 @contextmanager

@@ -13,7 +13,12 @@ from prometheus_client import start_http_server
 
 from services.telemetry.metrics import Metrics
 from tests.dashboards.fleet import RULES
-from tests.fixtures.prometheus_process import free_address, program, running, running_prometheus
+from tests.fixtures.prometheus_process import (
+    FREE_ADDRESS,
+    program,
+    running,
+    running_prometheus,
+)
 
 CONFIG = RULES.parents[2] / "alertmanager/alertmanager.yml"
 WAIT_S = 60.0
@@ -51,13 +56,12 @@ def running_alertmanager(folder: Path, receiver: str) -> Iterator[str]:
     text = CONFIG.read_text().replace("webhook:9095", receiver)
     text = text.replace("group_wait: 30s", "group_wait: 0s")
     (folder / "alertmanager.yml").write_text(text)
-    address = free_address()
     command = [
         program("prometheus-alertmanager"), f"--config.file={folder / 'alertmanager.yml'}",
-        f"--storage.path={folder / 'alertmanager'}", f"--web.listen-address={address}",
+        f"--storage.path={folder / 'alertmanager'}", f"--web.listen-address={FREE_ADDRESS}",
         "--cluster.listen-address=",
     ]  # fmt: skip
-    with running(command, folder / "alertmanager.log", f"http://{address}/-/ready"):
+    with running(command) as address:
         yield address
 
 

@@ -1,5 +1,6 @@
 """Dashboards on a real Prometheus that watches a gateway, a worker and a trainer under load."""
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from flambeau.monitoring.dashboards import DASHBOARDS, GPU
 from flambeau.monitoring.metric_reference import Metric, all_metrics
 from tests.dashboards.answers import ask, without_data
-from tests.dashboards.fleet import Fleet, load, running_fleet
+from tests.dashboards.fleet import ROW, Fleet, load, running_fleet
+from tests.e2e.rest_calls import infer, linear_input
 from tests.fixtures.prometheus_process import program, run_tool
 
 SHOWN_S, WINDOW_S = 5.0, 3.0
@@ -64,8 +66,8 @@ TLS = {
     "flambeau_tls_reloads_total",
 }
 SELDOM = {
-    "gateway": {"flambeau_degraded_requests_total", "flambeau_spans_total", *TLS},
-    "worker": {"flambeau_spans_total"},
+    "gateway": {"flambeau_degraded_requests_total", *TLS},
+    "worker": set(),
     "trainer": TLS,
 }
 """What has no series until it happens, or is set up."""
@@ -82,3 +84,23 @@ def test_a_request_is_counted_by_one_process_so_that_sums_are_right(fleet: Fleet
     fleet.prometheus.wait_for("sum(flambeau_requests_total)", lambda found: found == own)
     executed = fleet.server.worker.metric("flambeau_batch_size_sum")
     fleet.prometheus.wait_for("sum(flambeau_batch_size_sum)", lambda found: found == executed)
+
+
+def test_a_duration_leads_to_the_trace_of_a_request_that_took_it(fleet: Fleet) -> None:
+    trace_id = secrets.token_hex(16)
+    sampled = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    assert infer(fleet.server, "linear", linear_input(ROW), headers=sampled).status == 200
+    buckets = 'flambeau_request_duration_seconds_bucket{model="linear"}'
+    found = fleet.prometheus.wait_until(
+        lambda: [
+            one for one in fleet.prometheus.exemplars(buckets) if one.labels["trace_id"] == trace_id
+        ],
+        bool,
+        f"exemplar of trace {trace_id}",
+    )
+    (exemplar,) = found
+    assert exemplar.labels == {"trace_id": trace_id}
+    assert exemplar.series["job"] == "flambeau-gateway"
+    assert (exemplar.series["version"], exemplar.series["protocol"]) == ("2", "rest")
+    assert 0 < exemplar.value <= float(exemplar.series["le"])
+    fleet.collector.wait_for(lambda spans: any(span.trace_id == trace_id for span in spans))

@@ -1,6 +1,7 @@
 """Every object has the fields that the API knows of its kind, and no others."""
 
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -21,10 +22,28 @@ def own_kinds(objects: list[Object]) -> list[Object]:
     return [found for found in objects if found["kind"] not in SCHEMAS]
 
 
+def faults_of_schema(found: Object) -> list[str]:
+    """What a custom resource has that its schema does not allow."""
+    validator = jsonschema.Draft202012Validator(SCHEMAS[found["kind"]])
+    return [error.message for error in validator.iter_errors(found)]
+
+
+def faults_of_kubernetes(found: Object, version: str) -> list[str]:
+    """What a built-in object has that this version of Kubernetes does not know."""
+    kubernetes_validate: Any = pytest.importorskip(
+        "kubernetes_validate", reason="`make k8s-validate` installs it"
+    )
+    try:
+        kubernetes_validate.validate(found, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [str(error)]
+    return []
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_custom_resources_fit_their_schemas(overlay: str) -> None:
     for found in of_kind(render(f"overlays/{overlay}"), *SCHEMAS):
-        jsonschema.validate(found, SCHEMAS[found["kind"]])
+        assert faults_of_schema(found) == []
 
 
 def test_every_schema_is_one_and_all_but_that_of_generated_rules_are_used() -> None:
@@ -37,19 +56,26 @@ def test_every_schema_is_one_and_all_but_that_of_generated_rules_are_used() -> N
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_built_in_kinds_fit_kubernetes(overlay: str, version: str) -> None:
-    kubernetes_validate = pytest.importorskip(
-        "kubernetes_validate", reason="`make k8s-validate` installs it"
-    )
     for found in own_kinds(render(f"overlays/{overlay}")):
-        kubernetes_validate.validate(found, version, strict=True)
+        assert faults_of_kubernetes(found, version) == []
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_what_kserve_runs_is_a_pod(version: str) -> None:
-    kubernetes_validate = pytest.importorskip(
-        "kubernetes_validate", reason="`make k8s-validate` installs it"
-    )
     (runtime,) = of_kind(render("overlays/kserve"), "ClusterServingRuntime")
     spec = {name: runtime["spec"][name] for name in ("containers", "volumes")}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "of-kserve"}, "spec": spec}
-    kubernetes_validate.validate(pod, version, strict=True)
+    assert faults_of_kubernetes(pod, version) == []
+
+
+def test_a_misspelt_field_is_found_in_every_kind() -> None:
+    """Else the tests above could find nothing."""
+    each = {o["kind"]: o for overlay in OVERLAYS for o in render(f"overlays/{overlay}")}
+    for kind, found in each.items():
+        wrong = found | {"spce": {}}
+        faults = (
+            faults_of_schema(wrong)
+            if kind in SCHEMAS
+            else faults_of_kubernetes(wrong, KUBERNETES_VERSIONS[0])
+        )
+        assert "spce" in str(faults), kind
