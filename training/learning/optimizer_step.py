@@ -171,7 +171,7 @@ class Stepper:
         self._optimizer.zero_grad()
         losses: list[Tensor] = []
         for batch, share in zip(window, shares, strict=True):
-            with self.replica.held_back(last=batch is window[-1]):
+            with self.replica.held_back(last=batch is window[-1], counts=batch.counts):
                 loss = self._forward(self.replica.run, batch, step, share)
                 losses.append(loss.detach())
                 part = self._scaler.scale(loss)
