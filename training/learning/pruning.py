@@ -132,6 +132,8 @@ def in_words(model: nn.Module) -> str:
 
 
 def _held(kept: Tensor, gradient: Tensor) -> Tensor:
+    if gradient.is_sparse:  # of rows of an embedding, which is not pruned
+        return gradient
     return gradient * kept.to(gradient.device)
 
 

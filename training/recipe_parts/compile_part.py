@@ -14,8 +14,8 @@ class CompilePart(RecipePart):
     compile: bool = False
     """Whether torch compiles the network for training (`torch.compile`), once for each shape of a
     batch; checkpoints, evaluation and exports are those of the network itself. It takes half a
-    minute or more at the start, and a C++ compiler, or Triton on a GPU. Set it when steps are slow
-    and there are many of them."""
+    minute or more at the start, and a C++ compiler, or Triton on a GPU. Set it when there are many
+    steps, and a trial of some epochs is faster with it; small networks on a CPU are not."""
 
 
 def check_compile(recipe: "Recipe") -> None:
@@ -37,6 +37,10 @@ def check_compile(recipe: "Recipe") -> None:
             "debug.activations and debug.backward look between its layers, which are one program "
             "then",
             bool(debug.activations or debug.backward),
+        ),
+        (
+            "optim.sparse_adam needs sparse gradients, which such a program does not give",
+            recipe.optim.sparse_adam is not None,
         ),
         ("debug.anomaly names operations, which are one program then", debug.anomaly),
         (

@@ -46,6 +46,11 @@ def check_parallel(recipe: "Recipe") -> None:
             "optim.lbfgs searches along lines in one process; take another optimizer, or "
             "train.parallel none"
         )
+    if optim.sparse_adam is not None:
+        raise ValueError(
+            "optim.sparse_adam has sparse gradients, which processes do not send each other; take "
+            "another optimizer and embeddings with sparse=False, or train.parallel none"
+        )
     if train.parallel == "ddp":
         return
     whole = [

@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "stop": {"metric": "val/accuracy", "patience": 3},
     },
     "halved": {"train": {"precision": "bf16"}},
+    "pruned": {"prune": {"amount": 0.5, "at": "60%"}},
     "compiled": {"train": {"compile": True}},
     "normed": {
         "model": {"args": {"batch_norm": True}},
