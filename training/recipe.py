@@ -20,6 +20,7 @@ from model_store.signature import DynamicAxes, Labels, Padding, TensorName
 from model_store.slo import Slo
 from model_store.strict import nearest_name
 from training.recipe_parts.auto_export import AutoPart, ExportChoice
+from training.recipe_parts.compile_part import CompilePart, check_compile
 from training.recipe_parts.compression import PrunePart, QatPart
 from training.recipe_parts.data_parts import DataPart
 from training.recipe_parts.debug_parts import DebugPart, ProfilePart
@@ -88,7 +89,7 @@ class TeacherForcing(RecipePart):
     """Share of symbols at the last step. Raise it when learning falls apart towards the end."""
 
 
-class TrainPart(ParallelPart):
+class TrainPart(ParallelPart, CompilePart):
     """How long, and on what."""
 
     epochs: int = Field(default=20, ge=1, le=100_000)
@@ -332,6 +333,7 @@ class Recipe(RecipePart):
     @model_validator(mode="after")
     def _processes_fit(self) -> "Recipe":
         check_parallel(self)
+        check_compile(self)
         return self
 
     def listed_exports(self) -> tuple[Export, ...]:

@@ -43,6 +43,8 @@ def activations_recomputed(model: nn.Module, patterns: Sequence[str]) -> Iterato
 def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
+    if torch.compiler.is_compiling():  # a compiler moves buffers once by itself
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     contexts = partial(_contexts, layer)
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 

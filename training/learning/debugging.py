@@ -35,7 +35,8 @@ class Watch:
         """Looks at the gradients of a step, as they were when the weights moved."""
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
-                self._keep(f"gradients/{name}", parameter.grad, parameter.grad.norm())
+                found = parameter.grad.to_dense()
+                self._keep(f"gradients/{name}", found, found.norm())
 
     def saw_output(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         """A forward hook; evaluation does not count."""

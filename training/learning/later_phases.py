@@ -16,7 +16,7 @@ from model_store.signature import Signature
 from training.datasets import Split
 from training.errors import RecipeError, TrainingError
 from training.learning.channel_removal import remove_channels
-from training.learning.pruning import zero_share, zero_smallest
+from training.learning.pruning import in_words, zero_smallest
 from training.model import for_export
 from training.preprocessing import Preprocessed, network_of
 from training.recipe import Recipe
@@ -61,15 +61,19 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
     debug: dict[str, Any] = {}
     if rewritten:
         train |= {"ema": None, "activation_checkpoint": (), "precision": "fp32", "device": "cpu"}
+        train["compile"] = False
         debug |= {"gradients": (), "activations": ()}
     if rewritten or recipe.model.unfreeze_at is not None:
         model |= {"freeze": (), "unfreeze_at": None}
+    # What went within the training stays away, and does not go again.
+    part = recipe.prune and recipe.prune.model_copy(update={"at": None})
     if (forcing := recipe.train.teacher_forcing) is not None:
         train["teacher_forcing"] = forcing.model_copy(update={"first": forcing.last})
     return recipe.model_copy(
         update={
             "name": f"{recipe.name}, {phase}",
             "train": recipe.train.model_copy(update=train),
+            "prune": part,
             "optim": recipe.optim.slower(lr_share, one_group=rewritten),
             "model": recipe.model.model_copy(update=model),
             "debug": recipe.debug.model_copy(update=debug),
@@ -89,7 +93,7 @@ def prune(model: nn.Module, part: PrunePart, example: tuple[Tensor, ...]) -> str
     network = network_of(model)
     if not part.structured:
         zero_smallest(network, part)
-        return f"pruned: {100 * zero_share(network):.1f} % of the weights of all layers are 0"
+        return in_words(network)
     before = _parameters(model)
     if isinstance(model, Preprocessed):
         example = tuple(model.prepare(list(example)))

@@ -11,11 +11,12 @@ for bit on one CPU.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from safetensors.torch import load_model
 from torch import nn
@@ -26,6 +27,7 @@ from training.datasets import Splits
 from training.errors import StoppedError
 from training.learning.activation_checkpoint import activations_recomputed
 from training.learning.checkpoint import CheckpointFolder
+from training.learning.compilation import compiling
 from training.learning.debugging import profiled, watched
 from training.learning.device import CPU, training_device
 from training.learning.evaluation import evaluate
@@ -41,17 +43,18 @@ from training.learning.objective import Objective, make_objective
 from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
 from training.learning.out_of_memory import memory_named
-from training.learning.pruning import zeros_held
+from training.learning.pruning import MidwayPruning, zeros_held
 from training.learning.run_checkpoints import RunCheckpoints
 from training.learning.shared_checkpoint import SharedCheckpoints
 from training.learning.train_state import TrainState, after_epoch
 from training.learning.transfer import FirstWeights, TransferReport
 from training.learning.weight_average import WeightAverage
 from training.model import build_model, try_model
-from training.recipe import Recipe
+from training.recipe import Recipe, TrainPart
 from training.reproducibility import reproducible
 from training.rows.loading import Loader
 from training.run_folder import PhaseFolder, RunFolder, write_atomically
+from training.together.batch_norms import batch_norms_shared
 from training.together.ranks import ALONE, Ranks
 from training.together.replica import Replica
 from training.tracking.experiment_trackers import check_installed
@@ -128,9 +131,9 @@ def train(
     weights, qat_weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch), None
     load_model(model, str(weights))
     later = partial(_fine_tune, loss=loss, splits=splits, console=console, resume=resume)
-    if recipe.prune is not None:
+    if recipe.prune is not None and recipe.prune.at is None:
         say(console, prune(model, recipe.prune, example_of(splits.train)))
-        tuned = fine_tuning(recipe, "pruned", recipe.prune.fine_tune_epochs, recipe.prune.lr_share)
+        tuned = fine_tuning(recipe, "pruned", *recipe.prune.fine_tuning)
         watcher = LaterPhase(watcher, state.epoch)
         weights, state = later(model, tuned, folder=folder.phase("prune"), watcher=watcher)
     if recipe.qat is not None:
@@ -227,7 +230,8 @@ def _learn(
     ranks: Ranks = ALONE,
 ) -> TrainState:
     """Epochs until they or the patience run out; the folder keeps the best weights."""
-    whole = model.to(training_device(recipe.train.device))
+    device = training_device(recipe.train.device)
+    whole = model.to(device)
     replica = Replica(whole, recipe.train, ranks)
     model = replica.module
     freezing = Freezing(model, recipe.model)
@@ -237,7 +241,7 @@ def _learn(
     with (
         memory_named(recipe),
         contextlib.closing(Loader(splits, recipe, ranks)) as loader,
-        activations_recomputed(model, recipe.train.activation_checkpoint),
+        _as_it_learns(model, recipe.train, device, replica),
         watched(model, recipe.debug) as watch,
         profiled(recipe.profile if ranks.is_first else None, folder.profile) as profile_step,
     ):
@@ -245,7 +249,9 @@ def _learn(
         run = RunCheckpoints(
             recipe, checkpoints, average.evaluated, optimizer, stepper, watch, watcher
         )
+        pruning = MidwayPruning(recipe, loader.steps, model, average.evaluated, optimizer, console)
         state = run.begin(resume, console)
+        pruning.go_on(state.step)
         replica.begin()
         after_step = (watch.after_step, profile_step)
         tracked = recipe if ranks.is_first else recipe.model_copy(update={"track": ()})
@@ -257,7 +263,7 @@ def _learn(
             while not state.finished:
                 model.train()
                 freezing.begin_epoch(state.epoch + 1)
-                metrics = _train_epoch(run, loader, state, progress, after_step)
+                metrics = _train_epoch(run, loader, state, progress, pruning, after_step)
                 replica.share_buffers(average.evaluated)
                 metrics |= evaluate(
                     average.evaluated, splits.validation, recipe, "val", loss, ranks
@@ -276,9 +282,23 @@ def _learn(
                 if stopping and not state.finished:
                     raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
     freezing.release()
+    pruning.close()
     whole.to(CPU)
     ranks.leave()
     return state
+
+
+@contextlib.contextmanager
+def _as_it_learns(
+    model: nn.Module, part: TrainPart, device: torch.device, replica: Replica
+) -> Iterator[None]:
+    """While the block lasts, the model runs as the recipe says of training."""
+    with (
+        compiling(part.compile, device),
+        batch_norms_shared(model, part.sync_batch_norm, replica),
+        activations_recomputed(model, part.activation_checkpoint),
+    ):
+        yield
 
 
 def _train_epoch(
@@ -286,12 +306,14 @@ def _train_epoch(
     loader: Loader,
     state: TrainState,
     progress: TrainingProgress,
+    pruning: MidwayPruning,
     after_step: Sequence[Callable[[], None]],
 ) -> dict[str, float]:
     """One pass over the training rows, or what is left of it."""
     since, waited_s = time.perf_counter(), loader.waited_s
     first_step = state.step - state.in_epoch
     for number, window in enumerate(loader.windows(state.epoch, state.in_epoch), state.in_epoch):
+        pruning.before_step(first_step + number)
         run.figures.add(run.stepper.step(window, first_step + number, state.rate_factor))
         for look in after_step:
             look()

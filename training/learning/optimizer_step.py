@@ -151,7 +151,7 @@ class Stepper:
         self._optimizer.zero_grad()
         losses: list[Tensor] = []
         for batch, share in zip(window, shares, strict=True):
-            with self.replica.held_back(last=batch is window[-1]):
+            with self.replica.held_back(last=batch is window[-1], counts=batch.counts):
                 loss = self._forward(self.replica.run, batch, step, share)
                 losses.append(loss.detach())
                 part = self._scaler.scale(loss)
@@ -276,10 +276,14 @@ def clip_gradient(parameters: Sequence[nn.Parameter], clip: ClipPart | None) -> 
     Returns:
         Its norm before.
     """
-    found = [p.grad for p in parameters if p.grad is not None]
+    found = [_numbers_of(p) for p in parameters if p.grad is not None]
     norm = _total_norm(found)
     if clip is not None and clip.value is not None:
-        nn.utils.clip_grad_value_(parameters, clip.value)
+        if _alike(found):
+            for gradient in found:
+                gradient.clamp_(-clip.value, clip.value)
+        else:
+            nn.utils.clip_grad_value_(parameters, clip.value)
     elif clip is not None and clip.norm is not None:
         if _alike(found):
             torch._foreach_mul_(found, torch.clamp(clip.norm / (norm + 1e-6), max=1.0))
@@ -287,6 +291,16 @@ def clip_gradient(parameters: Sequence[nn.Parameter], clip: ClipPart | None) -> 
             nn.utils.clip_grads_with_norm_(parameters, clip.norm, norm)
     # Of shares of a gradient, the norm of the whole.
     return float(whole_tensors(norm).item())
+
+
+def _numbers_of(parameter: nn.Parameter) -> Tensor:
+    """Those of a gradient that may not be 0; changed in place, they change it."""
+    gradient = parameter.grad
+    assert gradient is not None, "it has one"
+    if not gradient.is_sparse:
+        return gradient
+    parameter.grad = gradient.coalesce()
+    return parameter.grad._values()
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:

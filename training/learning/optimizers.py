@@ -4,12 +4,14 @@ In: a model and the recipe's `optim`. Out: an optimizer of torch, each of whose 
 `lr_scale` beside torch's own keys: its factor on the learning rate of the schedule.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from training.errors import RecipeError
+from training.learning.joined_optimizer import JoinedOptimizer
 from training.model_names import matching, named_parameters
 from training.recipe_parts.optimizer_parts import OptimPart
 
@@ -33,7 +35,7 @@ def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer
 
     Raises:
         RecipeError: a pattern fits no parameter, nothing is left to train, or the optimizer cannot
-            take a parameter of this shape.
+            take a parameter and there is no `rest` for it.
     """
     trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
     if not trained:
@@ -44,20 +46,34 @@ def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer
         lbfgs = torch.optim.LBFGS(trained.values(), **settings)
         lbfgs.param_groups[0]["lr_scale"] = 1.0
         return lbfgs
-    if optim.muon is not None:
-        _check_matrices(trained)
-    settings.pop("weight_decay", None)
+    taken = _taken(model, trained, optim)
+    left = [name for name in trained if name not in taken]
+    if not left:
+        return _made(optim, parameter_groups(model, optim))
+    assert optim.rest is not None, "else they were refused"
+    rest = optim.model_copy(update={optim.choice: None, "adamw": optim.rest})
+    others = parameter_groups(model, rest, left)
+    for group in others:  # the schedule's rate is that of the chosen one
+        group["lr_scale"] *= optim.rest.lr / optim.chosen.lr
+    return JoinedOptimizer(_made(optim, parameter_groups(model, optim, taken)), _made(rest, others))
+
+
+def _made(optim: OptimPart, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    settings = optim.chosen.model_dump(exclude={"weight_decay"})
     make = getattr(torch.optim, type(optim.chosen).__name__)
-    optimizer: torch.optim.Optimizer = make(parameter_groups(model, optim), **settings)
+    optimizer: torch.optim.Optimizer = make(groups, **settings)
     return optimizer
 
 
-def parameter_groups(model: nn.Module, optim: OptimPart) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, optim: OptimPart, names: Collection[str] | None = None
+) -> list[dict[str, Any]]:
     """Groups of parameters that move alike, in the order in which the model has them.
 
     Args:
         model: what is trained.
         optim: the recipe's; not `lbfgs`, which has one group.
+        names: of parameters that it moves; None for all.
 
     Raises:
         RecipeError: a pattern fits no parameter.
@@ -72,7 +88,7 @@ def parameter_groups(model: nn.Module, optim: OptimPart) -> list[dict[str, Any]]
     depth_scales = _layer_scales(model, optim.layer_decay)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or (names is not None and name not in names):
             continue
         group = chosen[name]
         scale = depth_scales[name] * (1.0 if group is None else group.lr_scale)
@@ -126,10 +142,46 @@ def _layer_scales(model: nn.Module, layer_decay: float | None) -> dict[str, floa
     return {name: layer_decay ** (last - layer) for name, layer in layers.items()}
 
 
-def _check_matrices(trained: dict[str, nn.Parameter]) -> None:
-    others = [f"{name} {list(p.shape)}" for name, p in trained.items() if p.ndim != 2]
-    if others:
+def _taken(
+    model: nn.Module, trained: Mapping[str, nn.Parameter], optim: OptimPart
+) -> Collection[str]:
+    """Names of the parameters that the chosen optimizer takes.
+
+    Raises:
+        RecipeError: it takes none of them, or not all and there is nothing for the rest.
+    """
+    sparse = _sparse_embeddings(model, trained)
+    if optim.sparse_adam is not None:
+        taken, takes = sparse, "embeddings with sparse=True"
+    elif sparse:
         raise RecipeError(
-            f"optim.muon takes matrices only, and the model has {', '.join(others[:5])}"
-            f"{' and more' if len(others) > 5 else ''}; take adamw, or freeze them"
+            f"optim.{optim.choice} takes no sparse gradients, which {', '.join(sparse[:5])} has; "
+            "take sparse_adam with optim.rest, or make the embedding with sparse=False"
         )
+    elif optim.muon is not None:
+        taken, takes = [n for n, p in trained.items() if p.ndim == 2], "matrices"
+    else:
+        return trained
+    others = [f"{n} {list(p.shape)}" for n, p in trained.items() if n not in taken]
+    if not taken:
+        raise RecipeError(
+            f"optim.{optim.choice} takes {takes} only, and the model has none that learn; take "
+            "adamw"
+        )
+    if others and optim.rest is None:
+        raise RecipeError(
+            f"optim.{optim.choice} takes {takes} only, and the model has {', '.join(others[:5])}"
+            f"{' and more' if len(others) > 5 else ''}; give optim.rest for them (rest: {{}}), "
+            "take adamw, or freeze them"
+        )
+    return taken
+
+
+def _sparse_embeddings(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> list[str]:
+    """Names of what is read by sparse embeddings only, so that its gradient is sparse."""
+    owners: dict[int, set[bool]] = {}
+    for module in model.modules():
+        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(sparse)
+    return [name for name, parameter in trained.items() if owners[id(parameter)] == {True}]

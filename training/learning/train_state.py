@@ -37,7 +37,8 @@ def after_epoch(
 ) -> TrainState:
     """The state after one more epoch: which epoch is best now, and whether that was the last.
 
-    Pure. The first of equal values stays the best.
+    Pure. The first of equal values stays the best. With `prune.at`, no epoch before the pruning
+    is, and none ends the run.
 
     Args:
         state: at the beginning of the epoch, or anywhere in it.
@@ -46,6 +47,11 @@ def after_epoch(
         steps: of every epoch.
     """
     epoch, value = state.epoch + 1, metrics[recipe.stop.metric]
+    part = recipe.prune
+    pruned_at = None if part is None else part.first_step(recipe.train.epochs, steps)
+    if pruned_at is not None and state.epoch * steps <= pruned_at < epoch * steps:
+        # What is best, and what is waited for, is that of the network with fewer weights.
+        state = replace(state, best_epoch=0, plateau_best=None, plateau_epochs=0)
     state = replace(state, epoch=epoch, step=epoch * steps, in_epoch=0)
     if state.best_epoch == 0 or is_better(recipe.stop.metric, value, state.best_value):
         state = replace(state, best_epoch=epoch, best_value=value)
@@ -53,6 +59,7 @@ def after_epoch(
         state = _after_waiting(state, value, recipe.schedule.plateau, recipe.stop)
     patience = recipe.stop.patience
     gave_up = patience is not None and epoch - state.best_epoch >= patience
+    gave_up = gave_up and (pruned_at is None or pruned_at < epoch * steps)
     return replace(state, finished=gave_up or epoch >= recipe.train.epochs)
 
 

@@ -202,6 +202,19 @@ class Rprop(Optimizer):
     """The smallest and the largest step. Lower the second when the loss jumps."""
 
 
+class SparseAdam(Optimizer):
+    """Adam for sparse gradients: only rows that a step has used are moved, and remembered anew.
+
+    It takes embeddings made with `sparse=True`; `rest` moves all else.
+    """
+
+    betas: Betas = (0.9, 0.999)
+    """Memory of the mean and of the square of gradients. Lower the second when gradients change
+    their size quickly."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+
+
 class LBFGS(Optimizer):
     """L-BFGS (Liu and Nocedal, 1989): for small smooth problems whose rows fit in one batch."""
 
@@ -258,7 +271,7 @@ class OptimPart(OneOf):
 
     choices = (
         *("adamw", "sgd", "adam", "rmsprop", "adagrad", "adadelta", "nadam", "radam"),
-        *("adafactor", "muon", "lbfgs", "adamax", "asgd", "rprop"),
+        *("adafactor", "muon", "lbfgs", "adamax", "asgd", "rprop", "sparse_adam"),
     )
 
     adamw: AdamW | None = None
@@ -280,7 +293,7 @@ class OptimPart(OneOf):
     adafactor: Adafactor | None = None
     """Adafactor. Take it when the optimizer's memory does not fit."""
     muon: Muon | None = None
-    """Muon. Take it for networks of matrices only."""
+    """Muon, for matrices. Take it for networks that are mostly matrices, with `rest`."""
     lbfgs: LBFGS | None = None
     """L-BFGS. Take it for small networks, with `data.batch_size` as large as the data."""
     adamax: Adamax | None = None
@@ -289,6 +302,12 @@ class OptimPart(OneOf):
     """Steps that shrink by themselves. Take it to repeat older work."""
     rprop: Rprop | None = None
     """Rprop. Take it for small networks, with `data.batch_size` as large as the data."""
+    sparse_adam: SparseAdam | None = None
+    """Adam for sparse gradients. Take it for large embeddings made with `sparse=True`, of which a
+    step uses few rows, with `rest`."""
+    rest: AdamW | None = None
+    """AdamW for the parameters that `muon` (all but matrices) or `sparse_adam` (all but sparse
+    embeddings) does not take; null refuses networks that have some. Give it with one of these."""
     no_decay: tuple[str, ...] = ("bias", "norm")
     """What weight decay spares: `bias` (whatever has one dimension), `norm` (parameters of norms),
     and patterns of names of parameters. Add embeddings when theirs should not shrink."""
@@ -327,9 +346,18 @@ class OptimPart(OneOf):
         return self
 
     @model_validator(mode="after")
+    def _rest_of_some(self) -> "OptimPart":
+        if self.rest is not None and self.muon is None and self.sparse_adam is None:
+            raise ValueError(
+                f"{self.choice} takes all parameters, so there is no rest; drop rest, or take muon "
+                "or sparse_adam"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_that_there_is(self) -> "OptimPart":
         decaying = any(group.weight_decay for group in self.groups)
-        if decaying and not isinstance(self.chosen, Decaying):
+        if decaying and self.rest is None and not isinstance(self.chosen, Decaying):
             raise ValueError(f"{self.choice} has no weight decay; drop that of groups")
         return self
 
@@ -347,6 +375,8 @@ class OptimPart(OneOf):
         """
         chosen = self.chosen.model_copy(update={"lr": self.chosen.lr * lr_share})
         changes: dict[str, Any] = {self.choice: chosen}
+        if self.rest is not None:
+            changes["rest"] = self.rest.model_copy(update={"lr": self.rest.lr * lr_share})
         if one_group:
             changes |= {"groups": (), "layer_decay": None, "no_decay": ("bias", "norm")}
         return self.model_copy(update=changes)

@@ -20,6 +20,10 @@ class ParallelPart(RecipePart):
     processes: int = Field(default=1, ge=1, le=1024)
     """How many, on this machine, each on a GPU of its own if there are any. Where another launcher
     has started them, as Kubeflow does, its number counts. Raise it with `parallel`."""
+    sync_batch_norm: bool = False
+    """Whether batch norms normalise over the rows of all processes, as in one process, and not over
+    each one's own. Set it where a process has few rows of a batch; each norm then waits for all of
+    them twice a step."""
 
 
 def check_parallel(recipe: "Recipe") -> None:
@@ -42,6 +46,11 @@ def check_parallel(recipe: "Recipe") -> None:
             "optim.lbfgs searches along lines in one process; take another optimizer, or "
             "train.parallel none"
         )
+    if optim.sparse_adam is not None:
+        raise ValueError(
+            "optim.sparse_adam has sparse gradients, which processes do not send each other; take "
+            "another optimizer and embeddings with sparse=False, or train.parallel none"
+        )
     if train.parallel == "ddp":
         return
     whole = [
@@ -50,6 +59,7 @@ def check_parallel(recipe: "Recipe") -> None:
         ("model.unfreeze_at changes which weights learn", recipe.model.unfreeze_at is not None),
         ("debug.gradients looks at whole gradients", bool(recipe.debug.gradients)),
         ("optim.muon moves whole matrices", optim.muon is not None),
+        ("prune.at compares whole weights", recipe.prune is not None and bool(recipe.prune.at)),
         ("optim.adafactor moves whole matrices", optim.adafactor is not None),
     ]
     for what, asked in whole:

@@ -50,9 +50,10 @@ def read_curves(recipe: Recipe, folder: RunFolder) -> tuple[PhaseCurves, ...]:
     """
     if "jsonl" not in recipe.track:  # a file would be another run's, with the same weights
         return ()
+    tuned = recipe.prune is not None and recipe.prune.at is None
     phases = {
         "train": folder.metrics,
-        **({} if recipe.prune is None else {"prune": folder.phase("prune").metrics}),
+        **({"prune": folder.phase("prune").metrics} if tuned else {}),
         **({} if recipe.qat is None else {"qat": folder.phase("qat").metrics}),
     }
     found = (phase_curves(name, path) for name, path in phases.items())

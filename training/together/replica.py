@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.errors import RecipeError
-from training.recipe_parts.parallel_part import ParallelPart
+from training.learning.compilation import compiled
+from training.recipe import TrainPart
 from training.together.ranks import Ranks
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
@@ -41,13 +42,16 @@ class Replica:
             to share.
     """
 
-    def __init__(self, model: nn.Module, part: ParallelPart, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, part: TrainPart, ranks: Ranks) -> None:
         self.ranks = ranks
         self._whole = model
         self.module = model
         """Where the weights are that the optimizer moves, under the names that the model has."""
         self.run: Callable[..., Any] = model
         """Runs it in training."""
+        self.counts = True
+        """Whether the rows it runs at present are this rank's own, and not another's run along."""
+        self._compiles = part.compile
         if ranks.world == 1:
             return
         if part.parallel == "none":
@@ -65,14 +69,24 @@ class Replica:
 
     def begin(self) -> None:
         """Called when it is known which weights learn, before the first step."""
+        if self._compiles:
+            self.run = compiled(self.module)
         if self.ranks.world > 1 and not self.is_sharded:
             # What a step does not use, or what is frozen for now, must not be waited for.
             self.run = DistributedDataParallel(
-                self.module, forward_sync_buffers=False, find_unused_parameters=True
+                self.run, forward_sync_buffers=False, find_unused_parameters=True
             )
 
-    def held_back(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around the forward and backward of one batch: only the last of a window is sent."""
+    def held_back(
+        self, *, last: bool, counts: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around the forward and backward of one batch: only the last of a window is sent.
+
+        Args:
+            last: whether it is.
+            counts: whether the batch weighs anything.
+        """
+        self.counts = counts
         if isinstance(self.run, DistributedDataParallel) and not last:
             return self.run.no_sync()
         if self.is_sharded:

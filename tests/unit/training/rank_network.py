@@ -19,16 +19,21 @@ class RankNetwork(nn.Module):
 
     Args:
         dropout: share of activations.
+        batch_norm: whether its norm is one over all that a row has, so that one row is enough.
         marker: made before it dies; None if it is to live.
     """
 
-    def __init__(self, dropout: float = 0.0, marker: str | None = None) -> None:
+    def __init__(
+        self, dropout: float = 0.0, batch_norm: bool = False, marker: str | None = None
+    ) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Linear(6, 15), nn.ReLU(), nn.Dropout(dropout), nn.Linear(15, 7), nn.BatchNorm1d(7)
         )
         self.head = nn.Linear(7, CLASSES)
-        if marker is None:  # what is compared with one process: batch norm would see other rows
+        if batch_norm:
+            self.body[4] = nn.Sequential(nn.Unflatten(1, (1, 7)), nn.BatchNorm1d(1), nn.Flatten())
+        elif marker is None:  # what is compared with one process: batch norm would see other rows
             self.body[4] = nn.LayerNorm(7)
         self._marker, self._calls = marker, 0
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
 from training.job import EventWriter
+from training.learning import compilation
 from training.learning.loop import assist, train
 from training.recipe import Recipe
 from training.run_folder import RunFolder
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     asked = parser.parse_args([word for word in arguments if word != "--lifeline"])
     events = EventWriter(asked.events.open("a"), asked.together)
+    compilation.BACKEND = "aot_eager"  # no C++: what is tried here is what several of them do
     joined = join_ranks()
     ranks = StayingRanks(joined.rank, joined.world)
     for name, document in json.loads(asked.recipes.read_text()).items():

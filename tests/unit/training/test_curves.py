@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.training.number_tasks import number_recipe
+from training.recipe_parts.compression import PrunePart
 from training.reporting.curves import MAX_POINTS, phase_curves, read_curves
 from training.run_folder import RunFolder
 
@@ -56,6 +57,10 @@ def test_every_phase_of_the_recipe_is_read_and_no_other(tmp_path: Path) -> None:
     write(folder.metrics, {"epoch": 1, "val/loss": 1.0})
     write(folder.path / "prune" / "metrics.jsonl", {"epoch": 1, "val/loss": 2.0})
     assert [one.phase for one in read_curves(plain, folder)] == ["train"]
-    pruned = plain.model_copy(update={"prune": object()})
-    assert [one.phase for one in read_curves(pruned, folder)] == ["train", "prune"]
+    for part, phases in (
+        (PrunePart(amount=0.5), ["train", "prune"]),
+        (PrunePart(amount=0.5, at="60%"), ["train"]),  # within the training
+    ):
+        pruned = plain.model_copy(update={"prune": part})
+        assert [one.phase for one in read_curves(pruned, folder)] == phases
     assert read_curves(plain.model_copy(update={"track": ()}), folder) == ()

@@ -81,10 +81,11 @@ def test_each_optimizer_moves_weights_as_that_of_torch(name: str) -> None:
     assert not torch.equal(next(ours.parameters()), next(network().parameters()))
 
 
-def test_what_torch_has_a_recipe_has_but_for_sparse_gradients() -> None:
+def test_what_torch_has_a_recipe_has() -> None:
     has = {name for name in vars(torch.optim) if isinstance(getattr(torch.optim, name), type)}
-    named = {type(OptimPart.model_validate({name: {}}).chosen).__name__ for name in TORCH}
-    assert has - named == {"Optimizer", "SparseAdam"}
+    choices = [type(OptimPart.model_validate({n: {}}).chosen).__name__ for n in OptimPart.choices]
+    assert has - set(choices) == {"Optimizer"}
+    assert set(OptimPart.choices) - set(TORCH) == {"sparse_adam"}  # see `test_joined_optimizer`
 
 
 def test_a_group_of_an_optimizer_without_decay_has_none() -> None:

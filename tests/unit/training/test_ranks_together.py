@@ -1,4 +1,7 @@
-"""Two processes learn what one does, and go on when one of them is killed."""
+"""Two processes learn what one does, and go on when one of them is killed.
+
+All of it is one start of two processes, which run one recipe behind the other.
+"""
 
 import io
 import json
@@ -7,9 +10,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file
 
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
+from training.learning import compilation
 from training.learning.loop import train
 from training.recipe import Recipe
 from training.run_folder import RunFolder
@@ -21,33 +26,53 @@ PROGRAM = (
     "from tests.unit.training.ranks_program import main; main(sys.argv[1:])"
 )
 TOLERANCE = 1e-5
+TOLERANCES = {"halved": 0.02, "compiled": TOLERANCE}
+"""What sums in bfloat16 of other rows differ by."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    # Ends early, and its learning rate falls on the way.
+    "waiting": {
+        "train": {"epochs": 20, "ema": 0.5},
+        "optim": {"adamw": {"lr": 0.2}},
+        "schedule": {"plateau": {"patience": 0, "factor": 0.5, "threshold": 0.05}},
+        "stop": {"metric": "val/accuracy", "patience": 3},
+    },
+    "halved": {"train": {"precision": "bf16"}},
+    "pruned": {"prune": {"amount": 0.5, "at": "60%"}},
+    "compiled": {"train": {"compile": True}},
+    "normed": {
+        "model": {"args": {"batch_norm": True}},
+        "train": {"sync_batch_norm": True, "activation_checkpoint": ["body.[34]"]},
+    },
+}
 
 
-def recipe(parallel: str, batch_size: int = 19, **args: Any) -> Recipe:
+def recipe(parallel: str, option: str = "whole", batch_size: int = 19, **args: Any) -> Recipe:
     """Windows, a last batch of one row, class weights, clipping, and a part that is frozen."""
     network = "tests.unit.training.rank_network"
-    return Recipe.model_validate(
-        {
-            "name": "together",
-            "model": {
-                "target": f"{network}:RankNetwork",
-                "args": args,
-                "freeze": ["body.0.weight"],
-            },
-            "data": {"target": f"{network}:rows", "batch_size": batch_size},
-            "loss": {"cross_entropy": {"weight": [0.5, 1.0, 3.0]}},
-            "optim": {"adamw": {"lr": 0.01}, "accumulate": 2, "clip": {"norm": 0.5}},
-            "train": {
-                "epochs": 4,
-                "threads": 1,
-                "parallel": parallel,
-                "processes": 1 if parallel == "none" else 2,
-                "activation_checkpoint": ["body.3"],
-            },
-            "track": ["jsonl"],
-            "publish": {"model": "together"},
-        }
-    )
+    document: dict[str, Any] = {
+        "name": "together",
+        "model": {
+            "target": f"{network}:RankNetwork",
+            "args": args,
+            "freeze": ["body.0.weight"],
+        },
+        "data": {"target": f"{network}:rows", "batch_size": batch_size},
+        "loss": {"cross_entropy": {"weight": [0.5, 1.0, 3.0]}},
+        "optim": {"adamw": {"lr": 0.01}, "accumulate": 2, "clip": {"norm": 0.5}},
+        "train": {
+            "epochs": 4,
+            "threads": 1,
+            "parallel": parallel,
+            "processes": 1 if parallel == "none" else 2,
+            "activation_checkpoint": ["body.3"],
+        },
+        "track": ["jsonl"],
+        "publish": {"model": "together"},
+    }
+    for part, keys in OPTIONS[option].items():
+        document[part] = {**document.get(part, {}), **keys}
+    return Recipe.model_validate(document)
 
 
 class Told:
@@ -67,19 +92,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "spared").touch()
     recipes = {
-        "ddp": recipe("ddp"),
-        "fsdp": recipe("fsdp"),
-        "undisturbed": recipe("ddp", 22, dropout=0.3, marker=str(folder / "spared")),
-        "killed": recipe("ddp", 22, dropout=0.3, marker=str(folder / "killed-once")),
+        **{f"ddp-{option}": recipe("ddp", option) for option in OPTIONS},
+        "fsdp-whole": recipe("fsdp"),
+        "fsdp-normed": recipe("fsdp", "normed"),
+        "undisturbed": recipe("ddp", batch_size=22, dropout=0.3, marker=str(folder / "spared")),
+        "killed": recipe("ddp", batch_size=22, dropout=0.3, marker=str(folder / "killed-once")),
     }
     documents = {name: chosen.document() for name, chosen in recipes.items()}
     (folder / "recipes.json").write_text(json.dumps(documents))
     told = Told()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launcher, "_RANK", PROGRAM)
-        run_together(recipes["ddp"], ["--recipes", str(folder / "recipes.json")], told)
+        run_together(recipes["ddp-whole"], ["--recipes", str(folder / "recipes.json")], told)
     assert (folder / "killed-once").exists()
-    assert told.kinds == ["metric"] * 4 * len(recipes) + ["published"]  # rank 0 tells, and once
+    epochs = sum(len(curve(folder / name)) for name in recipes)
+    assert told.kinds == ["metric"] * epochs + ["published"]  # rank 0 tells, and once
     return folder
 
 
@@ -89,16 +116,26 @@ def curve(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) | {"train/wait_share": 0} for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_learn_what_one_does(runs: Path, parallel: str, tmp_path: Path) -> None:
-    alone = recipe("none")
+@pytest.mark.parametrize(
+    ("parallel", "option"),
+    [*(("ddp", option) for option in OPTIONS), ("fsdp", "whole"), ("fsdp", "normed")],
+)
+def test_two_processes_learn_what_one_does(
+    runs: Path, parallel: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    alone = recipe("none", option)
     folder = RunFolder(tmp_path, alone, DATA)
     folder.path.mkdir()
-    train(alone, load_splits(alone), folder, Console(file=io.StringIO()))
-    expected, found = curve(tmp_path), curve(runs / parallel)
-    assert len(found) == len(expected) == 4
+    trained = train(alone, load_splits(alone), folder, Console(file=io.StringIO()))
+    expected, found = curve(tmp_path), curve(runs / f"{parallel}-{option}")
+    assert len(found) == len(expected) == trained.state.epoch
+    assert (option == "waiting") is (trained.state.epoch < alone.train.epochs)
+    assert (option == "waiting") is (trained.state.rate_factor < 1)
     for one, two in zip(expected, found, strict=True):
-        assert two == pytest.approx(one, abs=TOLERANCE)
+        assert two == pytest.approx(one, abs=TOLERANCES.get(option, TOLERANCE))
+    (weights,) = (runs / f"{parallel}-{option}").glob(f"*/checkpoints/{trained.weights.name}")
+    assert load_file(weights).keys() == load_file(trained.weights).keys()
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -106,8 +143,8 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(
     runs: Path, parallel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longer = recipe("none")
-    (state,) = (runs / parallel).glob("*/checkpoints/state.pt")
-    folder = RunFolder(runs / parallel, longer, DATA)
+    (state,) = (runs / f"{parallel}-whole").glob("*/checkpoints/state.pt")
+    folder = RunFolder(runs / f"{parallel}-whole", longer, DATA)
     assert folder.checkpoints == state.parent, "the number of processes is no part of the digest"
     told = Console(file=io.StringIO())
     found = train(longer, load_splits(longer), folder, told, resume=True)

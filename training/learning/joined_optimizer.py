@@ -1,0 +1,49 @@
+"""Two optimizers as one: each moves its own parameters, and they are saved and told rates together.
+
+In: optimizers that share no parameter. Out: one, whose groups and memory are those of both.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Moves what each of its parts would.
+
+    Args:
+        parts: optimizers that have not made a step yet.
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of each part, from the gradients there are.
+
+        Args:
+            closure: gives the loss, and leaves the gradients.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Gives the parts the groups and the memory that are here, which they change in place."""
+        start = 0
+        for part in self._parts:
+            stop = start + len(part.param_groups)
+            part.param_groups, start = self.param_groups[start:stop], stop
+            part.state = self.state
