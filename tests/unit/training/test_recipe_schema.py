@@ -14,7 +14,9 @@ from training.recipe_reference import reference
 from training.recipe_schema import recipe_schema
 
 ROOT = Path(__file__).parents[3]
-RECIPES = sorted([*(ROOT / "training/recipes").glob("*.yaml"), *(ROOT / "bench/recipes").glob("*")])
+RECIPES = sorted(
+    [*(ROOT / "training/recipes").glob("*.yaml"), *(ROOT / "bench/recipes").rglob("*.yaml")]
+)
 VALIDATOR = jsonschema.Draft202012Validator(recipe_schema())
 
 
