@@ -65,8 +65,9 @@ TLS = {
     "flambeau_tls_certificate_not_after_timestamp_seconds",
     "flambeau_tls_reloads_total",
 }
+PAYLOAD_SAMPLES = {"flambeau_payload_samples_total", "flambeau_dropped_payload_samples_total"}
 SELDOM = {
-    "gateway": {"flambeau_degraded_requests_total", *TLS},
+    "gateway": {"flambeau_degraded_requests_total", *TLS, *PAYLOAD_SAMPLES},
     "worker": set(),
     "trainer": TLS,
 }
