@@ -26,8 +26,9 @@ from 0 to 1.
   `sum by (model) (rate(flambeau_requests_total[5m]))`.
 - What Redis holds is told alike by every worker: take the largest, not the sum:
   `max by (model, version) (flambeau_stream_waiting_requests)`.
-- Label values are few: a name that no server knows counts as `unknown`. What a version that is
-  served may count begins at 0.
+- Label values are few: a name that no server knows counts as `unknown`, and so does a request of a
+  caller over its rate, for which no model is to blame. What a version that is served may count
+  begins at 0.
 
 """
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from services.errors import OverloadedError, ServingError, ShuttingDownError
+from services.errors import OverloadedError, RateLimitedError, ServingError, ShuttingDownError
 from services.queueing.directory import Directory
 from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
@@ -189,7 +189,10 @@ class Record:
         ledger, lane = self._ledger, lane or self._find_lane()
         now = time.monotonic()
         seconds = now - self.started
-        ledger.count(lane, self.protocol, code, seconds, self.trace_id if self.trace else "")
+        # gRPC has one code for a caller over its rate and for a model under overload; a model that
+        # is not to blame must not be charged.
+        charged = None if isinstance(error, RateLimitedError) else lane
+        ledger.count(charged, self.protocol, code, seconds, self.trace_id if self.trace else "")
         if isinstance(error, OverloadedError | ShuttingDownError):
             ledger.metrics.refusals.labels(type(error).__name__).inc()
         if self.trace is not None:

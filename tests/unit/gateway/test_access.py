@@ -310,6 +310,11 @@ async def test_who_sends_too_much_is_told_when_to_come_again(make_place: Make) -
     assert "0.1 requests a second" in details
     assert 8 <= int(trailing["retry-after"]) <= 10
     assert place.refused("rate_limited") == 2
+    charged = place.metrics.registry.get_sample_value(
+        "flambeau_requests_total",
+        {"model": "digits", "version": "1", "protocol": "grpc", "code": "RESOURCE_EXHAUSTED"},
+    )
+    assert not charged, "it is the caller's fault, and not the model's"
     assert (await place.rest("/v2/models/digits", **key)).status == 429
 
 
