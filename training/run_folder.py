@@ -103,7 +103,7 @@ def locked_folder(path: Path) -> Iterator[None]:
         yield
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Writes a file so that readers, and a crash at any moment, see the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:

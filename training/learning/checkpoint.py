@@ -125,7 +125,7 @@ class CheckpointFolder:
         buffer = io.BytesIO()
         torch.save(document, buffer)
         with self._writing(self._state_path.with_name("state.pt.tmp")):
-            write_atomically(self._state_path, buffer.getvalue())
+            write_atomically(self._state_path, buffer.getbuffer())
         # Weights that count as later are those of a run that was cut off before it named them.
         saved = sorted(self.path.glob("epoch-*.safetensors"), key=_moment)
         before = [path for path in saved if _moment(path) <= _moment(newest)]
