@@ -2,10 +2,8 @@
 
 import json
 import queue
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from prometheus_client import start_http_server
 
 from services.telemetry.metrics import Metrics
 from tests.dashboards.fleet import RULES
+from tests.fixtures.http_listener import QuietHandler, http_listener
 from tests.fixtures.prometheus_process import (
     FREE_ADDRESS,
     program,
@@ -29,25 +28,15 @@ def webhook() -> Iterator[tuple[str, "queue.Queue[tuple[str, Any]]"]]:
     """Yields its host:port, and what it was told: path and document."""
     told: queue.Queue[tuple[str, Any]] = queue.Queue()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             told.put((self.path, json.loads(body)))
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", told
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with http_listener(Handler) as url:
+        yield url.removeprefix("http://"), told
 
 
 @contextmanager
