@@ -28,6 +28,10 @@ OUR_NEEDS = ("pydantic", "pyyaml", "rich", "obstore")
 LOOPS = ("ours", "bare", "fabric")
 EPOCHS = {"tiny-mlp": 2, "cnn": 1}
 TARGETS = {"tiny-mlp": 1.10, "cnn": 1.03}
+MEMORY_TARGET = 1.01
+"""No higher: two processes that do the same differ by a hundredth."""
+PROCESSES = 5
+"""Whose median peak memory counts."""
 CLIPS = {"clip": "gradients clipped", "no-clip": "not clipped"}
 TIMEOUT_S = 1800
 
@@ -48,12 +52,10 @@ def main() -> None:
             figures[f"{name}, {clip}"] = found["loops"]
             verdicts += _of_times(f"{name}, {words}", TARGETS[name], found["loops"])
             print("\n".join(verdict.line() for verdict in verdicts[-5:]), flush=True)
-        peaks = {
-            loop: _run(environment.python, "memory", name, "clip", "1", "1", loop)["peak_mebibytes"]
-            for loop in LOOPS
-        }
+        peaks = {loop: _peak_mebibytes(environment.python, name, loop) for loop in LOOPS}
         figures[f"{name}, memory"] = peaks
-        verdicts.append(_at_most(f"{name}: peak memory of ours, MiB", peaks["ours"], peaks["bare"]))
+        what = f"{name}: ours ÷ bare, peak memory of a process"
+        verdicts.append(_at_most(what, peaks["ours"] / peaks["bare"], MEMORY_TARGET))
     figures["versions"] = {"lightning-fabric": version}
     write_results("train", figures, verdicts)
 
@@ -76,6 +78,11 @@ def _of_times(what: str, target: float, loops: dict[str, Any]) -> list[Verdict]:
             max(0.05, loops["bare"]["between_steps"]),
         ),
     ]
+
+
+def _peak_mebibytes(python: str, name: str, loop: str) -> float:
+    asked = ("memory", name, "clip", "1", "1", loop)
+    return float(median(_run(python, *asked)["peak_mebibytes"] for _ in range(PROCESSES)))
 
 
 def _at_most(what: str, value: float, target: float) -> Verdict:

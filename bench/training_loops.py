@@ -4,7 +4,8 @@ In: what to train and a number of epochs. Out: seconds of every step, and whethe
 bare one ended with the same weights, bit for bit.
 
 Rule kept here: a step is what lies between the beginnings of two forward passes, which the network
-itself takes down, so that no loop is looked into and all are timed by one rule.
+itself takes down, so that no loop is looked into and all are timed by one rule. Where memory is
+measured, every process has imported what our loop needs.
 
     python -m bench.training_loops times MODEL CLIP EPOCHS ROUNDS LOOPS    one process, in turns
     python -m bench.training_loops memory MODEL CLIP EPOCHS 1 LOOP         one process for one loop
@@ -24,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,7 +35,9 @@ from bench.datasets import feature_vectors, images
 from bench.networks import Cnn, TinyMlp
 from bench.verdicts import percentile
 from training.datasets import Split, Splits
+from training.learning.loop import train
 from training.recipe import Recipe
+from training.run_folder import RunFolder
 
 SEED, LEARNING_RATE, CLIP_NORM = 7, 1e-3, 1.0
 QUIET = 10
@@ -157,11 +162,6 @@ def _block(
 def _ours(
     task: Task, data: Mapping[str, Any], clip: float | None, epochs: int
 ) -> Mapping[str, Tensor]:
-    from rich.console import Console
-
-    from training.learning.loop import train
-    from training.run_folder import RunFolder
-
     recipe = Recipe.model_validate(
         {
             "name": "bench",
@@ -181,8 +181,6 @@ def _ours(
         folder = RunFolder(Path(runs), recipe, "0" * 64)
         with folder.locked():
             train(recipe, splits, folder, Console(file=io.StringIO()))
-        from safetensors.torch import load_file
-
         return load_file(folder.checkpoints / f"epoch-{epochs:06d}.safetensors")
 
 

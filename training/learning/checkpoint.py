@@ -12,7 +12,6 @@ few stay if the recipe wants them, and the others are removed after that.
 """
 
 import contextlib
-import io
 import os
 import random
 import shutil
@@ -30,7 +29,6 @@ from torch import nn
 from training.errors import CheckpointError
 from training.file_digest import file_sha256
 from training.learning.train_state import TrainState
-from training.run_folder import write_atomically
 
 FORMAT = 1
 """The only layout of `state.pt` so far."""
@@ -122,10 +120,11 @@ class CheckpointFolder:
             "random": random_state(),
             "beside": dict(beside or {}),
         }
-        buffer = io.BytesIO()
-        torch.save(document, buffer)
-        with self._writing(self._state_path.with_name("state.pt.tmp")):
-            write_atomically(self._state_path, buffer.getbuffer())
+        temporary = self._state_path.with_name("state.pt.tmp")
+        with self._writing(temporary):
+            _save(document, temporary)
+            _to_disk(temporary)
+            temporary.replace(self._state_path)
         # Weights that count as later are those of a run that was cut off before it named them.
         saved = sorted(self.path.glob("epoch-*.safetensors"), key=_moment)
         before = [path for path in saved if _moment(path) <= _moment(newest)]
@@ -203,6 +202,17 @@ class CheckpointFolder:
 def _moment(weights: Path) -> tuple[int, ...]:
     """Epochs finished and, in mid-epoch, steps: a file's place among the others."""
     return tuple(int(part) for part in weights.stem.split("-")[1::2])
+
+
+def _save(document: Mapping[str, Any], path: Path) -> None:
+    """`torch.save`, which says why the file cannot be written."""
+    with path.open("wb") as file:
+        try:
+            torch.save(document, file)
+        except RuntimeError as error:  # the end of its archive cannot be written either
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _to_disk(path: Path) -> None:

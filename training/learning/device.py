@@ -7,7 +7,7 @@ proven lie in the host's memory.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,13 +49,6 @@ def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters lie; the processor, if it has none."""
     first = next(model.parameters(), None)
     return CPU if first is None else first.device
-
-
-def on_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The tensors there; from pinned memory they go while the processor does something else."""
-    if device.type == "cpu":
-        return list(tensors)
-    return [tensor.to(device, non_blocking=True) for tensor in tensors]
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ class EpochFigures:
     weight: float = 0.0
     gradient_norm: float = 0.0
     steps: int = 0
+    """Those whose gradient's norm was taken."""
     learning_rate: float = 0.0
     """Of the last step."""
 
@@ -24,8 +25,9 @@ class EpochFigures:
         """One step more."""
         self.loss += found.loss * found.weight
         self.weight += found.weight
-        self.gradient_norm += found.gradient_norm
-        self.steps += 1
+        if found.gradient_norm is not None:
+            self.gradient_norm += found.gradient_norm
+            self.steps += 1
         self.learning_rate = found.learning_rate
 
     def metrics(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from training.datasets import Split
-from training.learning.device import device_of, on_device
+from training.learning.device import device_of
 from training.learning.objective import Objective, make_objective
 from training.metrics.task_metric import Tally, TaskMetric
 from training.model import outputs_of
@@ -41,7 +41,7 @@ def evaluate(
         for start in range(0, split.rows, recipe.data.batch_size):
             rows = np.arange(start, min(start + recipe.data.batch_size, split.rows))
             batch = _batch(split, rows, ranks)
-            found = outputs_of(model(*on_device(batch.inputs, device)))
+            found = outputs_of(model(*batch.on(device).inputs))
             outputs = tuple(output.cpu() for output in found)
             widths = [output.shape[-1] for output in outputs]
             loss = loss or make_objective(recipe, split.every_labels(), widths)

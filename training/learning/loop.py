@@ -281,6 +281,7 @@ def _learn(
                     watcher.end_epoch(state.epoch, metrics)
                 if stopping and not state.finished:
                     raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
+    optimizer.zero_grad()  # the last step's gradients take as much memory as the weights
     freezing.release()
     pruning.close()
     whole.to(CPU)

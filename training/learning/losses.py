@@ -38,6 +38,8 @@ class Loss:
             labels: in the host's memory; of whole numbers `IGNORED_LABEL` does not count, of
                 others NaN.
         """
+        if labels.ndim == 1 and self.class_weights is None:
+            return float(len(labels))  # a row whose only label does not count is refused
         counts = counted(labels.numpy())
         if self.class_weights is None:
             return float(np.count_nonzero(counts))

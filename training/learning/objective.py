@@ -84,6 +84,11 @@ class Objective:
         """What each mean of these rows weighs beside the means of others, [L]."""
         return np.array([term.loss.weight_of(labels[term.labels]) for term in self.terms])
 
+    def first_weight(self, labels: Mapping[str, Tensor]) -> float:
+        """The first of the `weights`."""
+        first = self.terms[0]
+        return first.loss.weight_of(labels[first.labels])
+
     def value(self, means: Weights) -> float:
         """The sum of means over many rows, each times its factor."""
         return float(sum(t.factor * m for t, m in zip(self.terms, means, strict=True)))

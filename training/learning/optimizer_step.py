@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from training.errors import DivergedError, RecipeError
 from training.learning.debugging import first_not_finite
-from training.learning.device import device_of, on_device, random_state, restore_random_state
+from training.learning.device import device_of, random_state, restore_random_state
 from training.learning.objective import Objective, Weights
 from training.learning.optimizers import set_learning_rate
 from training.learning.schedule import learning_rate_factor, teacher_forcing_share
 from training.learning.weight_average import WeightAverage
 from training.model_names import named_parameters
 from training.recipe import Recipe
-from training.recipe_parts.loss_parts import LABELS
 from training.recipe_parts.optimizer_parts import ClipPart
 from training.rows.batch import Batch
+from training.rows.row_order import Places
 from training.together.ranks import ALONE
 from training.together.replica import Replica, whole_tensors
 
@@ -36,6 +36,11 @@ NORMS_TOLD = 5
 """Gradient norms of earlier steps, and of parameters, that a message about a lost run names."""
 ROWS_TOLD = 64
 """Rows of a batch that it names."""
+LOOK_EVERY = 8
+"""Steps of an epoch from one look at the gradient's norm to the next, where nothing needs it: each
+look costs a small network a tenth of a step. A gradient that is no number in between shows in the
+loss of the next step, or in the weights before they are saved."""
+BY_ANOMALY = "debug.anomaly=true shows from which operation"
 
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,8 +56,8 @@ class Stepped:
     weight: float
     """What that mean weighs beside those of other ranks and other steps; of a sum of losses, what
     the first one's does."""
-    gradient_norm: float
-    """Before clipping."""
+    gradient_norm: float | None
+    """Before clipping; None where nothing looked at it."""
     learning_rate: float
     """The peak's share at this step, before the factors of groups."""
 
@@ -94,6 +99,11 @@ class Stepper:
         self._precision = AUTOCAST[recipe.train.precision]
         self._scaler = _scaler(recipe.train.precision, self._device.type)
         self._norms: collections.deque[float] = collections.deque(maxlen=NORMS_TOLD)
+        # Ranks that have shares of the weights must all find the same, in the same step.
+        clips, shared = recipe.optim.clip is not None, self.replica.is_sharded
+        self._looks_always = clips or shared or self._scaler.is_enabled()
+        self._last: tuple[Places, int, float] | None = None
+        """Rows, number and learning rate of the step before."""
 
     def step(self, window: Sequence[Batch], step: int, rate_factor: float) -> Stepped:
         """Moves the weights once.
@@ -126,12 +136,30 @@ class Stepper:
         else:
             loss = self._gradient(window, shares, step, rate)
             self._scaler.unscale_(self._optimizer)
-            norm = self._checked(clip_gradient(self._parameters, optim.clip), window, step, rate)
+            norm = None
+            if self._looks_always or step % self._epoch_steps % LOOK_EVERY == 0:
+                found = clip_gradient(self._parameters, optim.clip)
+                norm = self._checked(found, window, step, rate)
             self._scaler.step(self._optimizer)
             self._scaler.update()
-        self._norms.append(norm)
+        if norm is not None:
+            self._norms.append(norm)
+        self._last = _rows_of(window), step, rate
         self._average.update()
         return Stepped(loss, weight, norm, rate)
+
+    def check_weights(self) -> None:
+        """Sees to it that nothing is evaluated or saved which the last step has lost.
+
+        Raises:
+            DivergedError: the weights are no numbers.
+        """
+        if self._last is None or self._looks_always:
+            return
+        learning = [p.detach() for p in self._parameters if p.requires_grad]
+        if not math.isfinite(_number(_total_norm(learning))):
+            lost = "the weights are no numbers any more"
+            raise self._diverged(lost, *self._last, BY_ANOMALY)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it, of the average and of the device's random numbers."""
@@ -162,7 +190,7 @@ class Stepper:
                         raise
                     self._values(losses, window, step, rate)
                     lost = "a gradient is no number"
-                    raise self._diverged(lost, [batch], step, rate, str(error)) from error
+                    raise self._diverged(lost, batch.rows, step, rate, str(error)) from error
         # A device that is asked for a number is waited for, so it is asked when all work is given.
         return sum(self._values(losses, window, step, rate))
 
@@ -171,29 +199,30 @@ class Stepper:
     ) -> list[float]:
         """The losses as numbers, which all must be."""
         values = [loss.item() for loss in losses]
+        if all(map(math.isfinite, values)):
+            return values
         for value, batch in zip(values, window, strict=False):
             if not math.isfinite(value):
+                self.check_weights()
                 where = "train.parallel none shows from which layer"
                 if not self.replica.is_sharded:  # else all ranks would have to run it again
                     run = partial(self._forward, self._model, batch, step)
                     where = first_not_finite(self._model, run, batch.inputs)
-                raise self._diverged(f"the loss is {value}", [batch], step, rate, where)
+                raise self._diverged(f"the loss is {value}", batch.rows, step, rate, where)
         return values
 
     def _forward(
         self, run: Callable[..., Any], batch: Batch, step: int, shares: Weights | None = None
     ) -> Tensor:
         """What is minimised over a batch; see `Objective.of`."""
-        inputs = on_device(batch.inputs, self._device)
-        labels = batch.every_labels()
-        labels = dict(zip(labels, on_device(list(labels.values()), self._device), strict=True))
-        told = self._told(labels[LABELS], step)
+        batch = batch.on(self._device)
+        told = self._told(batch.labels, step)
         if self._precision is torch.float32:
-            outputs = run(*inputs, **told)  # [N, K] or [N, T, K], or several
+            outputs = run(*batch.inputs, **told)  # [N, K] or [N, T, K], or several
         else:
             with torch.autocast(self._device.type, self._precision):
-                outputs = run(*inputs, **told)
-        return self._loss.of(outputs, labels, shares)
+                outputs = run(*batch.inputs, **told)
+        return self._loss.of(outputs, batch.every_labels(), shares)
 
     def _shares(self, window: Sequence[Batch]) -> tuple[list[Weights | None], float]:
         """How much of the labels of a step each batch has, and what the step's mean weighs.
@@ -203,8 +232,8 @@ class Stepper:
         ranks = self.replica.ranks
         if len(window) == ranks.world == 1:  # of a small network, sums are a thirtieth of a step
             (batch,) = window
-            weight = self._loss.weights(batch.every_labels())[0] if batch.counts else 0.0
-            return [None], float(weight)
+            labels = batch.every_labels()
+            return [None], self._loss.first_weight(labels) if batch.counts else 0.0
         weights = [
             self._loss.weights(batch.every_labels()) * (1.0 if batch.counts else 0.0)
             for batch in window
@@ -231,8 +260,8 @@ class Stepper:
             return norm
         if self._scaler.is_enabled():
             return 0.0
-        where = "debug.anomaly=true shows from which operation"
-        raise self._diverged(f"the gradient's norm is {norm}", window, step, rate, where)
+        lost = f"the gradient's norm is {norm}"
+        raise self._diverged(lost, _rows_of(window), step, rate, BY_ANOMALY)
 
     def _largest_gradients(self) -> list[tuple[str, float]]:
         """Names of parameters with the norms of their gradients; what is no number comes first."""
@@ -244,12 +273,11 @@ class Stepper:
         return norms[:NORMS_TOLD]
 
     def _diverged(
-        self, lost: str, window: Sequence[Batch], step: int, rate: float, where: str
+        self, lost: str, places: Places, step: int, rate: float, where: str
     ) -> DivergedError:
         optim = self._recipe.optim
         norms = ", ".join(f"{norm:.3g}" for norm in self._norms) or "none yet"
         largest = ", ".join(f"{name} {norm:.3g}" for name, norm in self._largest_gradients())
-        places = np.concatenate([batch.rows for batch in window])
         rows = ", ".join(str(row) for row in places[:ROWS_TOLD])
         more = f" and {len(places) - ROWS_TOLD} more" if len(places) > ROWS_TOLD else ""
         return DivergedError(
@@ -291,8 +319,7 @@ def clip_gradient(parameters: Sequence[nn.Parameter], clip: ClipPart | None) -> 
             torch._foreach_mul_(found, torch.clamp(clip.norm / (norm + 1e-6), max=1.0))
         else:
             nn.utils.clip_grads_with_norm_(parameters, clip.norm, norm)
-    # Of shares of a gradient, the norm of the whole.
-    return float(whole_tensors(norm).item())
+    return _number(norm)
 
 
 def _numbers_of(parameter: nn.Parameter) -> Tensor:
@@ -322,6 +349,11 @@ def _total_norm(gradients: list[Tensor]) -> Tensor:
     return norm
 
 
+def _number(norm: Tensor) -> float:
+    # Of shares of a tensor, the norm of the whole.
+    return float(whole_tensors(norm).item())
+
+
 def _alike(gradients: Sequence[Tensor]) -> bool:
     """Whether they are plain tensors of one device and type."""
     return len({(type(g), g.device, g.dtype) for g in gradients}) == 1 and (
@@ -331,3 +363,7 @@ def _alike(gradients: Sequence[Tensor]) -> bool:
 
 def _clip_in_words(clip: ClipPart | None) -> str:
     return "none" if clip is None else f"{clip.choice} {clip.chosen:g}"
+
+
+def _rows_of(window: Sequence[Batch]) -> Places:
+    return window[0].rows if len(window) == 1 else np.concatenate([b.rows for b in window])

@@ -76,6 +76,7 @@ class RunCheckpoints:
         every, step = self.recipe.checkpoint.every_steps, state.step - state.in_epoch + in_epoch
         stopping = self._ranks.any_of(self.watcher.stop_asked)
         if stopping or (every is not None and step % every == 0):
+            self.stepper.check_weights()
             self.checkpoints.save_weights(self.evaluated, state.epoch, in_epoch)
             self._save(within_epoch(state, in_epoch))
         if stopping:
@@ -102,7 +103,12 @@ class RunCheckpoints:
         return stopping
 
     def end_figures(self) -> dict[str, float]:
-        """The metrics of the epoch's steps, of all ranks; a new epoch begins."""
+        """The metrics of the epoch's steps, of all ranks; a new epoch begins.
+
+        Raises:
+            DivergedError: the last step left weights that are no numbers.
+        """
+        self.stepper.check_weights()
         found, self.figures = self.figures.summed(self._ranks), EpochFigures()
         return found.metrics()
 

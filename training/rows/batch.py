@@ -1,7 +1,8 @@
-"""One batch, as the loop gets it: tensors in the host's memory."""
+"""One batch, as the loop gets it: tensors in the host's memory, or on its device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -42,6 +43,15 @@ class Batch:
         others = {name: torch.from_numpy(array) for name, array in labels.items()}
         arguments = [torch.from_numpy(array) for array in inputs.values()]
         return cls(rows, arguments, others.pop(LABELS), others, counts)
+
+    def on(self, device: torch.device) -> Self:
+        """The same there; from pinned memory it goes while the processor does something else."""
+        if device.type == "cpu":
+            return self
+        there = partial(Tensor.to, device=device, non_blocking=True)
+        inputs = [there(tensor) for tensor in self.inputs]
+        others = {name: there(tensor) for name, tensor in self.others.items()}
+        return replace(self, inputs=inputs, labels=there(self.labels), others=others)
 
     def every_labels(self) -> dict[str, Tensor]:
         """All labels by name: `labels`, and the others."""

@@ -25,6 +25,7 @@ from training.learning.compilation import compiled
 from training.recipe import TrainPart
 from training.together.ranks import Ranks
 
+_NOTHING = contextlib.nullcontext()
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 """Modules whose members are the blocks of a network."""
 
@@ -91,7 +92,7 @@ class Replica:
             return self.run.no_sync()
         if self.is_sharded:
             self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def share_buffers(self, model: nn.Module) -> None:
         """Gives a model's statistics of norms, and other buffers, the values of rank 0."""

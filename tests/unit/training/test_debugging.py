@@ -24,6 +24,7 @@ from training.learning.optimizers import build_optimizer
 from training.model import build_model
 from training.recipe import Recipe
 from training.recipe_parts.debug_parts import DebugPart
+from training.rows.row_order import shuffled
 from training.run_folder import RunFolder
 
 EPOCH_STEPS = 5
@@ -37,15 +38,22 @@ def trained(runs: Path, chosen: Recipe) -> Trained:
 
 
 class RootOfZero(nn.Module):
-    """Its loss is a number, and its gradient is not."""
+    """Its loss is a number, and its gradient is not.
 
-    def __init__(self) -> None:
+    Args:
+        healthy_steps: in which it is one.
+    """
+
+    def __init__(self, healthy_steps: int = 0) -> None:
         super().__init__()
         self.head = nn.Linear(64, 3)
+        self.healthy_steps = healthy_steps
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(image.flatten(1))
-        return logits + (logits - logits.detach()).sqrt()
+        if self.training and torch.is_grad_enabled():
+            self.healthy_steps -= 1
+        return logits + (logits - logits.detach()).sqrt() if self.healthy_steps < 0 else logits
 
 
 def test_sizes_of_gradients_and_activations_are_means_over_the_steps() -> None:
@@ -175,6 +183,29 @@ def test_a_gradient_that_is_no_number_never_reaches_the_weights(
     with pytest.raises(DivergedError, match=words):
         trained(tmp_path, chosen)
     assert torch.equal(model.head.weight, before)
+
+
+@pytest.mark.parametrize("step", [EPOCH_STEPS + 2, 2 * EPOCH_STEPS - 1], ids=["midway", "last"])
+def test_a_gradient_that_nothing_looked_at_is_named_by_its_own_step_before_anything_is_saved(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = RootOfZero(healthy_steps=step)
+    monkeypatch.setattr(networks, "root", lambda: model, raising=False)
+    chosen = recipe(
+        model={"target": "training.networks:root"}, optim={"clip": None}, train={"epochs": 3}
+    )
+    with pytest.raises(DivergedError) as error:
+        trained(tmp_path, chosen)
+    text = str(error.value)
+    assert text.startswith(f"the weights are no numbers any more at step {step} (epoch 2,")
+    order = shuffled(80, chosen.seed, 1)[(step - EPOCH_STEPS) * 16 :][:16]
+    assert f"rows of the batch: {', '.join(map(str, order))};" in text
+
+    checkpoints = CheckpointFolder(RunFolder(tmp_path, chosen, DATA).checkpoints)
+    kept = RootOfZero()
+    state = checkpoints.load(kept, build_optimizer(kept, chosen.optim))
+    assert state.step == EPOCH_STEPS
+    assert kept.head.weight.isfinite().all()
 
 
 def test_inputs_that_are_no_numbers_are_named(tmp_path: Path) -> None:
