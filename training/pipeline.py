@@ -17,7 +17,7 @@ from training.preparation import prepare
 from training.promotion import promote
 from training.proof.departure import with_departure
 from training.proof.live_comparison import compare_with_live
-from training.proof.verify import Reference, reference, verify_apart
+from training.proof.verify import Reference, checkpoint_report, reference, verify_apart
 from training.publish import check_bump, publish
 from training.recipe import Recipe
 from training.recipe_parts.auto_export import AutoPart
@@ -134,7 +134,8 @@ def _prove(
     recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
 ) -> tuple[Reference, Report]:
     """Exports the artifacts of the recipe, and replays each against the checkpoint."""
-    golden, checkpoint = reference(trained, splits.test, TaskMetric.of(recipe))
+    golden, metric = reference(trained, splits.test, TaskMetric.of(recipe))
+    checkpoint = checkpoint_report(recipe, trained, golden, metric)
     auto: AutoReport | None = None
     if isinstance(recipe.export, AutoPart):
         trial = prove_auto(recipe, recipe.export.auto, trained, splits, golden, files, console)
