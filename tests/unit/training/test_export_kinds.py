@@ -18,7 +18,7 @@ from training.exporters.export import Exported
 from training.learning.loop import Trained
 from training.model import run_model
 from training.proof.runners import file_runner
-from training.proof.verify import reference, verify_apart
+from training.proof.verify import checkpoint_report, reference, verify_apart
 
 KINDS = {
     "torchscript": 1e-6,
@@ -102,6 +102,20 @@ def test_it_is_proven_in_a_process_of_its_own(made: dict[str, Exported], trained
     refused = verify_apart(Exported(made["pt2"].entry, broken, None), expected, limits)
     assert refused.refusal is not None
     assert refused.refusal.startswith("does not run: ")
+
+
+@pytest.mark.parametrize("time_s", [600, 1e-9], ids=["there", "here, as its process is too late"])
+def test_the_checkpoint_is_timed_in_a_process_of_its_own(time_s: float, trained: Trained) -> None:
+    expected, metric = reference(trained, splits().test)
+    here = trained.model.register_forward_pre_hook(lambda *_: timed_here.append(True))
+    timed_here: list[bool] = []
+    chosen = recipe(export_limits={"time_s": time_s})
+    report = checkpoint_report(chosen, trained, expected, metric)
+    here.remove()
+    assert bool(timed_here) == (time_s < 1)
+    assert report.latency_ms.keys() == {1, 8, 32}
+    assert all(ms > 0 for ms in report.latency_ms.values())
+    assert report.metric == metric
 
 
 def test_without_a_compiler_aoti_says_what_to_install(
