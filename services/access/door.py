@@ -218,26 +218,24 @@ class Entrance:
         model: on which.
     """
 
-    __slots__ = ("_caller", "_door", "_model", "_scope", "_secret")
+    __slots__ = ("_door", "_model", "_scope", "_secret", "known")
 
     def __init__(self, door: Door, secret: str, scope: Scope, model: str) -> None:
         self._door = door
         self._secret = secret
         self._scope: Scope = scope
         self._model = model
-        self._caller: Caller | None = None
+        self.known: Caller | None = None
+        """Its bearer, who may, unless `is_over`; None where that is not known yet."""
 
     def caller(self) -> Caller:
-        """Its bearer, who may.
+        """Its bearer, who may, asked for anew.
 
         Raises:
             ServingError: as `Door.admit` and `Caller.require`.
         """
-        caller = self._caller
-        # Written out, for it is on the way of every request.
-        if caller is None or caller.ended or time.time() >= caller.expires_at:
-            self._caller = None
-            caller = self._door.admit(self._secret)
-            caller.require(self._scope, self._model)
-            self._caller = caller
+        self.known = None
+        caller = self._door.admit(self._secret)
+        caller.require(self._scope, self._model)
+        self.known = caller
         return caller

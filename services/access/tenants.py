@@ -51,33 +51,43 @@ class Tenant:
         if rows_per_s != (self._rows.rate if self._rows else 0):
             self._rows = open_bucket(f"{self.name} rows", rows_per_s)
 
-    def take_request(self) -> None:
-        """Counts a request against the rate.
+    def take(self, rows: int, now: float) -> None:
+        """Counts a request and its rows against the rates: both in one, for most come this way.
+
+        Args:
+            rows: 0 for a request that has none, or is refused anyway.
+            now: `time.monotonic()` second.
 
         Raises:
-            RateLimitedError: it is one too many.
+            RateLimitedError: it is one too many, or they are.
         """
         bucket = self._requests
-        if bucket is not None and (wait_s := bucket.take(1, time.monotonic())):
+        if bucket is not None and (wait_s := bucket.take(1, now)):
             self._tenants.count_refusal()
             raise RateLimitedError(
                 f"you may send {bucket.rate:g} requests a second; wait {wait_s:.3g} s", wait_s
             )
+        bucket = self._rows
+        if bucket is not None and rows and (wait_s := bucket.take(rows, now)):
+            raise self._too_many(rows, bucket, wait_s)
+
+    def take_request(self) -> None:
+        """Counts a request that has no rows.
+
+        Raises:
+            RateLimitedError: it is one too many.
+        """
+        self.take(0, time.monotonic())
 
     def take_rows(self, rows: int) -> None:
-        """Counts the rows of a request against the rate.
+        """Counts the rows of a request that has been counted.
 
         Raises:
             RateLimitedError: they are too many.
         """
         bucket = self._rows
         if bucket is not None and (wait_s := bucket.take(rows, time.monotonic())):
-            self._tenants.count_refusal()
-            raise RateLimitedError(
-                f"you may send {bucket.rate:g} rows a second, and this request has {rows}; "
-                f"wait {wait_s:.3g} s",
-                wait_s,
-            )
+            raise self._too_many(rows, bucket, wait_s)
 
     def check_share(self, room: int) -> None:
         """Refuses a request of a tenant that holds its part already, where others wait.
@@ -97,17 +107,21 @@ class Tenant:
                 f"{active} callers share this server; retry later"
             )
 
-    def enter(self) -> None:
-        """One more is in flight."""
-        if not self.in_flight:
-            self._tenants.active += 1
-        self.in_flight += 1
+    def activate(self) -> None:
+        """The first is about to be in flight; who lets requests in counts them itself."""
+        self._tenants.active += 1
 
-    def leave(self) -> None:
-        """One is answered."""
-        self.in_flight -= 1
-        if not self.in_flight:
-            self._tenants.active -= 1
+    def rest(self) -> None:
+        """None is in flight any more."""
+        self._tenants.active -= 1
+
+    def _too_many(self, rows: int, bucket: Bucket, wait_s: float) -> RateLimitedError:
+        self._tenants.count_refusal()
+        return RateLimitedError(
+            f"you may send {bucket.rate:g} rows a second, and this request has {rows}; "
+            f"wait {wait_s:.3g} s",
+            wait_s,
+        )
 
 
 class Tenants:

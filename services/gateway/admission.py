@@ -3,11 +3,12 @@
 In: an `InferCall`, the same whichever edge decoded it. Out: an `InferReply`, or a `ServingError`.
 
 One request, in order:
-1. the gateway must not be draining, nor have `max_in_flight_requests` unanswered ones; a caller
-   whom it knows must be within its rate and its share;
+1. the gateway must not be draining, nor have `max_in_flight_requests` unanswered ones, nor a
+   caller whom it knows more than its share;
 2. the model name and version, and the artifact if one is asked for, are resolved to a lane that
    is ready;
-3. names, datatypes, shapes and the batch size are checked against the signature;
+3. names, datatypes, shapes and the batch size are checked against the signature; a caller whom the
+   gateway knows must be within its rates, against which what is refused counts, too;
 4. the deadline is stamped: the caller's, but never later than `request_timeout_s`;
 5. the request is enqueued, with the lane of a faster artifact for when its own is overloaded, if
    the server degrades; its outcome comes back as a call.
@@ -27,6 +28,7 @@ from model_store.signature import Signature, SignatureError
 from model_store.tensors import Array
 from services.errors import (
     InvalidRequestError,
+    ServingError,
     ShuttingDownError,
     TooManyInFlightError,
 )
@@ -175,18 +177,22 @@ class Admission:
                 f"{self._max_in_flight} requests are in flight here, the limit; "
                 "retry later or add servers"
             )
-        caller = call.caller
-        if caller is not None:
-            caller.tenant.take_request()
-            if self._queue.unanswered * 2 >= self._room:
-                caller.tenant.check_share(self._room)
-        served, signature = self.directory.resolve(call.model, call.version)
-        known = self._known.get(id(signature)) or self._learn(signature)
-        rows, length = known.rows_of(call.inputs), None
-        if call.outputs or not rows:
-            rows, length = _check(call, served.lane, signature)
-        if caller is not None:
-            caller.tenant.take_rows(rows)
+        now = time.monotonic()
+        tenant = None if call.caller is None else call.caller.tenant
+        try:
+            if tenant is not None and self._queue.unanswered * 2 >= self._room:
+                tenant.check_share(self._room)
+            served, signature = self.directory.resolve(call.model, call.version)
+            known = self._known.get(id(signature)) or self._learn(signature)
+            rows, length = known.rows_of(call.inputs), None
+            if call.outputs or not rows:
+                rows, length = _check(call, served.lane, signature)
+        except ServingError:
+            if tenant is not None:
+                tenant.take(0, now)  # what is wrong counts, too
+            raise
+        if tenant is not None:
+            tenant.take(rows, now)
         timeout_s = self._timeout_s
         if call.timeout_s is not None and call.timeout_s < timeout_s:
             timeout_s = call.timeout_s
@@ -198,16 +204,18 @@ class Admission:
             lane=lane,
             inputs={tensor.name: tensor.array for tensor in call.inputs},
             rows=rows,
-            deadline=time.monotonic() + timeout_s,
+            deadline=now + timeout_s,
             priority=call.priority or DEFAULT_PRIORITY,
             length=length,
             outputs=call.outputs,
             trace=call.trace,
         )
         entry = self._queue.submit(request, answered, degrade_to)
-        if caller is not None and not entry.dead:
-            entry.holder = caller.tenant
-            caller.tenant.enter()
+        if tenant is not None and not entry.dead:
+            entry.holder = tenant
+            if not tenant.in_flight:
+                tenant.activate()
+            tenant.in_flight += 1
         return entry
 
     def checked(self, call: InferCall) -> InferRequest:

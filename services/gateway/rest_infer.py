@@ -6,6 +6,7 @@ In: a head that names a model, and its body. Out: the protocol's JSON or binary 
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -98,11 +99,14 @@ class InferExchange(Exchange):
         record = self._open_record()
         caller = None
         if route.entrance is not None:
-            try:
-                caller = route.entrance.caller()
-            except ServingError as error:
-                self._fail(error)
-                return
+            caller = route.entrance.known
+            # Written out, for it is on the way of every request.
+            if caller is None or caller.ended or time.time() >= caller.expires_at:
+                try:
+                    caller = route.entrance.caller()
+                except ServingError as error:
+                    self._fail(error)
+                    return
         try:
             if route.header_length is None and route.fault is None:
                 request = self._request = rest_codec.decode_json(body)

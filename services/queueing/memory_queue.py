@@ -64,10 +64,16 @@ class Intake(Protocol):
 
 
 class Holder(Protocol):
-    """Who is to know when an entry is no longer in flight."""
+    """Who is to know when an entry is no longer in flight: answered, or nobody waits for it.
 
-    def leave(self) -> None:
-        """It is answered, or nobody waits for it."""
+    Attributes:
+        in_flight: its entries that are.
+    """
+
+    in_flight: int
+
+    def rest(self) -> None:
+        """None is any more."""
 
 
 class Entry:
@@ -114,8 +120,11 @@ class Entry:
         if not self.dead:
             self.dead = True
             done, self._done = self._done, _nobody
-            if self.holder is not None:
-                self.holder.leave()
+            holder = self.holder
+            if holder is not None:
+                holder.in_flight -= 1
+                if not holder.in_flight:
+                    holder.rest()
             queue = self.queue
             if queue is not None:
                 queue.unanswered -= 1

@@ -1,12 +1,14 @@
 """Buckets, and what tenants who share a server may take."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from services.access.rates import Bucket
-from services.access.tenants import Tenants
+from services.access.tenants import Tenant, Tenants
 from services.errors import OverShareError, RateLimitedError
 from services.telemetry.access_metrics import AccessMetrics
 
@@ -62,15 +64,36 @@ def test_limits_that_did_not_change_keep_what_is_left() -> None:
     tenant.take_request()
 
 
+def test_a_request_and_its_rows_are_taken_at_once() -> None:
+    metrics = AccessMetrics(CollectorRegistry())
+    tenant = Tenants(metrics).find("key:ci", 2, 10)
+    now = time.monotonic()
+    tenant.take(20, now)  # all the rows there are
+    with pytest.raises(RateLimitedError, match="10 rows a second, and this request has 1;"):
+        tenant.take(1, now)
+    tenant.take(0, now)
+    tenant.take(0, now)
+    with pytest.raises(RateLimitedError, match="2 requests a second"):
+        tenant.take(0, now)
+    assert metrics.refused.labels("rate_limited")._value.get() == 2
+
+
+def enter(tenant: Tenant) -> None:
+    if not tenant.in_flight:
+        tenant.activate()
+    tenant.in_flight += 1
+
+
 def test_a_tenant_alone_may_fill_the_server_and_shares_it_with_others() -> None:
     tenants = Tenants(AccessMetrics(CollectorRegistry()))
     greedy, modest = tenants.find("greedy", 0, 0), tenants.find("modest", 0, 0)
     for _ in range(10):
         greedy.check_share(10)
-        greedy.enter()
+        enter(greedy)
     modest.check_share(10)
-    modest.enter()
+    enter(modest)
     with pytest.raises(OverShareError, match="2 callers share"):
         greedy.check_share(10)
-    modest.leave()
+    modest.in_flight = 0
+    modest.rest()
     greedy.check_share(10)

@@ -318,6 +318,16 @@ async def test_who_sends_too_much_is_told_when_to_come_again(make_place: Make) -
     assert (await place.rest("/v2/models/digits", **key)).status == 429
 
 
+@pytest.mark.parametrize(("model", "status"), [("digits", 400), ("digits/versions/9", 404)])
+async def test_what_is_wrong_counts_against_the_rate_too(
+    model: str, status: int, make_place: Make
+) -> None:
+    place = make_place("infer", requests_per_s=0.1)
+    path, wrong = f"/v2/models/{model}/infer", BODY.replace(b'"INT64"', b'"FP64"', 1)
+    assert (await place.rest(path, wrong, x_api_key=KEY)).status == status
+    assert (await place.rest(path, wrong, x_api_key=KEY)).status == 429
+
+
 async def test_rows_are_limited_too(make_place: Make) -> None:
     place = make_place("infer", rows_per_s=2)
     body = BODY.replace(b"[1]", b"[5]", 1).replace(b'"data":[1]', b'"data":[1,2,3,4,5]')
