@@ -88,7 +88,8 @@ class TrainingJob:
 
     def read(self) -> dict[str, Any]:
         """What the service says of it."""
-        return self._json(self._pool.request("GET", f"{self._url}/{self._id}"))
+        url, headers = f"{self._url}/{self._id}", {"authorization": BEARER}
+        return self._json(self._pool.request("GET", url, headers=headers))
 
     def await_progress(self, timeout_s: float) -> None:
         """Waits until another epoch has ended; nothing but the service can tell."""
