@@ -39,7 +39,7 @@ class Loss:
                 others NaN.
         """
         if labels.ndim == 1 and self.class_weights is None:
-            return float(len(labels))  # a row whose only label does not count is refused
+            return float(labels.numel())  # a row whose only label does not count is refused
         counts = counted(labels.numpy())
         if self.class_weights is None:
             return float(np.count_nonzero(counts))
@@ -146,8 +146,7 @@ def _cross_entropy(
     weights: Tensor | None, label_smoothing: float, logits: Tensor, labels: Tensor
 ) -> Tensor:
     return functional.cross_entropy(
-        logits.flatten(0, -2),
-        labels.flatten(),
+        *_row_by_row(logits, labels),
         weight=_beside(weights, labels),
         label_smoothing=label_smoothing,
         ignore_index=IGNORED_LABEL,
@@ -170,11 +169,17 @@ def _focal(weights: Tensor | None, gamma: float, logits: Tensor, labels: Tensor)
 
 def _nll(weights: Tensor | None, log_probabilities: Tensor, labels: Tensor) -> Tensor:
     return functional.nll_loss(
-        log_probabilities.flatten(0, -2),
-        labels.flatten(),
+        *_row_by_row(log_probabilities, labels),
         weight=_beside(weights, labels),
         ignore_index=IGNORED_LABEL,
     )
+
+
+def _row_by_row(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [M, K] and labels [M]."""
+    if labels.ndim == 1 and logits.ndim == 2:  # already so: asking torch takes longer
+        return logits, labels
+    return logits.flatten(0, -2), labels.flatten()
 
 
 def _beside(weights: Tensor | None, labels: Tensor) -> Tensor | None:

@@ -40,6 +40,8 @@ class Loader:
         self._recipe = recipe
         self._maker = BatchMaker(splits, recipe, ranks)
         self._batches = self._maker.batches
+        self.step_rows = recipe.optim.accumulate * recipe.data.batch_size
+        """Rows of one step, but for the last of an epoch."""
         self._ahead: Iterator[Batch] | None = None
         self._next: Place | None = None
         self.waited_s = 0.0
@@ -54,11 +56,6 @@ class Loader:
     def steps(self) -> int:
         """Steps of the optimizer in one epoch; the last batch may be short, and the last window."""
         return math.ceil(self._batches / self._recipe.optim.accumulate)
-
-    @property
-    def step_rows(self) -> int:
-        """Rows of one step, but for the last of an epoch."""
-        return self._recipe.optim.accumulate * self._recipe.data.batch_size
 
     def rows_of(self, step: int) -> int:
         """Rows of one step of an epoch, of all ranks together."""
