@@ -1,14 +1,14 @@
-"""The same training three times: by our loop, written bare, and by Lightning Fabric.
+"""The same training by our loop, written bare, and by Lightning Fabric: one process for each.
 
-In: what to train and a number of epochs. Out: seconds of every step, and whether our loop and the
-bare one ended with the same weights, bit for bit.
+In: which loop, and what to train. Out: CPU and wall time of every turn, the weights' digest, and
+the most memory that was taken.
 
-Rule kept here: a step is what lies between the beginnings of two forward passes, which the network
-itself takes down, so that no loop is looked into and all are timed by one rule. Where memory is
-measured, every process has imported what our loop needs.
+Rules kept here: a step is what lies between the beginnings of two forward passes, which the network
+itself takes down, so that no loop is looked into and all are timed by one rule. At the end of each
+turn the process waits until it is told to go on, so that several of them go through the same steps
+side by side, one at a time. Every process has imported what our loop needs, for the memory's sake.
 
-    python -m bench.training_loops times MODEL CLIP EPOCHS ROUNDS LOOPS    one process, in turns
-    python -m bench.training_loops memory MODEL CLIP EPOCHS 1 LOOP         one process for one loop
+    python -m bench.training_loops LOOP MODEL CLIP     a line of input for each turn
 """
 
 import hashlib
@@ -33,23 +33,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bench.datasets import feature_vectors, images
 from bench.networks import Cnn, TinyMlp
-from bench.verdicts import percentile
 from training.datasets import Split, Splits
 from training.learning.loop import train
 from training.recipe import Recipe
 from training.run_folder import RunFolder
 
 SEED, LEARNING_RATE, CLIP_NORM = 7, 1e-3, 1.0
-QUIET = 10
-"""Percentile of steps by the wall clock: where others use the machine, most steps are interrupted,
-and the more the longer they are."""
-STARTS: list[float] = []
-"""When each forward pass of a training began; wall clock, seconds."""
-CPU_AT: list[float] = []
-"""CPU time of the process at the first and the last of them in each epoch, seconds: asking for it
-at every one would be a good part of a small step."""
-ENDS: list[float] = []
-"""When each step of an optimizer ended, while somebody listens; wall clock, seconds."""
+CLIPS = {"clip": CLIP_NORM, "no-clip": None}
 
 
 class TimedTinyMlp(TinyMlp):
@@ -57,7 +47,8 @@ class TimedTinyMlp(TinyMlp):
 
     def forward(self, features: Tensor) -> Tensor:
         """See `TinyMlp`."""
-        _take_down(self, TASKS["tiny-mlp"].steps)
+        if self.training:
+            BEGIN_STEP[0]()
         return super().forward(features)
 
 
@@ -66,7 +57,8 @@ class TimedCnn(Cnn):
 
     def forward(self, image: Tensor) -> Tensor:
         """See `Cnn`."""
-        _take_down(self, TASKS["cnn"].steps)
+        if self.training:
+            BEGIN_STEP[0]()
         return super().forward(image)
 
 
@@ -79,89 +71,107 @@ class Task:
     count: int
     """Training rows, whole batches of them."""
     batch_size: int
+    epochs: int
+    turn: int
+    """Steps in a row of one process, while the others wait."""
 
     @property
     def steps(self) -> int:
-        """Of one epoch."""
+        """Of one epoch, whole turns of them."""
         return self.count // self.batch_size
 
 
 TASKS = {
-    "tiny-mlp": Task(TimedTinyMlp, feature_vectors, 16_384, 64),
-    "cnn": Task(TimedCnn, images, 48, 8),
+    "tiny-mlp": Task(TimedTinyMlp, feature_vectors, 16_384, 64, epochs=4, turn=32),
+    "cnn": Task(TimedCnn, images, 96, 8, epochs=1, turn=1),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One training of one loop."""
+class Turns:
+    """Stops at the end of every turn until the process is told to go on."""
 
-    wall_s: list[float]
-    """Of each step."""
-    cpu_s: float
-    """Of a step, in the mean."""
-    waited_s: float
-    """From the ends of steps to the beginnings of the next forward passes, while one listens."""
-    weights_sha256: str
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._count = 0
+        self._since = 0.0, 0.0
+
+    def begin_step(self) -> None:
+        """A forward pass begins."""
+        place = self._count % self._task.steps
+        self._count += 1
+        if place % self._task.turn:
+            return
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        begun_cpu_s, begun_s = self._since
+        each = 1e6 / self._task.turn
+        # The first turn of an epoch ends nothing, and what lies between two epochs is no step.
+        turn = {"cpu_us": (cpu_s - begun_cpu_s) * each, "wall_us": (wall_s - begun_s) * each}
+        _tell(turn if place else None)
+        self._since = time.process_time(), time.perf_counter()
+
+
+class Listener:
+    """Takes down what lies between the end of a step and the beginning of the next."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+
+    def begin_step(self) -> None:
+        """A forward pass begins."""
+        self._starts.append(time.perf_counter())
+
+    def end_step(self, *_: object) -> None:
+        """An optimizer has moved its weights."""
+        self._ends.append(time.perf_counter())
+
+    @property
+    def share(self) -> float:
+        """Of the wall time of the epochs."""
+        last = self._task.steps - 1
+        inside = [i for i in range(len(self._starts) - 1) if i % self._task.steps != last]
+        waited_s = sum(self._starts[i + 1] - self._ends[i] for i in inside)
+        return waited_s / sum(self._starts[i + 1] - self._starts[i] for i in inside)
+
+
+BEGIN_STEP: list[Callable[[], None]] = [lambda: None]
+"""What the network calls now."""
 
 
 def main() -> None:
-    """Trains as asked, and prints the figures as JSON."""
-    mode, name, clip, epochs, rounds, *loops = sys.argv[1:]
+    """Trains, and tells a line of JSON behind every turn.
+
+    The first lines are null; then turns; then the digest and the memory; and, if it is still
+    listened to, the share of time between two steps of another training.
+    """
+    loop, name, clip = sys.argv[1:]
     torch.set_num_threads(1)
-    task, limit = TASKS[name], CLIP_NORM if clip == "clip" else None
+    task, limit = TASKS[name], CLIPS[clip]
     data = task.rows(SEED, task.count)
-    found: dict[str, list[Block]] = {loop: [] for loop in loops}
-    for turn in range(int(rounds)):
-        order = loops if turn % 2 else loops[::-1]
-        for loop in order:
-            found[loop].append(_block(loop, task, data, limit, int(epochs), listen=False))
-    if mode == "memory":
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"peak_mebibytes": peak}))
-        return
-    waits = {x: _block(x, task, data, limit, int(epochs), listen=True) for x in loops}
-    # Fabric's way to clip rounds the last bit in another way.
-    digests = {b.weights_sha256 for loop in found if loop != "fabric" for b in found[loop]}
-    figures = {
-        loop: {
-            "wall_us": [percentile(block.wall_s, QUIET) * 1e6 for block in blocks],
-            "cpu_us": [block.cpu_s * 1e6 for block in blocks],
-            "between_steps": waits[loop].waited_s / sum(waits[loop].wall_s),
-        }
-        for loop, blocks in found.items()
-    }
-    print(json.dumps({"loops": figures, "same_weights": len(digests) == 1}))
-
-
-def _block(
-    loop: str, task: Task, data: Mapping[str, Any], clip: float | None, epochs: int, listen: bool
-) -> Block:
-    for noted in (STARTS, CPU_AT, ENDS):
-        noted.clear()
-    hook = register_optimizer_step_post_hook(_note_end) if listen else None
-    weights = LOOPS[loop](task, data, clip, epochs)
-    if hook is not None:
-        hook.remove()
-    assert len(STARTS) == epochs * task.steps, "every step begins with one forward pass"
-    inside = [i for i in range(len(STARTS) - 1) if (i + 1) % task.steps]  # not between two epochs
-    cpu_s = sum(end - start for start, end in zip(CPU_AT[::2], CPU_AT[1::2], strict=True)) / len(
-        inside
-    )
+    BEGIN_STEP[0] = Turns(task).begin_step
+    weights = LOOPS[loop](task, data, limit)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     digest = hashlib.sha256()
     for _, tensor in sorted(weights.items()):
         digest.update(tensor.numpy().tobytes())
-    return Block(
-        [STARTS[i + 1] - STARTS[i] for i in inside],
-        cpu_s,
-        sum(STARTS[i + 1] - ENDS[i] for i in inside) if listen else 0.0,
-        digest.hexdigest(),
-    )
+    _tell({"weights_sha256": digest.hexdigest(), "peak_mebibytes": peak})
+    listener = Listener(task)
+    BEGIN_STEP[0] = listener.begin_step
+    hook = register_optimizer_step_post_hook(listener.end_step)
+    LOOPS[loop](task, data, limit)
+    hook.remove()
+    _tell({"between_steps": listener.share})
 
 
-def _ours(
-    task: Task, data: Mapping[str, Any], clip: float | None, epochs: int
-) -> Mapping[str, Tensor]:
+def _tell(found: Mapping[str, Any] | None) -> None:
+    """Tells what was found, and waits for its turn; nobody there ends the process."""
+    print(json.dumps(found), flush=True)
+    if not sys.stdin.readline():
+        raise SystemExit
+
+
+def _ours(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[str, Tensor]:
     recipe = Recipe.model_validate(
         {
             "name": "bench",
@@ -170,8 +180,8 @@ def _ours(
             "data": {"target": "unused:unused", "batch_size": task.batch_size},
             "optim": {"adamw": {"lr": LEARNING_RATE}, "clip": clip},
             "schedule": {"constant": {}, "warmup_share": 0},
-            "train": {"epochs": epochs, "threads": 1},
-            "checkpoint": {"every_epochs": epochs},
+            "train": {"epochs": task.epochs, "threads": 1},
+            "checkpoint": {"every_epochs": task.epochs},
             "track": [],
             "publish": {"model": "bench"},
         }
@@ -181,15 +191,13 @@ def _ours(
         folder = RunFolder(Path(runs), recipe, "0" * 64)
         with folder.locked():
             train(recipe, splits, folder, Console(file=io.StringIO()))
-        return load_file(folder.checkpoints / f"epoch-{epochs:06d}.safetensors")
+        return load_file(folder.checkpoints / f"epoch-{task.epochs:06d}.safetensors")
 
 
-def _bare(
-    task: Task, data: Mapping[str, Any], clip: float | None, epochs: int
-) -> Mapping[str, Tensor]:
+def _bare(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[str, Tensor]:
     """What one writes by hand."""
     model, optimizer = _begin(task)
-    for epoch in range(epochs):
+    for epoch in range(task.epochs):
         model.train()
         for batch, target in _batches(task, data, epoch):
             optimizer.zero_grad()
@@ -201,9 +209,7 @@ def _bare(
     return model.state_dict()
 
 
-def _fabric(
-    task: Task, data: Mapping[str, Any], clip: float | None, epochs: int
-) -> Mapping[str, Tensor]:
+def _fabric(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[str, Tensor]:
     """The bare loop as Fabric's own documentation has it changed."""
     from lightning_fabric import Fabric
 
@@ -211,7 +217,7 @@ def _fabric(
     fabric.launch()
     bare_model, bare_optimizer = _begin(task)
     model, optimizer = fabric.setup(bare_model, bare_optimizer)
-    for epoch in range(epochs):
+    for epoch in range(task.epochs):
         model.train()
         for batch, target in _batches(task, data, epoch):
             optimizer.zero_grad()
@@ -251,17 +257,6 @@ def _begin(task: Task) -> tuple[nn.Module, torch.optim.Optimizer]:
     decayed = [p for p in model.parameters() if not (p.ndim < 2 or id(p) in norms)]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return model, torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=0.01)
-
-
-def _take_down(module: nn.Module, steps: int) -> None:
-    if module.training:
-        if len(STARTS) % steps in (0, steps - 1):
-            CPU_AT.append(time.process_time())
-        STARTS.append(time.perf_counter())
-
-
-def _note_end(*_: object) -> None:
-    ENDS.append(time.perf_counter())
 
 
 if __name__ == "__main__":
