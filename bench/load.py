@@ -6,18 +6,20 @@
 
 import asyncio
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import uvloop
 
 from bench.peers import load as programs
 from bench.peers.load import Load
 from bench.peers.peer import Ask, Form
 from bench.shooters import Outcome, Shooter, open_shooter
-from bench.verdicts import percentile
+from bench.verdicts import MISSING, percentile
 from flambeau.server_process import ServerProcess
 
 WARM_UP_S = 2
@@ -94,10 +96,61 @@ def python_load(
         seconds: how long.
     """
 
-    async def run() -> Load:
+    return _all_clients(server, form, asks, clients, seconds).load
+
+
+def steady_load(
+    server: ServerProcess, form: Form, ask: Ask, clients: int, seconds: float
+) -> tuple[Load, float]:
+    """Loads a server whose batches take long with one request again and again.
+
+    Args:
+        server: whom to ask.
+        form: how the request travels.
+        ask: the request.
+        clients: requests in flight.
+        seconds: how long.
+
+    Returns:
+        What the clients saw, and answers a second from batch to batch (see `steady_rate`), or
+        all in all where there were too few.
+    """
+    done = _all_clients(server, form, [ask], clients, seconds)
+    load, rate = done.load, steady_rate(done.answered_at, clients)
+    return load, load.answered / load.duration_s if math.isnan(rate) else rate
+
+
+def steady_rate(times_s: Sequence[float], clients: int) -> float:
+    """Answers a second between the ends of two batches, one at the beginning and one at the end.
+
+    Over a fixed time, the last batch in flight would never count, which is a good part of a load
+    of a few seconds; and the first ones are no full batches.
+
+    Args:
+        times_s: when each answer came, in order.
+        clients: requests in flight; answers to a whole batch come close together.
+
+    Returns:
+        NaN if there were too few.
+    """
+    times = np.asarray(times_s)
+    if len(times) < 6 * clients:
+        return MISSING
+    gaps = np.diff(times)  # gap i lies behind answer i
+    first = 2 * clients + int(np.argmax(gaps[2 * clients : 4 * clients]))
+    last = len(gaps) - 2 * clients + int(np.argmax(gaps[-2 * clients :]))
+    return float((last - first) / (times[last] - times[first]))
+
+
+def _all_clients(
+    server: ServerProcess, form: Form, asks: Sequence[Ask], clients: int, seconds: float
+) -> "_Clients":
+    async def run() -> _Clients:
         shooter = await open_shooter(form, server.http, server.grpc, asks)
         try:
-            return await _Clients(shooter, clients, seconds).run()
+            done = _Clients(shooter, clients, seconds)
+            await done.run()
+            return done
         finally:
             await shooter.close()
 
@@ -113,20 +166,27 @@ class _Clients:
     clients: int
     seconds: float
     latencies_s: list[float] = field(default_factory=list)
+    answered_at: list[float] = field(default_factory=list)
+    """Those while all clients went on."""
     failed: int = 0
     sent: int = 0
+    took_s: float = 0.0
 
-    async def run(self) -> Load:
+    async def run(self) -> None:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
         ended = [loop.create_future() for _ in range(self.clients)]
         for one in ended:
             self._next(one, started + self.seconds)
         await asyncio.gather(*ended)
+        self.took_s = time.monotonic() - started
+
+    @property
+    def load(self) -> Load:
         return Load(
             answered=len(self.latencies_s),
             failed=self.failed,
-            duration_s=time.monotonic() - started,
+            duration_s=self.took_s,
             p50_ms=percentile(self.latencies_s, 50) * 1000,
             p99_ms=percentile(self.latencies_s, 99) * 1000,
         )
@@ -140,7 +200,10 @@ class _Clients:
 
         def answered(outcome: Outcome, body: bytes) -> None:
             if outcome is Outcome.ANSWERED:
-                self.latencies_s.append(time.monotonic() - began)
+                now = time.monotonic()
+                self.latencies_s.append(now - began)
+                if now < stop_at:
+                    self.answered_at.append(now)
             else:
                 self.failed += 1
             self._next(ended, stop_at)

@@ -1,20 +1,21 @@
 """The limit: the artifact in a loop, one thread, nothing around it.
 
 Run as a process of its own (`python -m bench.raw_model STORE MODEL VERSION ARTIFACT`), pinned to
-the server's core; prints samples a second by batch size as JSON.
+the server's core. For each line of its input, a batch size and seconds, it prints samples a second.
 """
 
 import argparse
-import json
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from bench.golden_model import read_golden
-from bench.pinning import SERVER_CORE, pinned_to
+from bench.peers.flambeau_peer import ROOT
+from bench.pinned_server import pinned_child
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from model_store.tensors import Array
@@ -40,12 +41,43 @@ def raw_rates(
         seconds: for each batch size.
         sizes: those above the model's largest batch are left out.
     """
-    command = [sys.executable, "-m", "bench.raw_model", store.url, manifest.model]
-    command += [str(manifest.version), artifact]
-    command += ["--seconds", str(seconds), "--sizes", ",".join(map(str, sizes))]
-    pin = pinned_to(SERVER_CORE)
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, preexec_fn=pin).stdout
-    return {int(rows): rate for rows, rate in json.loads(output).items()}
+    largest = manifest.signature.max_batch_size
+    with raw_model(store, manifest, artifact) as rate:
+        return {rows: rate(rows, seconds) for rows in sizes if rows <= largest}
+
+
+@contextlib.contextmanager
+def raw_model(
+    store: ModelStore, manifest: Manifest, artifact: str
+) -> Iterator[Callable[[int, float], float]]:
+    """The same process for as long as the block lasts; it sleeps when it is not asked.
+
+    Args:
+        store: where the version lies.
+        manifest: of the version.
+        artifact: the name of one of its artifacts.
+
+    Yields:
+        From a batch size and seconds to samples a second.
+    """
+    argv = [sys.executable, "-m", "bench.raw_model", store.url, manifest.model]
+    argv += [str(manifest.version), artifact]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        argv, stdin=pipe, stdout=pipe, text=True, preexec_fn=pinned_child(), cwd=ROOT
+    )
+    asked, told = process.stdin, process.stdout
+    assert asked is not None
+    assert told is not None
+
+    def rate(rows: int, seconds: float) -> float:
+        print(rows, seconds, file=asked, flush=True)
+        return float(told.readline() or "nan")
+
+    try:
+        yield rate
+    finally:
+        process.communicate()
 
 
 def open_artifact(store: ModelStore, manifest: Manifest, name: str) -> Backend:
@@ -72,19 +104,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.raw_model", description=__doc__)
     for name in ("store", "model", "version", "artifact"):
         parser.add_argument(name)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each batch size")
-    parser.add_argument("--sizes", default=",".join(map(str, BATCH_SIZES)), metavar="N,N")
     given = parser.parse_args()
     store = ModelStore(given.store)
     manifest = store.manifest(given.model, int(given.version))
     backend = open_artifact(store, manifest, given.artifact)
     golden = read_golden(store, manifest)
-    rates = {}
-    for rows in map(int, given.sizes.split(",")):
-        if rows <= manifest.signature.max_batch_size:
-            batch = {n: np.resize(a, (rows, *a.shape[1:])) for n, a in golden.inputs.items()}
-            rates[rows] = rows * runs_per_second(backend, [batch], given.seconds)
-    print(json.dumps(rates))
+    for line in sys.stdin:
+        rows, seconds = int(line.split()[0]), float(line.split()[1])
+        batch = {n: np.resize(a, (rows, *a.shape[1:])) for n, a in golden.inputs.items()}
+        print(rows * runs_per_second(backend, [batch], seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One model, one artifact: the raw limit and what is served, in turn within each round.
 
-The machine's speed drifts, so the raw model is measured before and after the served figures of
-every round, and each is divided by the mean of the two.
+The machine's speed drifts, so the raw model is measured before and after each served figure, which
+is divided by the mean of the two.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from dataclasses import dataclass, fields, replace
 from statistics import mean, median
 
 from bench.golden_model import ask_for, check_answers, golden_model
-from bench.load import closed_loop, generator_of, warm_up
+from bench.load import PYTHON, closed_loop, generator_of, steady_load, warm_up
 from bench.metrics_page import read_metrics
 from bench.peers.peer import Form
 from bench.peers.process_tree import cpu_seconds
 from bench.peers.served_model import ServedModel
 from bench.pinned_server import pinned_server
-from bench.raw_model import raw_rates
+from bench.raw_model import raw_model, raw_rates
 from flambeau.server_process import ServerProcess
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
@@ -68,6 +68,7 @@ def measure_model(
     cases: Sequence[tuple[Form, int]],
     rounds: int,
     seconds: int,
+    in_batches: bool,
 ) -> ModelFigures:
     """Measures one artifact of one version.
 
@@ -78,6 +79,7 @@ def measure_model(
         cases: forms and numbers of clients.
         rounds: of which the medians are taken.
         seconds: of load for each figure of a round.
+        in_batches: whether a batch takes so long that it matters where a load is cut off.
 
     Raises:
         PeerError: a wrong answer, or none.
@@ -88,15 +90,20 @@ def measure_model(
     print(f"{manifest.model}, {artifact}: raw, samples/s by batch size: {_rates(raw)}", flush=True)
     figures: list[list[ServedFigure]] = []
     model = golden_model(store, manifest)
-    with pinned_server(store.url, [manifest.model], artifact) as server:
+    with (
+        pinned_server(store.url, [manifest.model], artifact) as server,
+        raw_model(store, manifest, artifact) as raw_rate,
+    ):
         lengths = check_answers(server, model, artifact)
+        limits = [raw_rate(best, raw_s)]
         for _ in range(rounds):
-            before = raw_rates(store, manifest, artifact, raw_s, [best])[best]
-            served = [_measure(server, model, *case, seconds, lengths) for case in cases]
-            limit = mean((before, raw_rates(store, manifest, artifact, raw_s, [best])[best]))
-            figures.append([replace(f, ratio_to_raw=f.requests_per_second / limit) for f in served])
-            for figure in figures[-1]:
-                print(f"  {figure_line(figure)}", flush=True)
+            figures.append([])
+            for case in cases:
+                served = _measure(server, model, *case, seconds, lengths, in_batches)
+                limits.append(raw_rate(best, raw_s))
+                ratio = served.requests_per_second / mean(limits[-2:])
+                figures[-1].append(replace(served, ratio_to_raw=ratio))
+                print(f"  {figure_line(figures[-1][-1])}", flush=True)
         check_answers(server, model, artifact)
     return ModelFigures(
         model=manifest.model,
@@ -130,19 +137,25 @@ def _measure(
     clients: int,
     seconds: int,
     lengths: dict[Form, int],
+    in_batches: bool,
 ) -> ServedFigure:
     """Warms up, then loads; CPU and metrics count only the second part."""
     ask = ask_for(model, form, model.rows[:1])
-    warm_up(server, form, ask, clients, lengths[form])
+    if not in_batches:  # else the first ones are left out
+        warm_up(server, form, ask, clients, lengths[form])
     before, cpu = read_metrics(server.metrics), cpu_seconds(server.pid)
-    load = closed_loop(server, form, ask, clients, seconds, lengths[form])
+    if in_batches:
+        load, rate = steady_load(server, form, ask, clients, seconds)
+    else:
+        load = closed_loop(server, form, ask, clients, seconds, lengths[form])
+        rate = load.answered / load.duration_s
     cpu = cpu_seconds(server.pid) - cpu
     grown = read_metrics(server.metrics).since(before)
     return ServedFigure(
         form=form,
         clients=clients,
-        generator=generator_of(form),
-        requests_per_second=load.answered / load.duration_s,
+        generator=PYTHON if in_batches else generator_of(form),
+        requests_per_second=rate,
         ratio_to_raw=0.0,
         p50_ms=load.p50_ms,
         p99_ms=load.p99_ms,

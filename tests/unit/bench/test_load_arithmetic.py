@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bench.lengths import bucketed, random_texts
+from bench.load import steady_rate
 from bench.metrics_page import parse_metrics
 from bench.open_loop import Shots
 from bench.overload import compared_with_best, load_figures
@@ -168,3 +169,19 @@ def test_rounds_of_a_load_become_their_medians() -> None:
     found = served_medians([figure(value) for value in (9, 1, 2)])
     assert (found.requests_per_second, found.p99_ms, found.failures) == (2, 2, 3)
     assert found.clients == 32
+
+
+@pytest.mark.parametrize("batches", [12, 13, 20])
+@pytest.mark.parametrize("cut_off_s", [0.0, 0.05, 0.29])
+def test_a_steady_rate_is_that_of_whole_batches_wherever_the_load_was_cut_off(
+    batches: int, cut_off_s: float
+) -> None:
+    clients, batch_s, apart_s = 32, 0.3, 0.0001
+    first = [0.01]  # alone, for nobody else was there yet
+    whole = [0.2 + n * batch_s + i * apart_s for n in range(batches) for i in range(clients)]
+    seen = [at for at in first + whole if at <= whole[-1] + cut_off_s]
+    assert steady_rate(seen, clients) == pytest.approx(clients / batch_s, rel=1e-6)
+
+
+def test_a_load_of_few_answers_has_no_steady_rate() -> None:
+    assert math.isnan(steady_rate([0.1 * i for i in range(5 * 4)], clients=4))
