@@ -114,7 +114,8 @@ class Cluster:
         )
         self.folder = self.config.runs_folder / job().id
         self.folder.mkdir(parents=True)
-        self.executor = KubeflowExecutor(self.config, TrainJobApi(self.config))
+        self.api = TrainJobApi(self.config)
+        self.executor = KubeflowExecutor(self.config, self.api)
         self.heard, self.stopping = Heard(), asyncio.Event()
 
     async def run(self, **fields: Any) -> Outcome:
