@@ -71,10 +71,13 @@ class EventWriter:
         """See `training.watcher.Watcher.begin`."""
         self.write("begun", folder=str(folder))
 
-    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """See `training.watcher.Watcher.end_epoch`."""
+    def started(self) -> None:
+        """See `training.watcher.Watcher.started`: ranks that are lost then go on from here."""
         if self._together is not None:
             (self._together / GO_ON).touch()
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """See `training.watcher.Watcher.end_epoch`."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.write("metric", epoch=epoch, metrics=finite)
 
@@ -174,7 +177,8 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
     recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
     from training.together.ranks import ALONE, join_ranks, started_by_torchrun
 
-    ranks = ALONE
+    # Read before the ranks meet, and so before any of them can write it.
+    ranks, resume = ALONE, is_to_resume(asked)
     if started_by_torchrun():
         ranks = join_ranks()
     elif recipe.train.processes > 1:
@@ -188,8 +192,6 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
     # The recipe may be a stranger's: beside the working directory, which holds its code, it reads
     # what the operator lends.
     reach = DataReach(folders=(Path.cwd(), *asked.data_folder))
-    go_on = asked.together is not None and (asked.together / GO_ON).exists()
-    resume = go_on or not asked.anew
     if not ranks.is_first:
         assist(recipe, asked.store, asked.runs_dir, resume, events, reach, ranks)
         return None
@@ -212,6 +214,11 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
         )
 
     return _once_alone(attempt)
+
+
+def is_to_resume(asked: argparse.Namespace) -> bool:
+    """Whether to go on from a checkpoint: ranks that are started again do, whatever was asked."""
+    return not asked.anew or (asked.together is not None and (asked.together / GO_ON).exists())
 
 
 def _same_for_all(asked: argparse.Namespace) -> list[str]:

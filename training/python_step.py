@@ -20,6 +20,7 @@ from training.datasets import Split, Splits
 from training.errors import DataError, TargetError
 from training.recipe import Recipe
 from training.recipe_parts.preprocess import PythonStep, python_step
+from training.targets import TARGET_FORM, split_target
 
 WHERE = "preprocess.0.python"
 ROWS_AT_ONCE = 256
@@ -115,11 +116,10 @@ def _rows(inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array
 
 def _source(step: PythonStep) -> tuple[bytes, str]:
     """The bytes of the target's file, and the name in it."""
-    place, colon, name = step.target.rpartition(":")
-    if not (place and colon and name):
-        raise TargetError(
-            f"{WHERE}.target is {step.target!r}; write path/file.py:Name or package.module:Name"
-        )
+    parts = split_target(step.target)
+    if parts is None:
+        raise TargetError(f"{WHERE}.target is {step.target!r}; write {TARGET_FORM}")
+    place, name = parts
     path: str | None = place
     if not place.endswith(".py"):
         try:

@@ -18,6 +18,21 @@ from typing import Any
 from model_store.strict import nearest_name
 from training.errors import TargetError
 
+TARGET_FORM = "path/file.py:Name or package.module:Name"
+
+
+def split_target(target: str) -> tuple[str, str] | None:
+    """The place and the name of a target: a path that ends in `.py`, or a module by its full name.
+
+    The only reading of targets there is: who decides whether one may run reads it as who runs it.
+
+    Returns:
+        None for a text that is no target.
+    """
+    place, _, name = target.rpartition(":")
+    fits = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return (place, name) if fits and name.isidentifier() else None
+
 
 def load_target(target: str, key: str) -> Callable[..., Any]:
     """The function or class a recipe names.
@@ -29,9 +44,10 @@ def load_target(target: str, key: str) -> Callable[..., Any]:
     Raises:
         TargetError: no such file, module or name, or it cannot be called.
     """
-    place, colon, name = target.rpartition(":")
-    if not (place and colon and name):
-        raise TargetError(f"{key} is {target!r}; write path/file.py:Name or package.module:Name")
+    parts = split_target(target)
+    if parts is None:
+        raise TargetError(f"{key} is {target!r}; write {TARGET_FORM}")
+    place, name = parts
     if str(Path.cwd()) not in sys.path:
         # At the end, so that a project's own packages are found and hide no installed ones.
         sys.path.append(str(Path.cwd()))

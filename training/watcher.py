@@ -15,6 +15,9 @@ class Watcher(Protocol):
     def begin(self, folder: Path) -> None:
         """The run works in this folder."""
 
+    def started(self) -> None:
+        """It has begun or goes on: whatever checkpoint is there from now on is its own."""
+
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """An epoch, counted from 1, is over, and its checkpoint written if one was due.
 
@@ -33,6 +36,9 @@ class Nobody:
 
     def begin(self, folder: Path) -> None:
         """See `Watcher.begin`."""
+
+    def started(self) -> None:
+        """See `Watcher.started`."""
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher.end_epoch`."""
@@ -61,6 +67,9 @@ class LaterPhase:
     def begin(self, folder: Path) -> None:
         """See `Watcher.begin`."""
         self._watcher.begin(folder)
+
+    def started(self) -> None:
+        """See `Watcher.started`: told of the training already."""
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher.end_epoch`."""

@@ -162,7 +162,7 @@ def cancel(job: JobId, server: Server = DEFAULT_SERVER, token_file: TokenFile = 
     """End a job that is not over."""
     with _client(server, token_file) as client:
         found = client.cancel(job)
-    typer.echo(f"{job} is {'being cancelled' if found.state == 'running' else found.state}")
+    typer.echo(f"{job} is {found.state if found.is_over else 'being cancelled'}")
 
 
 @train_app.command()

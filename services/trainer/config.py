@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from model_store.strict import StrictModel
 from services.access.config import AccessSettings
 from services.settings import ServiceSettings
 from services.tls import TlsSettings
+from training.targets import split_target
 
 
 class KubeflowSettings(StrictModel):
@@ -75,7 +76,8 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     open_files_limit: int = Field(4096, ge=64, le=1_048_576)
     """Files that each process of a job may have open."""
     targets: tuple[str, ...] = ()
-    """Packages, beside `training`, whose targets a recipe may name without a credential. Foreign
+    """Targets, beside flambeau's own networks and data sets, that a recipe may name without a
+    credential, as in `my_company.nets:Net`; list none that runs what its arguments say. Foreign
     code runs for known callers alone (`api_keys_file`, `jwt_keys`)."""
     data_folders: tuple[str, ...] = ()
     """Folders that the `data` of a recipe may name, beside the job's own; give those that anyone
@@ -92,6 +94,17 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     """Events kept of each job; the oldest are dropped first."""
     keep_days: float = Field(30.0, gt=0, le=3650)
     """How long a job that is over is kept, with its folder."""
+
+    @field_validator("targets")
+    @classmethod
+    def _whole_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for target in value:
+            parts = split_target(target)
+            if parts is None or parts[0].endswith(".py"):
+                raise ValueError(
+                    f"{target!r} is no target of an installed module; write package.module:Name"
+                )
+        return value
 
     @property
     def runs_folder(self) -> Path:

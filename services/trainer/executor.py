@@ -58,6 +58,8 @@ class Executor(Protocol):
 
     takeovers: int
     """How often a job may lose its worker and go on with another."""
+    runs_apart: bool
+    """Whether a run lives on without its worker."""
 
     async def run(self, job: TrainingJob, listener: Listener, stopping: asyncio.Event) -> Outcome:
         """Runs a job to its end.
@@ -70,8 +72,12 @@ class Executor(Protocol):
             stopping: once set, the job is to be left to another worker as soon as it can be.
         """
 
-    async def discard(self, job: TrainingJob) -> None:
-        """Ends what still runs of a job that was cancelled."""
+    async def discard(self, job: TrainingJob) -> bool:
+        """Ends what still runs of a job apart from any worker; may be called again, by anybody.
+
+        Returns:
+            Whether nothing runs any more; else it is to be called again.
+        """
 
 
 class _Begun(msgspec.Struct, tag_field="kind", tag="begun"):

@@ -8,7 +8,7 @@ two implementations; one suite of tests runs on both.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
 from services.errors import UnknownJobError
@@ -17,6 +17,9 @@ from services.trainer.transitions import Change
 
 QUEUE = "queue"
 """The topic of jobs that begin to wait."""
+
+READ_AT_ONCE = 100
+"""Jobs read in one go."""
 
 
 class Bell:
@@ -85,8 +88,8 @@ class JobStore(Protocol):
     async def newest(self, state: State | None, limit: int) -> list[TrainingJob]:
         """The newest jobs first; only those in a state, if one is given."""
 
-    async def oldest(self, state: State, limit: int) -> list[TrainingJob]:
-        """Those in a state, the oldest first."""
+    async def oldest(self, state: State, limit: int, skip: int = 0) -> list[TrainingJob]:
+        """Those in a state, the oldest first, behind the first `skip`."""
 
     async def counts(self) -> dict[State, int]:
         """How many there are in each state."""
@@ -99,6 +102,23 @@ class JobStore(Protocol):
 
     async def close(self) -> None:
         """Lets go of what it has open."""
+
+
+async def each_in(
+    store: JobStore, state: State, at_once: int = READ_AT_ONCE
+) -> AsyncIterator[TrainingJob]:
+    """Every job in a state, the oldest first, read so many at a time.
+
+    One that leaves the state meanwhile may hide another, until the next time.
+
+    Raises:
+        QueueUnavailableError: the store is out of reach.
+    """
+    skip = 0
+    while page := await store.oldest(state, at_once, skip):
+        for job in page:
+            yield job
+        skip += at_once
 
 
 async def change(

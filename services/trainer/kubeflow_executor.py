@@ -7,14 +7,22 @@ worker holds the job next finds it under its name and goes on looking.
 
 import asyncio
 import contextlib
+import logging
 from pathlib import Path
-from typing import Any
 
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Failed, Listener, Outcome, Stopped, Story
 from services.trainer.kubernetes_api import KubernetesError, TrainJobApi
 from services.trainer.records import TrainingJob
-from services.trainer.train_job import EVENTS, condition_of, train_job, train_job_name
+from services.trainer.train_job import (
+    EVENTS,
+    condition_of,
+    is_of_before,
+    train_job,
+    train_job_name,
+)
+
+logger = logging.getLogger("flambeau.trainer")
 
 MAX_READ_BYTES = 2**20
 GRACE_POLLS = 3
@@ -29,7 +37,7 @@ class KubeflowExecutor:
         api: the API they are made through.
     """
 
-    takeovers = 1_000_000  # a TrainJob outlives any worker that looks on
+    takeovers, runs_apart = 1_000_000, True  # a TrainJob outlives any worker that looks on
 
     def __init__(self, config: TrainerConfig, api: TrainJobApi) -> None:
         self._config = config
@@ -78,24 +86,30 @@ class KubeflowExecutor:
             await self._pause(stopping)
         return Stopped()
 
-    async def discard(self, job: TrainingJob) -> None:
+    async def discard(self, job: TrainingJob) -> bool:
         """See `Executor.discard`."""
-        with contextlib.suppress(KubernetesError):  # its deadline ends it
-            await self._api.delete(train_job_name(job))
+        name = train_job_name(job)
+        try:
+            found = await self._api.read(name)
+            return found is None or await self._api.delete(found)
+        except KubernetesError as error:
+            told = {"train_job": name, "reason": str(error)}
+            logger.warning("a TrainJob that is to be cancelled cannot be deleted yet", extra=told)
+            return False
 
     async def _make(self, job: TrainingJob, listener: Listener) -> None:
-        """Creates the TrainJob, unless it runs; what a person resumes begins anew.
+        """Creates the TrainJob, unless it is there; what a person resumes begins anew.
 
         Raises:
-            KubernetesError: the API refused, or one that has ended is still being deleted.
+            KubernetesError: the API refused, or one of before is still being deleted.
         """
         name = train_job_name(job)
         found = await self._api.read(name)
-        if found is not None and condition_of(found)[0] == "failed":
-            await self._api.delete(name)
-            found = await self._api.read(name)
-        if found is not None and _is_leaving(found):  # it is there until its pods are gone
-            raise KubernetesError(f"the last TrainJob {name} is still being deleted")
+        leaving = found is not None and "deletionTimestamp" in found["metadata"]
+        if found is not None and (leaving or is_of_before(found, job)):
+            if not await self._api.delete(found):  # it is there until its pods are gone
+                raise KubernetesError(f"the last TrainJob {name} is still being deleted")
+            found = None
         if found is None:
             events = self._config.runs_folder / job.id / EVENTS
             await asyncio.to_thread(events.unlink, missing_ok=True)  # the words of one before
@@ -106,10 +120,6 @@ class KubeflowExecutor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.kubeflow_poll_s):
                 await stopping.wait()
-
-
-def _is_leaving(found: dict[str, Any]) -> bool:
-    return "deletionTimestamp" in found["metadata"] or condition_of(found)[0] == "failed"
 
 
 class _Tail:

@@ -71,11 +71,17 @@ class TrainJobApi:
     async def create(self, wanted: dict[str, Any]) -> None:
         """Creates an object; one of its name that is there already stays.
 
+        Cancelled, it waits for the answer first: whoever then looks for the object finds it.
+
         Raises:
             KubernetesError: see there.
         """
+        creating = asyncio.create_task(self._call("POST", "", wanted))
         try:
-            await self._call("POST", "", wanted)
+            await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            await asyncio.wait({creating})
+            raise
         except KubernetesError as error:
             if error.status != 409:
                 raise
@@ -93,17 +99,25 @@ class TrainJobApi:
                 return None
             raise
 
-    async def delete(self, name: str) -> None:
-        """Deletes an object with its pods, if it is there.
+    async def delete(self, found: dict[str, Any]) -> bool:
+        """Deletes an object that was read, and none that has come in its place.
+
+        Returns:
+            Whether it is gone with its pods. It stays, and is leaving, until they are.
 
         Raises:
             KubernetesError: see there.
         """
-        try:
-            await self._call("DELETE", name, {"propagationPolicy": "Background"})
-        except KubernetesError as error:
-            if error.status != 404:
-                raise
+        name, uid = found["metadata"]["name"], found["metadata"]["uid"]
+        if "deletionTimestamp" not in found["metadata"]:
+            wanted = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
+            try:
+                await self._call("DELETE", name, wanted)
+            except KubernetesError as error:
+                if error.status not in (404, 409):
+                    raise
+        left = await self.read(name)
+        return left is None or left["metadata"]["uid"] != uid
 
     async def _call(self, method: str, name: str, body: Any = None) -> dict[str, Any]:
         return await asyncio.to_thread(self._call_here, method, name, body)

@@ -33,7 +33,7 @@ class LocalExecutor:
         config: the folder of jobs, the store, and the limits.
     """
 
-    takeovers = 1
+    takeovers, runs_apart = 1, False
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
@@ -64,8 +64,9 @@ class LocalExecutor:
             return Stopped()
         return story.outcome or Failed(_obituary(process.exit_code, last_line[0]))
 
-    async def discard(self, job: TrainingJob) -> None:
+    async def discard(self, job: TrainingJob) -> bool:
         """See `Executor.discard`: its process has ended already."""
+        return True
 
     async def _wait(self, process: JobProcess, stopping: asyncio.Event) -> Outcome | None:
         """Waits for the process to end by itself; else gives what its end counts as."""

@@ -1,34 +1,56 @@
-"""Which code a recipe names, and whether a caller without a token may name it.
+"""Which code a recipe names, and whether a caller without a credential may name it.
 
-In: a recipe's document. Out: the targets in it that are not ours.
+In: a recipe's document. Out: the targets in it that are foreign.
 
-A `target` is told by its form, wherever it stands, so that a part of the recipe that is new, or an
-argument that ends up as a target, is not overlooked.
+Rules kept here: what is not on a list of whole targets is foreign, since a module also gives what
+it imports, and what it gives may run anything by its arguments. A text counts as a target where
+`load_target` would take it for one, wherever it stands, so that a part of the recipe that is new,
+or an argument that ends up as a target, is not overlooked.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-SHIPPED = "training"
-_TARGET = re.compile(r"(?P<place>[^\s:]+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
+from training.targets import split_target
+
+SHIPPED_TARGETS = frozenset(
+    {
+        "training.data_sets.digits:as_columns",
+        "training.data_sets.digits:as_ink",
+        "training.data_sets.digits:as_numbers",
+        "training.data_sets.digits:as_raw",
+        "training.data_sets.digits:at_sizes",
+        "training.datasets:digits",
+        "training.models.early_exit:EarlyExit",
+        "training.models.encoder:EncoderClassifier",
+        "training.models.mlp:Mlp",
+        "training.models.recurrent:RecurrentClassifier",
+        "training.models.residual_cnn:ResidualCnn",
+        "training.models.seq2seq:Seq2Seq",
+        "training.models.swish:SwishClassifier",
+        "training.networks:SmallCnn",
+    }
+)
+"""Ours that anyone may name: networks and data sets, which only compute from their arguments."""
 
 
 def foreign_targets(document: Any, allowed: Sequence[str]) -> list[str]:
-    """The targets that lie in none of our packages, each with its key, as in `model.target: a:B`.
+    """The targets that are not listed, each with its key, as in `model.target: a:B`.
 
     Args:
         document: of the recipe.
-        allowed: packages beside our own, such as `my_company.models`.
+        allowed: targets beside our own, such as `my_company.models:Net`.
     """
-    packages = (SHIPPED, *allowed)
-    found = []
-    for key, text in _texts(document, ""):
-        match = _TARGET.fullmatch(text)
-        place = match["place"] if match else ""
-        if match and not any(place == one or place.startswith(f"{one}.") for one in packages):
-            found.append(f"{key}: {text}")
-    return found
+    listed = SHIPPED_TARGETS.union(allowed)
+    return [
+        f"{key}: {text}"
+        for key, text in _texts(document, "")
+        if text not in listed and (_is_target(key) or split_target(text) is not None)
+    ]
+
+
+def _is_target(key: str) -> bool:
+    return key.rpartition(".")[2] == "target"
 
 
 def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -49,7 +49,11 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     last_call: bool = False
     """Whether its worker was silent for a whole lease and has been called."""
     cancel_asked: bool = False
-    """Whether its worker is to end it."""
+    """Whether its worker is to end it; of one that is queued, whatever still runs of it."""
+    runs_apart: bool = False
+    """Whether its run lives on without a worker, as a TrainJob does."""
+    resumptions: int = 0
+    """How often a person had it go on."""
     run_folder: str = ""
     """Where its checkpoints lie, once it has begun."""
     version: int | None = None

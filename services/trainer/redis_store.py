@@ -96,9 +96,9 @@ class RedisJobStore:
         """See `JobStore.newest`."""
         return await self._listed(_state_key(state) if state else BY_TIME, limit, "REV")
 
-    async def oldest(self, state: State, limit: int) -> list[TrainingJob]:
+    async def oldest(self, state: State, limit: int, skip: int = 0) -> list[TrainingJob]:
         """See `JobStore.oldest`."""
-        return await self._listed(_state_key(state), limit)
+        return await self._listed(_state_key(state), limit, skip=skip)
 
     async def counts(self) -> dict[State, int]:
         """See `JobStore.counts`."""
@@ -145,9 +145,9 @@ class RedisJobStore:
             )  # fmt: skip
         return bool(swapped)
 
-    async def _listed(self, key: str, limit: int, *order: str) -> list[TrainingJob]:
+    async def _listed(self, key: str, limit: int, *order: str, skip: int = 0) -> list[TrainingJob]:
         with _in_reach():
-            names = await self._redis.send("ZRANGE", key, 0, limit - 1, *order)
+            names = await self._redis.send("ZRANGE", key, skip, skip + limit - 1, *order)
             if not names:
                 return []
             trip = self._redis.trip()

@@ -140,9 +140,9 @@ class SqliteJobStore:
         """See `JobStore.newest`."""
         return await self._listed(state, "DESC", limit)
 
-    async def oldest(self, state: State, limit: int) -> list[TrainingJob]:
+    async def oldest(self, state: State, limit: int, skip: int = 0) -> list[TrainingJob]:
         """See `JobStore.oldest`."""
-        return await self._listed(state, "ASC", limit)
+        return await self._listed(state, "ASC", limit, skip)
 
     async def counts(self) -> dict[State, int]:
         """See `JobStore.counts`."""
@@ -186,10 +186,13 @@ class SqliteJobStore:
             "DELETE FROM events WHERE job = ? AND seq <= ?", (job_id, last - self._max_events)
         )
 
-    async def _listed(self, state: State | None, order: str, limit: int) -> list[TrainingJob]:
+    async def _listed(
+        self, state: State | None, order: str, limit: int, skip: int = 0
+    ) -> list[TrainingJob]:
         where = "WHERE state = ?" if state else "WHERE ? IS NULL"
-        query = f"SELECT document FROM jobs {where} ORDER BY created {order}, id {order} LIMIT ?"  # noqa: S608
-        rows = await self._call(lambda: self._sql.execute(query, (state, limit)).fetchall())
+        by_age = f"ORDER BY created {order}, id {order} LIMIT ? OFFSET ?"
+        query = f"SELECT document FROM jobs {where} {by_age}"  # noqa: S608
+        rows = await self._call(lambda: self._sql.execute(query, (state, limit, skip)).fetchall())
         return [_job.decode(text) for (text,) in rows]
 
     async def _writing(self, write: Callable[[], Found]) -> Found:

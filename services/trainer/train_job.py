@@ -20,11 +20,13 @@ CONTAINER, REPLICATED_JOB, VOLUME = "node", "node", "flambeau-runs"
 """What the stock runtimes call the job and the container that trains."""
 EVENTS = "events.jsonl"
 """The file, in the job's folder, in which the pod tells of the run."""
+RESUMPTION = "flambeau.dev/resumption"
+"""The label that tells how often a person had had the job go on when the object was made."""
 Condition = Literal["waiting", "running", "complete", "failed"]
 
 
 def train_job_name(job: TrainingJob) -> str:
-    """Its name: an RFC 1035 label, another one each time that a person resumes the job."""
+    """Its name, an RFC 1035 label."""
     return f"flambeau-{job.id}"
 
 
@@ -66,6 +68,7 @@ def train_job(job: TrainingJob, config: TrainerConfig) -> dict[str, Any]:
             "labels": {
                 "app.kubernetes.io/managed-by": "flambeau",
                 "flambeau.dev/job": job.id,
+                RESUMPTION: str(job.resumptions),
             },
             "annotations": {"flambeau.dev/recipe": job.name, "flambeau.dev/model": job.model},
         },
@@ -88,6 +91,12 @@ def condition_of(found: Mapping[str, Any]) -> tuple[Condition, str]:
             return "failed", said
     active = any(job.get("active") or job.get("ready") for job in status.get("jobsStatus") or ())
     return ("running" if active else "waiting"), ""
+
+
+def is_of_before(found: Mapping[str, Any], job: TrainingJob) -> bool:
+    """Whether a TrainJob was made before a person had the job go on, and so counts no more."""
+    labels = found["metadata"].get("labels") or {}
+    return str(labels.get(RESUMPTION, "0")) != str(job.resumptions)
 
 
 def _volume_patch(config: TrainerConfig) -> dict[str, Any]:

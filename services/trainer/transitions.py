@@ -7,6 +7,10 @@
       └──── abandoned ─────┘  (its worker is gone: once; the next time it has failed)
     failed | cancelled ──resumed──▶ queued
 
+What runs apart from its worker may still publish when its worker is gone. Such a job is cancelled
+in two steps: it is queued, with its end asked for, so that nobody takes it; and it is `cancelled`
+only once whoever looks has ended what runs of it (`ended_apart`).
+
 A lease that has run out does not say that its worker is gone: the store may have been out of reach
 for both. So whoever finds it first gives the worker a last call, as long as `grace_s`, in which the
 store is in reach; a worker that answers keeps its job, or hands it back, and nothing is counted.
@@ -31,7 +35,14 @@ def submitted(job: TrainingJob) -> Change:
     return job, [_event(job, job.created_at, f"submitted{by}")]
 
 
-def taken(job: TrainingJob, worker: str, holder: str, now: float, lease_s: float) -> Change | None:
+def taken(
+    job: TrainingJob,
+    worker: str,
+    holder: str,
+    now: float,
+    lease_s: float,
+    runs_apart: bool = False,
+) -> Change | None:
     """A worker begins a queued job.
 
     Args:
@@ -40,8 +51,9 @@ def taken(job: TrainingJob, worker: str, holder: str, now: float, lease_s: float
         holder: a new secret of its lease.
         now: the time.
         lease_s: how long it may be silent.
+        runs_apart: whether the run lives on without it.
     """
-    if job.state != "queued":
+    if job.state != "queued" or job.cancel_asked:
         return None
     changed = _changed(
         job,
@@ -50,6 +62,7 @@ def taken(job: TrainingJob, worker: str, holder: str, now: float, lease_s: float
         worker=worker,
         holder=holder,
         lease_until=now + lease_s,
+        runs_apart=runs_apart,
         started_at=now if job.started_at is None else job.started_at,
     )
     how = "resumed from its checkpoint" if job.attempts else "started"
@@ -90,7 +103,7 @@ def stopped(job: TrainingJob, holder: str, now: float) -> Change | None:
     if not holds(job, holder):
         return None
     if job.cancel_asked:
-        return _finished(job, holder, now, "cancelled", "cancelled")
+        return _stopped_for_good(job, now, "cancelled")
     return _requeued(job, now, f"handed back by {job.worker}; it waits for a worker", job.deaths)
 
 
@@ -108,7 +121,7 @@ def abandoned(job: TrainingJob, now: float, takeovers: int, grace_s: float) -> C
     if not job.last_call:
         return _changed(job, lease_until=now + grace_s, last_call=True), []
     if job.cancel_asked:
-        return _finished(job, job.holder, now, "cancelled", "cancelled; its worker was gone")
+        return _stopped_for_good(job, now, "cancelled; its worker was gone")
     deaths = job.deaths + 1
     if deaths <= takeovers:
         return _requeued(job, now, f"worker {job.worker} is gone; another takes over", deaths)
@@ -121,13 +134,23 @@ def abandoned(job: TrainingJob, now: float, takeovers: int, grace_s: float) -> C
 
 def cancelled(job: TrainingJob, now: float) -> Change | None:
     """Somebody wants it to end; one that is over stays as it is."""
-    if job.state == "queued":
+    if job.state == "queued" and not job.runs_apart:
         changed = _changed(job, state="cancelled", finished_at=now)
         return changed, [_event(changed, now, "cancelled")]
-    if job.state == "running" and not job.cancel_asked:
+    if not job.is_over and not job.cancel_asked:
         changed = _changed(job, cancel_asked=True)
         return changed, [_event(changed, now, "to be cancelled")]
     return None
+
+
+def ended_apart(job: TrainingJob, now: float) -> Change | None:
+    """What ran of it apart from any worker is gone, as was asked for."""
+    if job.state != "queued" or not job.cancel_asked:
+        return None
+    changed = _changed(
+        job, state="cancelled", finished_at=now, cancel_asked=False, runs_apart=False
+    )
+    return changed, [_event(changed, now, "cancelled")]
 
 
 def resumed(job: TrainingJob, now: float) -> Change | None:
@@ -140,12 +163,12 @@ def resumed(job: TrainingJob, now: float) -> Change | None:
         raise ConflictError(
             f"job '{job.id}' has succeeded (version {job.version}); submit its recipe again instead"
         )
-    if job.state == "running" and job.cancel_asked:
+    if job.cancel_asked:
         raise ConflictError(f"job '{job.id}' is being cancelled; resume it once that is done")
     if not job.is_over:
         return None
     changed = _changed(
-        job, state="queued", deaths=0, error="", finished_at=None, cancel_asked=False
+        job, state="queued", deaths=0, error="", finished_at=None, resumptions=job.resumptions + 1
     )
     return changed, [_event(changed, now, "to be resumed")]
 
@@ -160,6 +183,13 @@ def _requeued(job: TrainingJob, now: float, text: str, deaths: int) -> Change:
         job, state="queued", worker="", holder="", lease_until=0.0, last_call=False, deaths=deaths
     )
     return changed, [_event(changed, now, text)]
+
+
+def _stopped_for_good(job: TrainingJob, now: float, text: str) -> Change | None:
+    """Nobody attends it any more; it is over, unless its run lives on."""
+    if job.runs_apart:
+        return _requeued(job, now, "to be cancelled; its run is being ended", job.deaths)
+    return _finished(job, job.holder, now, "cancelled", text)
 
 
 def _finished(

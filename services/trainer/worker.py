@@ -1,7 +1,8 @@
 """Takes jobs and looks after them until they are over.
 
-Take: a worker that has let its lease run out is called, and what it does not answer for is put
-back; the oldest that waits is mine.
+Watch: of all jobs that run, a worker that has let its lease run out is called, and what it does not
+answer for is put back. What runs on of a job that is to be cancelled, without a worker, is ended.
+Take: the oldest that waits is mine.
 Keep: while a job runs its lease is renewed. A worker that cannot do so for as long as the lease
 lasts ends the run itself, since another may take the job.
 Settle: how it ended is written under the lease, so that it is written once. Where the store was out
@@ -13,7 +14,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Literal
 
@@ -21,7 +22,7 @@ from services.errors import QueueUnavailableError, UnknownJobError
 from services.trainer import transitions
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Executor, Failed, Outcome, Succeeded
-from services.trainer.job_store import QUEUE, JobStore, change
+from services.trainer.job_store import QUEUE, JobStore, change, each_in
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.outbox import Outbox
 from services.trainer.records import TrainingJob
@@ -31,8 +32,6 @@ logger = logging.getLogger("flambeau.trainer")
 
 RENEWALS = 3
 """Renewals of a lease within its time."""
-LOOKED_THROUGH = 100
-"""Jobs looked at in one go."""
 RETRY_S = 0.5
 End = Literal["lost", "silent", "cancel"]
 """Another has it; nobody could be told for a whole lease; its end is asked for."""
@@ -82,6 +81,10 @@ class Worker:
                 rung.set()
 
             async with asyncio.TaskGroup() as tasks:
+                watching = [
+                    tasks.create_task(self._every(look_every_s, look))
+                    for look in (self._look_after_all, self._end_all)
+                ]
                 while not self._stopping.is_set():
                     rung.clear()
                     job = await self._take() if len(running) < self._slots else None
@@ -93,16 +96,36 @@ class Worker:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(look_every_s):
                             await rung.wait()
+                for task in watching:
+                    task.cancel()
+
+    async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
+        """Looks again and again, until cancelled."""
+        while True:
+            try:
+                await look()
+            except QueueUnavailableError as error:
+                logger.warning("jobs cannot be looked after", extra={"reason": str(error)})
+            await asyncio.sleep(pause_s)
+
+    async def _look_after_all(self) -> None:
+        now = await self._store.now()
+        for job in [job async for job in each_in(self._store, "running")]:
+            await self._look_after(job, now)
+
+    async def _end_all(self) -> None:
+        left = [job async for job in each_in(self._store, "queued") if job.cancel_asked]
+        await asyncio.gather(*map(self._end_apart, left))
 
     async def _take(self) -> TrainingJob | None:
         """The next job, which is mine from now on; None if there is none."""
         try:
             now = await self._store.now()
-            for job in await self._store.oldest("running", LOOKED_THROUGH):
-                await self._look_after(job, now)
-            for job in await self._store.oldest("queued", LOOKED_THROUGH):
+            async for job in each_in(self._store, "queued"):
                 holder = secrets.token_hex(8)
-                found = transitions.taken(job, self._name, holder, now, self._lease_s)
+                found = transitions.taken(
+                    job, self._name, holder, now, self._lease_s, self._executor.runs_apart
+                )
                 if found is not None and await self._store.swap(*found):
                     return found[0]
         except QueueUnavailableError as error:
@@ -203,14 +226,31 @@ class Worker:
                 if end == "lost" or (end == "silent" and self._stopping.is_set()):
                     return
                 await asyncio.sleep(self._retry_s)
-        if not mine:
+        if mine:
+            self._tell_end(settled)
+            if settled.cancel_asked:
+                with contextlib.suppress(QueueUnavailableError):  # then who watches does it
+                    await self._end_apart(settled)
+
+    async def _end_apart(self, job: TrainingJob) -> None:
+        """Cancels a job that nobody attends, if what runs of it is gone; else this is called again.
+
+        Raises:
+            QueueUnavailableError: the store is out of reach.
+        """
+        if not await self._executor.discard(job):
             return
-        if settled.state == "cancelled":
-            await self._executor.discard(job)
-        if settled.is_over:
-            self._metrics.finished.labels(settled.state).inc()
-        logger.info("job ends", extra={"job": job.id, "state": settled.state,
-                                       "error": settled.error})  # fmt: skip
+        now = await self._store.now()
+        with contextlib.suppress(UnknownJobError):
+            rule = partial(transitions.ended_apart, now=now)
+            settled, mine = await change(self._store, job.id, rule)
+            if mine:
+                self._tell_end(settled)
+
+    def _tell_end(self, job: TrainingJob) -> None:
+        if job.is_over:
+            self._metrics.finished.labels(job.state).inc()
+        logger.info("job ends", extra={"job": job.id, "state": job.state, "error": job.error})
 
 
 def _rule(running: "asyncio.Task[Outcome]") -> Callable[..., Change | None]:

@@ -12,7 +12,7 @@ import pytest
 from services.errors import QueueUnavailableError, UnknownJobError
 from services.queueing.redis_streams.clients import RedisClients
 from services.trainer import transitions
-from services.trainer.job_store import QUEUE, JobStore, change
+from services.trainer.job_store import QUEUE, JobStore, change, each_in
 from services.trainer.records import JobEvent, TrainingJob
 from services.trainer.redis_store import RedisJobStore
 from services.trainer.sqlite_store import SqliteJobStore
@@ -182,6 +182,9 @@ async def test_jobs_are_listed_by_age_and_state(store: JobStore) -> None:
     assert [x.id for x in await store.newest(None, 2)] == ["c", "b"]
     assert [x.id for x in await store.newest("queued", 10)] == ["c", "a"]
     assert [x.id for x in await store.oldest("queued", 10)] == ["a", "c"]
+    assert [x.id for x in await store.oldest("queued", 1, 1)] == ["c"]
+    assert await store.oldest("queued", 1, 2) == []
+    assert [x.id async for x in each_in(store, "queued", 1)] == ["a", "c"]
     assert [x.id for x in await store.oldest("running", 10)] == ["b"]
     assert await store.counts() == {
         "queued": 2, "running": 1, "succeeded": 0, "failed": 0, "cancelled": 0,

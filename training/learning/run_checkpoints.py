@@ -51,16 +51,10 @@ class RunCheckpoints:
         Raises:
             CheckpointError: the checkpoint is damaged.
         """
-        path = self.checkpoints.path
-        if resume and self.checkpoints.exists:
-            state = self.checkpoints.load(self.evaluated, self.optimizer, self._restore)
-            steps = f" and {state.in_epoch} steps" if state.in_epoch else ""
-            say(console, f"resuming after epoch {state.epoch}{steps} from {path}")
-            return state
-        if resume:
-            say(console, f"nothing to resume in {path}; starting anew")
-        self.checkpoints.clear()
-        return TrainState()
+        state = self._begun(resume, console)
+        if self._ranks.is_first:
+            self.watcher.started()
+        return state
 
     def end_step(self, state: TrainState, in_epoch: int) -> None:
         """Writes a checkpoint in mid-epoch, if one is due or the run is to stop.
@@ -111,6 +105,18 @@ class RunCheckpoints:
         self.stepper.check_weights()
         found, self.figures = self.figures.summed(self._ranks), EpochFigures()
         return found.metrics()
+
+    def _begun(self, resume: bool, console: Console) -> TrainState:
+        path = self.checkpoints.path
+        if resume and self.checkpoints.exists:
+            state = self.checkpoints.load(self.evaluated, self.optimizer, self._restore)
+            steps = f" and {state.in_epoch} steps" if state.in_epoch else ""
+            say(console, f"resuming after epoch {state.epoch}{steps} from {path}")
+            return state
+        if resume:
+            say(console, f"nothing to resume in {path}; starting anew")
+        self.checkpoints.clear()
+        return TrainState()
 
     def _save(self, state: TrainState) -> None:
         seen = {"figures": self.figures.summed(self._ranks).state(), "watch": self.watch.state()}

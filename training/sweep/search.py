@@ -327,6 +327,9 @@ class _SameRun:
                 "trial was trained; search again with another --sweeps-dir"
             )
 
+    def started(self) -> None:
+        """See `training.watcher.Watcher.started`."""
+
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `training.watcher.Watcher.end_epoch`."""
 

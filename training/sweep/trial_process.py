@@ -164,6 +164,9 @@ class _Teller:
     def begin(self, folder: Path) -> None:
         """See `training.watcher.Watcher.begin`."""
 
+    def started(self) -> None:
+        """See `training.watcher.Watcher.started`."""
+
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `training.watcher.Watcher.end_epoch`."""
         self._connection.send(Epoch(epoch, dict(metrics)))

@@ -164,7 +164,7 @@ class _Group:
                         return
 
     def ask_to_stop(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """A handler of signals: the ranks stop at the end of their epoch."""
+        """A handler of signals: the ranks stop after their step, with a checkpoint."""
         (self.folder / STOP).touch()
 
     def events(self) -> Iterator[dict[str, Any]]:

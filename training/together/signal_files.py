@@ -3,4 +3,4 @@
 STOP = "stop"
 """The run is to stop."""
 GO_ON = "go-on"
-"""It has come far enough to be resumed."""
+"""What was there before the run is forgotten, or taken up: ranks that start again resume."""

@@ -32,6 +32,7 @@ class Service:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.state = "succeeded"
+        self.cancelling = "running"
 
     def __call__(self, target: str, *, token: str = "", tls: Tls | None = None) -> Self:
         self.asked.append((target, token))
@@ -72,7 +73,7 @@ class Service:
         return [job(state="succeeded", version=3, epoch=20), job()]
 
     def cancel(self, _: str) -> TrainingJob:
-        return job(state="running")
+        return job(state=self.cancelling)
 
     def resume(self, _: str) -> TrainingJob:
         return job()
@@ -143,7 +144,10 @@ def test_jobs_are_listed_shown_ended_and_resumed(service: Service) -> None:
     assert "published digits 3" in shown
     assert "error     no data" in shown
     assert run("get", "x", "--recipe").stdout == "name: tiny\n"
-    assert run("cancel", "x").stdout == "x is being cancelled\n"
+    for state, told in (("running", "being cancelled"), ("queued", "being cancelled"),
+                        ("cancelled", "cancelled"), ("failed", "failed")):  # fmt: skip
+        service.cancelling = state
+        assert run("cancel", "x").stdout == f"x is {told}\n"
     assert run("resume", "x").stdout == "x is queued\n"
     assert run("logs", "x", "--after", "5").stdout.startswith("a line\n")
     assert ("watch", "x", 5, False) in service.asked

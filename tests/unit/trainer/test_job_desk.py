@@ -82,7 +82,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 @pytest.fixture
 async def open_place(tmp_path: Path) -> AsyncIterator[Place]:
     """One without keys."""
-    place = Place(tmp_path, api_keys_file="", targets=("my_models",))
+    place = Place(tmp_path, api_keys_file="", targets=("my_models.nets:SmallCnn",))
     yield place
     await place.store.close()
 
@@ -165,6 +165,30 @@ async def test_without_keys_only_shipped_code_runs(open_place: Place) -> None:
     hidden = replace(GIVEN, overrides=('data.args={a: [{target: "os:system"}]}',))
     with pytest.raises(NotAllowedError, match=r"data\.args\.a\.0\.target: os:system"):
         await open_place.submit(hidden)
+    shell = replace(GIVEN, overrides=("model.target=training.together.launcher:torchrun",))
+    with pytest.raises(NotAllowedError, match=r"model\.target: training\.together\.launcher"):
+        await open_place.submit(shell)
+    blank = replace(GIVEN, overrides=('data.target="/tmp/a b.py:Net"',))
+    with pytest.raises(NotAllowedError, match=r"data\.target: /tmp/a b\.py:Net"):
+        await open_place.submit(blank)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "data.augment=[{function: {target: TARGET}}]",
+        "data.sampler={weighted: {target: TARGET}}",
+        "loss={target: TARGET}",
+        "model.target=TARGET",
+        "preprocess=[{module: {target: TARGET}}]",
+        "preprocess=[{python: {target: TARGET}}]",
+    ],
+)
+async def test_every_part_that_names_code_is_looked_at(open_place: Place, part: str) -> None:
+    for target in ("/tmp/a b.py:Net", "training.targets:call_target"):
+        named = replace(GIVEN, overrides=(part.replace("TARGET", f'"{target}"'),))
+        with pytest.raises(NotAllowedError, match=f"target: {target}"):
+            await open_place.submit(named)
 
 
 async def test_the_same_key_is_the_same_job(place: Place) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.settings import ConfigError
+from services.trainer import transitions
 from services.trainer.executor import Failed, Outcome, Stopped, Succeeded
 from services.trainer.job_desk import CODE
+from services.trainer.job_store import change
 from services.trainer.kubeflow_executor import KubeflowExecutor
 from services.trainer.kubernetes_api import KubernetesError, TrainJobApi
+from services.trainer.metrics import TrainerMetrics
+from services.trainer.sqlite_store import SqliteJobStore
 from services.trainer.train_job import EVENTS, condition_of, train_job, train_job_name
+from services.trainer.worker import Worker
 from tests.fixtures import kubernetes_api as recorded
 from tests.fixtures.kubernetes_api import NAMESPACE, TOKEN, RecordedApi, recorded_api
 from tests.fixtures.training_jobs import config, job
@@ -107,7 +114,8 @@ class Cluster:
         )
         self.folder = self.config.runs_folder / job().id
         self.folder.mkdir(parents=True)
-        self.executor = KubeflowExecutor(self.config, TrainJobApi(self.config))
+        self.api = TrainJobApi(self.config)
+        self.executor = KubeflowExecutor(self.config, self.api)
         self.heard, self.stopping = Heard(), asyncio.Event()
 
     async def run(self, **fields: Any) -> Outcome:
@@ -139,7 +147,9 @@ async def test_a_job_is_created_watched_and_published(tmp_path: Path) -> None:
         cluster.tell({"kind": "failed", "text": "of an attempt before"})
         pod_tells(cluster, api, BEGUN, METRIC, PUBLISHED)
         assert await cluster.run() == Succeeded(3)
-        assert api.objects[NAME] == train_job(job(), cluster.config)
+        made = train_job(job(), cluster.config)
+        assert api.objects[NAME]["spec"] == made["spec"]
+        assert made["metadata"].items() <= api.objects[NAME]["metadata"].items()
     assert cluster.heard.folder == "/runs/tiny"
     assert cluster.heard.metrics == [(1, {"val/loss": 0.5})]
     assert [line.split(" is ")[-1].strip() for line in cluster.heard.lines] == [
@@ -151,7 +161,7 @@ async def test_a_job_is_created_watched_and_published(tmp_path: Path) -> None:
 async def test_another_worker_goes_on_looking(tmp_path: Path) -> None:
     with recorded_api(recorded.RUNNING, recorded.COMPLETE) as api:
         cluster = Cluster(api, tmp_path)
-        api.objects[NAME] = train_job(job(), cluster.config)
+        api.put(train_job(job(), cluster.config))
         cluster.tell(BEGUN, METRIC, PUBLISHED)
         assert await cluster.run(epoch=1) == Succeeded(3)
     assert cluster.heard.metrics == [], "told by the worker before"
@@ -187,19 +197,146 @@ async def test_a_stop_leaves_the_train_job_alone(tmp_path: Path) -> None:
         cluster.stopping.set()
         assert await running == Stopped()
         assert NAME in api.objects
-        await cluster.executor.discard(job())
-        await cluster.executor.discard(job())
+        assert await cluster.executor.discard(job())
+        assert api.objects == {}
+        assert await cluster.executor.discard(job()), "it is gone"
+
+
+@pytest.mark.parametrize("refusals", [[503], [0, 403], [0, 0, 500]])
+async def test_what_cannot_be_deleted_is_not_discarded(tmp_path: Path, refusals: list[int]) -> None:
+    """At the reading, the deleting, or the reading behind it."""
+    with recorded_api(recorded.RUNNING) as api:
+        cluster = Cluster(api, tmp_path)
+        api.put(train_job(job(), cluster.config))
+        api.refusals = refusals
+        assert not await cluster.executor.discard(job())
+        assert await cluster.executor.discard(job())
         assert api.objects == {}
 
 
-async def test_what_a_person_resumes_is_made_anew(tmp_path: Path) -> None:
-    with recorded_api(recorded.BROKEN, recorded.RUNNING, recorded.COMPLETE) as api:
+async def test_what_is_discarded_is_gone_when_its_pods_are(tmp_path: Path) -> None:
+    with recorded_api(recorded.RUNNING) as api:
         cluster = Cluster(api, tmp_path)
-        api.objects[NAME] = {"metadata": {"name": NAME}}
+        api.put(train_job(job(), cluster.config))
+        api.readings_until_gone = 3
+        assert not await cluster.executor.discard(job())
+        assert not await cluster.executor.discard(job())
+        assert await cluster.executor.discard(job())
+    assert [method for method, _ in api.calls].count("DELETE") == 1
+
+
+async def test_what_came_in_the_place_of_a_train_job_is_not_deleted(tmp_path: Path) -> None:
+    with recorded_api(recorded.RUNNING) as api:
+        cluster = Cluster(api, tmp_path)
+        old = api.put(train_job(job(), cluster.config))
+        api.put(train_job(job(), cluster.config))
+        assert await TrainJobApi(cluster.config).delete(old)
+        assert NAME in api.objects
+
+
+async def test_who_is_cancelled_while_a_train_job_is_made_leaves_it_to_be_found(
+    tmp_path: Path,
+) -> None:
+    with recorded_api(recorded.RUNNING) as api:
+        cluster = Cluster(api, tmp_path)
+        asked, answered = threading.Event(), threading.Event()
+        answer: Callable[..., Any] = api.answer
+
+        def slow(method: str, *call: Any) -> Any:
+            if method == "POST":
+                asked.set()
+                assert answered.wait(10)
+            return answer(method, *call)
+
+        api.answer = slow  # type: ignore[assignment,method-assign]
+        running = asyncio.create_task(cluster.run())
+        assert await asyncio.to_thread(asked.wait, 10)
+        running.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not running.done(), "what is made could not be found yet"
+        answered.set()
+        await asyncio.wait({running}, timeout=10)
+        assert running.cancelled()
+        assert NAME in api.objects
+
+
+@pytest.mark.parametrize("before", [recorded.BROKEN, recorded.RUNNING, recorded.COMPLETE])
+async def test_what_a_person_resumes_is_made_anew(tmp_path: Path, before: Any) -> None:
+    """Whatever became of the one before."""
+    with recorded_api(before, recorded.RUNNING, recorded.COMPLETE) as api:
+        cluster = Cluster(api, tmp_path)
+        api.put(train_job(job(), cluster.config))
+        cluster.tell({"kind": "failed", "text": "of the one before"})
+        api.readings_until_gone = 1
         pod_tells(cluster, api, BEGUN, PUBLISHED)
-        assert await cluster.run() == Succeeded(3)
+        assert await cluster.run(resumptions=1) == Succeeded(3)
     methods = [method for method, _ in api.calls]
     assert methods.index("DELETE") < methods.index("POST")
+    assert any("is still being deleted" in line for line in cluster.heard.lines)
+
+
+@pytest.mark.parametrize("resumptions", [0, 3])
+async def test_what_failed_while_nobody_looked_has_failed(tmp_path: Path, resumptions: int) -> None:
+    """A worker takes over: it is told, and not run again."""
+    with recorded_api(recorded.BROKEN) as api:
+        cluster = Cluster(api, tmp_path)
+        api.put(train_job(job(resumptions=resumptions), cluster.config))
+        cluster.tell(BEGUN, METRIC, {"kind": "failed", "text": "no data"})
+        outcome = await cluster.run(attempts=2, resumptions=resumptions)
+    assert outcome == Failed("no data")
+    assert cluster.heard.metrics == [(1, {"val/loss": 0.5})]
+    assert {method for method, _ in api.calls} == {"GET"}
+
+
+@pytest.mark.parametrize("worker_is", ["drained", "dead", "attending"])
+async def test_a_cancelled_job_leaves_no_train_job(tmp_path: Path, worker_is: str) -> None:
+    """Although Kubernetes refuses to delete it twice."""
+    with recorded_api(recorded.RUNNING) as api:
+        cluster = Cluster(api, tmp_path)
+        store = SqliteJobStore(tmp_path / "jobs.db", 1000)
+        await store.create(*transitions.submitted(job()))
+        first = Looking(store, cluster, "first")
+        await _until(store, "created TrainJob")
+        if worker_is == "drained":
+            first.worker.stop()
+            await asyncio.wait({first.task}, timeout=10)
+        if worker_is == "dead":
+            await first.die()
+        now = await store.now()
+        asked, _ = await change(store, job().id, partial(transitions.cancelled, now=now))
+        assert not asked.is_over, "it may still publish"
+        api.refusals = [0] * 4 + [403, 500]
+        second = Looking(store, cluster, "second")
+        await _until(store, "cancelled")
+        assert api.objects == {}
+        assert (await store.find(job().id)).state == "cancelled"
+        for looking in (first, second):
+            await looking.die()
+        await store.close()
+
+
+class Looking:
+    """A worker that looks on at TrainJobs."""
+
+    def __init__(self, store: SqliteJobStore, cluster: Cluster, name: str) -> None:
+        executor = KubeflowExecutor(cluster.config, TrainJobApi(cluster.config))
+        self.worker = Worker(store, executor, cluster.config, TrainerMetrics("test"), name)
+        self.task = asyncio.create_task(self.worker.run())
+
+    async def die(self) -> None:
+        """No word to anybody."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+async def _until(store: SqliteJobStore, text: str) -> None:
+    """Waits until the job tells of an event whose text begins so."""
+    with store.bell.heard(job().id) as rung:
+        async with asyncio.timeout(20):
+            while not any(x.text.startswith(text) for x in await store.events(job().id, 0, 1000)):
+                rung.clear()
+                await rung.wait()
 
 
 async def test_an_api_that_falters_is_asked_again(tmp_path: Path) -> None:

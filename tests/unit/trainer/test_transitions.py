@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.errors import ConflictError
 from services.trainer import transitions
@@ -16,12 +17,14 @@ LEASE_S, GRACE_S = 10.0, 3.0
 Step = Callable[[TrainingJob, float], Change | None]
 STEPS: dict[str, Step] = {
     "taken": lambda x, now: transitions.taken(x, f"w{now:g}", f"h{now:g}", now, LEASE_S),
+    "taken apart": lambda x, now: transitions.taken(x, "w", f"h{now:g}", now, LEASE_S, True),
     "renewed": lambda x, now: transitions.renewed(x, x.holder, now, LEASE_S),
     "succeeded": lambda x, now: transitions.succeeded(x, x.holder, now, 7),
     "failed": lambda x, now: transitions.failed(x, x.holder, now, "broken"),
     "stopped": lambda x, now: transitions.stopped(x, x.holder, now),
     "abandoned": lambda x, now: transitions.abandoned(x, now, 1, GRACE_S),
     "cancelled": transitions.cancelled,
+    "ended apart": transitions.ended_apart,
     "resumed": transitions.resumed,
     "progressed": lambda x, _: transitions.progressed(x, x.holder, run_folder="/r", epoch=3),
 }
@@ -46,7 +49,10 @@ def test_a_job_keeps_its_laws_whatever_happens(history: list[tuple[str, float]])
         assert (found.finished_at is not None) == found.is_over
         assert (found.version is not None) == (found.state == "succeeded")
         assert bool(found.error) == (found.state == "failed")
-        assert found.attempts == before.attempts + (name == "taken")
+        assert found.attempts == before.attempts + name.startswith("taken")
+        assert found.resumptions == before.resumptions + (name == "resumed")
+        if found.state == "cancelled" and before.runs_apart:
+            assert name == "ended apart", "before that it may publish"
         assert before.state != found.state or not events or name == "cancelled"
         assert all(event.state == found.state for event in events)
         if before.state in OVER:
@@ -61,10 +67,11 @@ def test_a_job_keeps_its_laws_whatever_happens(history: list[tuple[str, float]])
         assert found.state == "failed" or deaths_since_resumed <= 1 or found.state == "cancelled"
 
 
-def running(**fields: object) -> TrainingJob:
-    change = transitions.taken(job(**fields), "w", "h", 100.0, LEASE_S)
+def running(*, cancel_asked: bool = False, **fields: object) -> TrainingJob:
+    apart = bool(fields.pop("runs_apart", False))
+    change = transitions.taken(job(**fields), "w", "h", 100.0, LEASE_S, apart)
     assert change is not None
-    return change[0]
+    return replace(change[0], cancel_asked=cancel_asked)
 
 
 def called(found: TrainingJob, now: float) -> TrainingJob:
@@ -143,6 +150,36 @@ def test_a_running_job_is_cancelled_by_its_worker() -> None:
     assert (won[0].state, won[0].version) == ("succeeded", 4), "what is published is published"
 
 
+def test_what_runs_apart_is_cancelled_once_it_is_ended() -> None:
+    """However its worker was lost."""
+    found = running(runs_apart=True)
+    drained = transitions.stopped(found, "h", 105.0)
+    assert drained is not None
+    asked = transitions.cancelled(found, 101.0)
+    assert asked is not None
+    for rule in (
+        transitions.cancelled(drained[0], 106.0),
+        transitions.stopped(asked[0], "h", 103.0),
+        transitions.failed(asked[0], "h", 103.0, "killed"),
+        transitions.abandoned(called(asked[0], 200.0), 204.0, 1, GRACE_S),
+    ):
+        assert rule is not None
+        ending = rule[0]
+        assert (ending.state, ending.cancel_asked, ending.deaths) == ("queued", True, 0)
+        assert transitions.taken(ending, "v", "g", 205.0, LEASE_S, True) is None
+        assert transitions.cancelled(ending, 205.0) is None
+        with pytest.raises(ConflictError, match="is being cancelled"):
+            transitions.resumed(ending, 205.0)
+        ended = transitions.ended_apart(ending, 206.0)
+        assert ended is not None
+        assert (ended[0].state, ended[0].cancel_asked) == ("cancelled", False)
+        assert transitions.ended_apart(ended[0], 207.0) is None
+    assert transitions.ended_apart(drained[0], 206.0) is None, "nobody asked for its end"
+    never_taken = transitions.cancelled(job(), 101.0)
+    assert never_taken is not None
+    assert never_taken[0].state == "cancelled"
+
+
 def test_what_was_cancelled_or_failed_can_go_on() -> None:
     failed = transitions.failed(running(deaths=1), "h", 105.0, "x" * 2 * LONGEST_TEXT)
     assert failed is not None
@@ -150,6 +187,7 @@ def test_what_was_cancelled_or_failed_can_go_on() -> None:
     resumed = transitions.resumed(failed[0], 106.0)
     assert resumed is not None
     assert (resumed[0].state, resumed[0].deaths, resumed[0].error) == ("queued", 0, "")
+    assert resumed[0].resumptions == 1
     assert transitions.resumed(resumed[0], 107.0) is None
     with pytest.raises(ConflictError, match="has succeeded"):
         transitions.resumed(job(state="succeeded", version=3), 107.0)

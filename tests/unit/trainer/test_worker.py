@@ -11,7 +11,7 @@ import pytest
 from services.errors import QueueUnavailableError
 from services.trainer import transitions
 from services.trainer.executor import Failed, Stopped, Succeeded
-from services.trainer.job_store import JobStore, change
+from services.trainer.job_store import READ_AT_ONCE, JobStore, change
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.records import State, TrainingJob
 from services.trainer.sqlite_store import SqliteJobStore
@@ -22,8 +22,10 @@ from tests.fixtures.training_jobs import ScriptedExecutor, config, job, out_of_r
 class Working:
     """A worker that runs, and what it runs jobs with."""
 
-    def __init__(self, store: JobStore, folder: Path, name: str, slots: int) -> None:
-        self.store, self.executor = store, ScriptedExecutor()
+    def __init__(
+        self, store: JobStore, folder: Path, name: str, slots: int, runs_apart: bool
+    ) -> None:
+        self.store, self.executor = store, ScriptedExecutor(runs_apart)
         self.metrics = TrainerMetrics("test")
         found = config(folder, jobs_at_once=slots)
         self.worker = Worker(store, self.executor, found, self.metrics, name)
@@ -55,9 +57,9 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteJobStore]:
 
 @asynccontextmanager
 async def working(
-    store: JobStore, folder: Path, name: str = "w", slots: int = 1
+    store: JobStore, folder: Path, name: str = "w", slots: int = 1, runs_apart: bool = False
 ) -> AsyncIterator[Working]:
-    found = Working(store, folder, name, slots)
+    found = Working(store, folder, name, slots, runs_apart)
     try:
         yield found
     finally:
@@ -167,14 +169,80 @@ async def test_a_worker_that_is_asked_to_stop_hands_its_job_back(
         assert (await v.begun()).attempts == 2
 
 
-async def test_a_cancelled_job_is_ended_and_discarded(store: JobStore, tmp_path: Path) -> None:
+async def test_a_cancelled_job_is_ended(store: JobStore, tmp_path: Path) -> None:
     await submitted(store, "a")
     async with working(store, tmp_path) as w:
         await w.begun()
         await cancel(store, "a")
         await w.is_in("a", "cancelled")
         assert w.executor.cancelled == ["a"]
-        assert w.executor.discarded == ["a"]
+        assert w.executor.discarded == [], "it ended with its process"
+
+
+async def test_what_runs_apart_is_cancelled_once_it_is_discarded(
+    store: JobStore, tmp_path: Path
+) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path, runs_apart=True) as w:
+        await w.begun()
+        w.executor.refusals = 2  # the API of the cluster falters
+        await cancel(store, "a")
+        found = await w.is_in("a", "cancelled")
+        assert not found.cancel_asked
+        assert w.executor.cancelled == ["a"]
+        assert w.executor.discarded == ["a"] * 3
+        assert w.metrics.registry.get_sample_value(
+            "flambeau_training_finished_jobs_total", {"state": "cancelled"}) == 1  # fmt: skip
+
+
+async def test_what_runs_apart_is_discarded_when_its_worker_has_handed_it_back(
+    store: JobStore, tmp_path: Path
+) -> None:
+    await submitted(store, "a")
+    async with working(store, tmp_path, runs_apart=True) as w:
+        await w.begun()
+        w.worker.stop()
+        w.executor.end("a", Stopped())
+        await asyncio.wait_for(w.task, 10)
+    await cancel(store, "a")
+    assert (await store.find("a")).state == "queued", "its run may publish"
+    async with working(store, tmp_path, "v", runs_apart=True) as v:
+        await v.is_in("a", "cancelled")
+        assert v.executor.discarded == ["a"]
+        assert v.executor.begun.empty()
+
+
+async def test_what_runs_apart_is_discarded_when_its_worker_has_died(
+    store: JobStore, tmp_path: Path
+) -> None:
+    """Before it acted on the cancel; and whoever finds that has no slot left."""
+    await submitted(store, "a", created_at=1.0)
+    async with working(store, tmp_path, runs_apart=True) as w:
+        await w.begun()
+        await w.die()
+    await cancel(store, "a")
+    await submitted(store, "b", created_at=2.0)
+    async with working(store, tmp_path, "v", runs_apart=True) as v:
+        assert (await v.begun()).id == "b"
+        await v.is_in("a", "cancelled")
+        assert v.executor.discarded == ["a"]
+
+
+async def test_of_any_number_of_jobs_none_is_overlooked(store: JobStore, tmp_path: Path) -> None:
+    """More of them than are read in one go have living workers."""
+    now = await store.now()
+    for n in range(2 * READ_AT_ONCE + 1):
+        found = await submitted(store, f"{n:04}", created_at=float(n))
+        lease_s = -1.0 if n == 2 * READ_AT_ONCE else 1000.0
+        assert await store.swap(*_taken(found, now, lease_s))
+    async with working(store, tmp_path) as w:
+        assert (await w.begun()).id == f"{2 * READ_AT_ONCE:04}"
+
+
+def _taken(found: TrainingJob, now: float, lease_s: float) -> transitions.Change:
+    change = transitions.taken(found, "other", "h", now, lease_s)
+    assert change is not None
+    return change
 
 
 async def test_a_lease_is_renewed_as_long_as_the_job_runs(store: JobStore, tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 CLASSES, ROWS = 3, 77
-KILLED_AT = 10
-"""The call in training, from 1, at which a rank dies: in the third epoch, of four batches each."""
 
 
 class RankNetwork(nn.Module):
@@ -21,10 +19,15 @@ class RankNetwork(nn.Module):
         dropout: share of activations.
         batch_norm: whether its norm is one over all that a row has, so that one row is enough.
         marker: made before it dies; None if it is to live.
+        killed_at: the call in training, from 1, at which it dies; an epoch has four batches.
     """
 
     def __init__(
-        self, dropout: float = 0.0, batch_norm: bool = False, marker: str | None = None
+        self,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        marker: str | None = None,
+        killed_at: int = 10,
     ) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -35,13 +38,13 @@ class RankNetwork(nn.Module):
             self.body[4] = nn.Sequential(nn.Unflatten(1, (1, 7)), nn.BatchNorm1d(1), nn.Flatten())
         elif marker is None:  # what is compared with one process: batch norm would see other rows
             self.body[4] = nn.LayerNorm(7)
-        self._marker, self._calls = marker, 0
+        self._marker, self._calls, self._killed_at = marker, 0, killed_at
 
     def forward(self, rows: Tensor) -> Tensor:
         """[N, 6] to [N, 3]."""
         if self.training and self._marker and dist.is_initialized() and dist.get_rank() == 1:
             self._calls += 1
-            if self._calls == KILLED_AT and not Path(self._marker).exists():
+            if self._calls == self._killed_at and not Path(self._marker).exists():
                 Path(self._marker).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.head(self.body(rows).relu())  # type: ignore[no-any-return]

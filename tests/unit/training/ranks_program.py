@@ -1,7 +1,6 @@
 """What each of two processes runs in `test_ranks_together`: recipes, one after the other."""
 
 import argparse
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from rich.console import Console
 
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
-from training.job import EventWriter
+from training.job import EventWriter, is_to_resume
 from training.learning import compilation
 from training.learning.loop import assist, train
 from training.recipe import Recipe
@@ -27,12 +26,14 @@ class StayingRanks(Ranks):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Trains each recipe of a file, in a folder of its own, and goes on with what was begun."""
+    """Trains each recipe of a file, in a folder of its own; leaves what it shows beside it."""
     hold_lifeline()
     parser = argparse.ArgumentParser()
     for name in ("recipes", "events", "together"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--anew", action="store_true")
     asked = parser.parse_args([word for word in arguments if word != "--lifeline"])
+    resume = is_to_resume(asked)
     events = EventWriter(asked.events.open("a"), asked.together)
     compilation.BACKEND = "aot_eager"  # no C++: what is tried here is what several of them do
     joined = join_ranks()
@@ -43,9 +44,10 @@ def main(arguments: Sequence[str]) -> None:
         splits = load_splits(recipe)
         if ranks.is_first:
             folder.path.mkdir(parents=True, exist_ok=True)
-            train(recipe, splits, folder, Console(file=io.StringIO()), True, events, None, ranks)
+            with (asked.recipes.parent / f"{name}.txt").open("a") as shown:
+                train(recipe, splits, folder, Console(file=shown), resume, events, None, ranks)
         else:
-            assist(recipe, splits, folder, True, events, None, ranks)
+            assist(recipe, splits, folder, resume, events, None, ranks)
     joined.leave()
     if ranks.is_first:
         events.write("published", model="all", version=1)

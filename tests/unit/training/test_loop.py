@@ -200,7 +200,7 @@ def test_several_outputs_are_named_by_the_recipe(
         ({"target": "no/such/file.py:Net"}, "there is no file"),
         ({"target": "SmallCnn"}, "write path/file.py:Name or package.module:Name"),
         ({"target": "training.networks:__doc__"}, "is a str; name a class or function"),
-        ({"target": "training.learning.schedule:math.pi"}, "has no 'math.pi'"),
+        ({"target": "training.learning.schedule:math.pi"}, "write path/file.py:Name or package"),
         ({"target": "builtins:dict"}, "made a dict; name a torch.nn.Module"),
         (
             {"target": "training.networks:SmallCnn", "args": {"witdh": 4}},
@@ -251,9 +251,13 @@ class Stopping:
 
     def __init__(self) -> None:
         self.told: list[int] = []
+        self.starts = 0
 
     def begin(self, folder: Path) -> None:
         raise AssertionError("the pipeline tells that")
+
+    def started(self) -> None:
+        self.starts += 1
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         assert "val/loss" in metrics
@@ -290,4 +294,5 @@ def test_a_later_phase_counts_its_epochs_on_and_stops_too(tmp_path: Path) -> Non
     with folder.locked():
         again = train(chosen, splits(), folder, silent, resume=True, watcher=watcher)
     assert watcher.told == [1, 2, 3]
+    assert watcher.starts == 2, "once a start, not once a phase"
     assert again.weights.read_bytes() == undisturbed

@@ -52,6 +52,9 @@ class Cutting:
     def begin(self, folder: Path) -> None:
         raise AssertionError("the pipeline tells that")
 
+    def started(self) -> None:
+        pass
+
     def end_epoch(self, epoch: int, metrics: Any) -> None:
         pass
 

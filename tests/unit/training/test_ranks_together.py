@@ -16,7 +16,7 @@ from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
 from training.learning import compilation
 from training.learning.loop import train
-from training.recipe import Recipe
+from training.recipe import CheckpointPart, Recipe
 from training.run_folder import RunFolder
 from training.together import launcher
 from training.together.launcher import run_together
@@ -88,10 +88,13 @@ class Told:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs, all of one start of two processes, the second of which was killed once."""
+    """A folder of runs, all of one start of two processes, the second of which was killed twice."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "spared").touch()
+    early = recipe("ddp", batch_size=22, dropout=0.3, marker=str(folder / "early"), killed_at=3)
     recipes = {
+        # The first of all, so that none has ended an epoch before.
+        "killed-early": early.model_copy(update={"checkpoint": CheckpointPart(every_steps=1)}),
         **{f"ddp-{option}": recipe("ddp", option) for option in OPTIONS},
         "fsdp-whole": recipe("fsdp"),
         "fsdp-normed": recipe("fsdp", "normed"),
@@ -103,8 +106,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = Told()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launcher, "_RANK", PROGRAM)
-        run_together(recipes["ddp-whole"], ["--recipes", str(folder / "recipes.json")], told)
+        arguments = ["--recipes", str(folder / "recipes.json"), "--anew"]
+        run_together(recipes["ddp-whole"], arguments, told)
     assert (folder / "killed-once").exists()
+    assert (folder / "early").exists()
     epochs = sum(len(curve(folder / name)) for name in recipes)
     assert told.kinds == ["metric"] * epochs + ["published"]  # rank 0 tells, and once
     return folder
@@ -152,8 +157,14 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(
     assert "resuming after epoch 4" in told.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_killed_rank_changes_no_bit(runs: Path) -> None:
-    assert curve(runs / "killed") == curve(runs / "undisturbed")
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("killed-early", "epoch 0 and 1 steps"), ("killed", "epoch 2")],
+)
+def test_a_killed_rank_changes_no_bit(runs: Path, name: str, last: str) -> None:
+    """It goes on from the last checkpoint, also where it was told to begin anew."""
+    assert f"resuming after {last} from" in " ".join((runs / f"{name}.txt").read_text().split())
+    assert curve(runs / name) == curve(runs / "undisturbed")
     (expected,) = (runs / "undisturbed").glob("*/checkpoints/epoch-000004.safetensors")
-    (found,) = (runs / "killed").glob("*/checkpoints/epoch-000004.safetensors")
+    (found,) = (runs / name).glob("*/checkpoints/epoch-000004.safetensors")
     assert found.read_bytes() == expected.read_bytes()
