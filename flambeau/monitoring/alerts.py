@@ -60,7 +60,9 @@ ALERTS = (
     Alert(
         "FlambeauOverloaded", "ticket",
         "{{ $value | humanizePercentage }} of all requests are refused by a limit",
-        "sum(rate(flambeau_refusals_total[10m])) / sum(rate(flambeau_requests_total[10m])) > 0.01",
+        # What nobody serves is no overload; other alerts tell of it.
+        'sum(rate(flambeau_refusals_total{reason!="ModelNotReadyError"}[10m])) '
+        "/ sum(rate(flambeau_requests_total[10m])) > 0.01",
         "10m", "flambeau-overview",
     ),
     Alert(

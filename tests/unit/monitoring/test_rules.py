@@ -51,7 +51,11 @@ CASES: dict[str, tuple[int, Series, Series]] = {
     "FlambeauOverloaded": (
         40,
         {"flambeau_refusals_total": "0+2x60", "flambeau_requests_total": "0+100x60"},
-        {"flambeau_refusals_total": "0+0.5x60", "flambeau_requests_total": "0+100x60"},
+        {
+            'flambeau_refusals_total{reason="QueueFullError"}': "0+0.5x60",
+            'flambeau_refusals_total{reason="ModelNotReadyError"}': "0+50x60",
+            "flambeau_requests_total": "0+100x60",
+        },
     ),
     "FlambeauDeadLetters": (
         30,
