@@ -25,6 +25,7 @@ from tests.k8s.rendering import (
     of_kind,
     quantity,
     render,
+    selects,
     workloads,
 )
 
@@ -112,6 +113,22 @@ def test_there_is_time_to_drain(overlay: str, pod: Workload, settings: Any) -> N
         p["name"] for p in pod.container["ports"]
     }:
         assert sleep_s >= 5, "the pod must have left its Services before it refuses anything"
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_callers_who_know_every_pod_come_to_know_the_new_ones(
+    overlay: str, pod: Workload, settings: Any
+) -> None:
+    """A gRPC connection asks a headless Service for its pods only when it has ended."""
+    headless = [
+        service
+        for service in of_kind(render(overlay), "Service")
+        if service["spec"].get("clusterIP") == "None"
+        and selects({"matchLabels": service["spec"]["selector"]}, pod.labels)
+    ]
+    assert bool(headless) is (pod.name == "flambeau-gateway")
+    if headless:
+        assert 60 <= settings.grpc_max_connection_age_s <= 600
 
 
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)
