@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import typer.main
@@ -43,6 +44,7 @@ READ = (
     "tls_certificate_file",
     "tls_key_file",
     "tls_client_ca_file",
+    "webhook_secret_file",
 )
 
 
@@ -154,6 +156,50 @@ def test_what_it_writes_is_mounted_for_writing_and_what_it_reads_is_there(
     for name in READ:
         if path := getattr(settings, name, ""):
             assert mounts[mount_of(path)], f"{name}: secrets are mounted read-only"
+
+
+def called(settings: Any) -> list[str]:
+    """URLs of what a process calls beside Redis and its store, by its settings."""
+    hosts = getattr(settings, "webhook_hosts", ())
+    told = ("trace_endpoint", "jwt_keys", "payload_sample_store")
+    urls = [getattr(settings, name, "") for name in told]
+    return [url for url in (*urls, *(f"https://{host}" for host in hosts)) if "://" in url]
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_what_it_is_told_to_call_it_may_reach(overlay: str, pod: Workload, settings: Any) -> None:
+    rules = [
+        rule
+        for policy in of_kind(render(overlay), "NetworkPolicy")
+        if selects(policy["spec"]["podSelector"], pod.labels)
+        for rule in policy["spec"].get("egress", [])
+    ]
+    for url in called(settings):
+        where = urlsplit(url)
+        _, _, domain = str(where.hostname).partition(".")
+        namespace = {"kubernetes.io/metadata.name": domain.partition(".")[0]}
+        let_out = {
+            port["port"]
+            for rule in rules
+            for port in rule["ports"]
+            if "to" not in rule
+            or any(
+                selects(to["namespaceSelector"], namespace)
+                for to in rule["to"]
+                if "namespaceSelector" in to and domain
+            )
+        }
+        assert (where.port or 443) in let_out, f"{pod.name}: {url}"
+
+
+def test_every_way_out_is_tried() -> None:
+    found = {
+        name: called(settings_of(pod, "overlays/outward"))
+        for pod in workloads(render("overlays/outward"))
+        if (name := pod.name) in CONFIGURATIONS
+    }
+    counts = {name.removeprefix("flambeau-"): len(urls) for name, urls in found.items()}
+    assert counts == {"gateway": 4, "inference": 1, "trainer": 1}
 
 
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)
