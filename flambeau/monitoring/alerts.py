@@ -1,7 +1,8 @@
 """The alerts that do not depend on what a model promises.
 
 Severities: `page` wakes somebody, because callers suffer or soon will; `ticket` waits for the day.
-A counter that is watched over a window keeps its alert for as long as the window.
+A counter that is watched over a window keeps its alert for as long as the window; the first event
+that it is seen with counts, too (`risen`).
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,22 @@ class Alert:
     """The uid of the one to look at."""
 
 
+def risen(counter: str, window: str) -> str:
+    """PromQL: by how much each series of a counter has risen within a window.
+
+    `increase` sees no event that had happened when a series was looked at for the first time: a
+    version that fails its proof as it is read begins with 1. So a series that nobody had seen
+    before the window counts whole; an hour of looks is searched, so that one that was not looked
+    at for a while is not taken for new.
+    """
+    whole = f"max_over_time({counter}[{window}]) > 0"  # its process may have been restarted since
+    new = f"{whole} unless count_over_time({counter}[1h] offset {window})"
+    return f"(({new}) or increase({counter}[{window}]))"
+
+
 LANE = "{{ $labels.model }} version {{ $labels.version }}"
+_JOBS = 'flambeau_finished_jobs_total{state=~"failed|expired"}'
+_TRAINING_JOBS = 'flambeau_training_finished_jobs_total{state="failed"}'
 
 ALERTS = (
     Alert(
@@ -42,7 +58,7 @@ ALERTS = (
     Alert(
         "FlambeauWorkerLost", "ticket",
         "{{ $value | humanize }} workers fell silent without a farewell within 15 minutes",
-        "sum(increase(flambeau_lost_workers_total[15m])) >= 0.5",
+        f"sum{risen('flambeau_lost_workers_total', '15m')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
@@ -60,51 +76,55 @@ ALERTS = (
     Alert(
         "FlambeauOverloaded", "ticket",
         "{{ $value | humanizePercentage }} of all requests are refused by a limit",
-        "sum(rate(flambeau_refusals_total[10m])) / sum(rate(flambeau_requests_total[10m])) > 0.01",
+        # What nobody serves is no overload; other alerts tell of it.
+        'sum(rate(flambeau_refusals_total{reason!="ModelNotReadyError"}[10m])) '
+        "/ sum(rate(flambeau_requests_total[10m])) > 0.01",
         "10m", "flambeau-overview",
     ),
     Alert(
         "FlambeauDeadLetters", "ticket",
         f"{{{{ $value | humanize }}}} requests to {LANE} ended two workers within an hour",
-        "sum by (model, version) (increase(flambeau_dead_letters_total[1h])) >= 0.5",
+        f"sum by (model, version) {risen('flambeau_dead_letters_total', '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauVerificationFailed", "page",
         f"An artifact of {LANE} does not give its golden outputs on {{{{ $labels.instance }}}}",
         "sum by (model, version, instance) "
-        "(increase(flambeau_failed_verifications_total[1h])) >= 0.5",
+        f"{risen('flambeau_failed_verifications_total', '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauLoadFailed", "ticket",
         f"{LANE} cannot be loaded on {{{{ $labels.instance }}}}",
-        "sum by (model, version, instance) (increase(flambeau_failed_loads_total[1h])) >= 0.5",
+        "sum by (model, version, instance) "
+        f"{risen('flambeau_failed_loads_total', '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauBackendRestarts", "ticket",
         f"The backend of {LANE} was reopened {{{{ $value | humanize }}}} times within 15 minutes",
-        "sum by (model, version, reason) (increase(flambeau_worker_restarts_total[15m])) > 2",
+        "sum by (model, version, reason) "
+        f"{risen('flambeau_worker_restarts_total', '15m')} > 2",
         "", "flambeau-model",
     ),
     Alert(
         "FlambeauJobsFailed", "ticket",
         f"{{{{ $value | humanize }}}} jobs of {LANE} failed or expired within an hour",
         "sum by (model, version) "
-        '(increase(flambeau_finished_jobs_total{state=~"failed|expired"}[1h])) >= 0.5',
+        f"{risen(_JOBS, '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauTrainingJobsFailed", "ticket",
         "{{ $value | humanize }} training jobs failed within an hour",
-        'sum(increase(flambeau_training_finished_jobs_total{state="failed"}[1h])) >= 0.5',
+        f"sum{risen(_TRAINING_JOBS, '1h')} >= 0.5",
         "", "flambeau-training",
     ),
     Alert(
         "FlambeauTrainingWorkerLost", "ticket",
         "{{ $value | humanize }} training jobs were found without their worker within an hour",
-        "sum(increase(flambeau_training_takeovers_total[1h])) >= 0.5",
+        f"sum{risen('flambeau_training_takeovers_total', '1h')} >= 0.5",
         "", "flambeau-training",
     ),
     Alert(

@@ -116,8 +116,8 @@ OVERVIEW = Dashboard(
                   stacked=True),
             lines("99 % by model", "s", "Duration that 99 of 100 requests of a model keep.",
                   (quantile(0.99, DURATION, WHERE, "model"), "{{model}}")),
-            lines("Refused before they ran", "reqps", "By the limit that refused them; all of them "
-                  "may be retried.",
+            lines("Refused before they ran", "reqps", "By the limit that refused them, or "
+                  "ModelNotReadyError where nothing serves them; all of them may be retried.",
                   (rate("flambeau_refusals_total", WHERE, "reason"), "{{reason}}"), stacked=True),
         )),
         Row("Saturation", (

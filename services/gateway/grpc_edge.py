@@ -65,7 +65,7 @@ class GrpcEdge:
     Args:
         admission: lets inferences in.
         facts: what the metadata calls tell.
-        ledger: counts inferences.
+        ledger: counts inferences, and what is refused.
         max_request_bytes: largest message.
         max_calls: inferences that may wait for their answers at once, a thread each.
         verifications: where versions are verified.
@@ -88,6 +88,7 @@ class GrpcEdge:
         door: "Door | None" = None,
     ) -> None:
         self._facts = facts
+        self._ledger = ledger
         self._door = door
         self._mailbox = Mailbox(asyncio.get_running_loop())
         self._infer = InferHandler(admission, ledger, self._mailbox, max_calls, door)
@@ -300,7 +301,8 @@ class GrpcEdge:
 
     def _model_metadata(self, request: pb.ModelMetadataRequest, visitor: Visitor) -> Message:
         visitor.require_seen(request.name)
-        facts = self._facts.model(request.name, request.version)
+        with self._ledger.counting_refusals():
+            facts = self._facts.model(request.name, request.version)
         inputs, outputs = (
             [
                 pb.ModelMetadataResponse.TensorMetadata(

@@ -75,7 +75,8 @@ class GrpcJobs:
             idempotency_key=asked.idempotency_key,
             webhook=asked.webhook,
         )
-        job, is_new = await desk.submit(call, wish)
+        with self._ledger.counting_refusals():
+            job, is_new = await desk.submit(call, wish)
         return jobs_pb.SubmitJobResponse(job=job_message(job), is_new=is_new)
 
     async def _get(self, asked: jobs_pb.GetJobRequest, visitor: Visitor) -> Message:

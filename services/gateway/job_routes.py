@@ -89,6 +89,14 @@ class JobRoutes:
         return endpoint
 
     async def _submit(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
+        with self._ledger.counting_refusals():
+            job, is_new = await self._hand_in(desk, request, visitor)
+        response = _json(job_document(job), 202 if is_new else 200)
+        response.headers["location"] = f"/v2/jobs/{job.id}"
+        return response
+
+    async def _hand_in(self, desk: JobDesk, request: Request, visitor: Visitor) -> tuple[Job, bool]:
+        """Reads a job and hands it in; as `JobDesk.submit`."""
         model, version = request.path_params["model"], request.path_params.get("version", "")
         visitor.require("infer", model)
         signature = self._admission.directory.resolve(model, version)[1]
@@ -109,10 +117,7 @@ class JobRoutes:
             idempotency_key=request.headers.get(IDEMPOTENCY_KEY, ""),
             webhook=request.headers.get(WEBHOOK, ""),
         )
-        job, is_new = await desk.submit(call, wish)
-        response = _json(job_document(job), 202 if is_new else 200)
-        response.headers["location"] = f"/v2/jobs/{job.id}"
-        return response
+        return await desk.submit(call, wish)
 
     async def _list(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         model = request.path_params["model"]

@@ -6,10 +6,17 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.errors import OverloadedError, RateLimitedError, ServingError, ShuttingDownError
+from services.errors import (
+    ModelNotReadyError,
+    OverloadedError,
+    RateLimitedError,
+    ServingError,
+    ShuttingDownError,
+)
 from services.queueing.directory import Directory
 from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
@@ -33,6 +40,11 @@ USUAL_CODES = {
     "grpc": ("OK", "INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
 }
 """By protocol, what requests for a version that is served end with; the others are the caller's."""
+REFUSALS = (
+    *OverloadedError.__subclasses__(), OverloadedError, ModelNotReadyError, ShuttingDownError,
+)  # fmt: skip
+"""What is counted as a refusal, by its own name: the label has these values and no others of
+here, whatever callers ask for. Autoscalers wake the first worker by `ModelNotReadyError`."""
 FAILURES_LOGGED_A_SECOND = 100
 """A line costs more than a refusal: under overload, lines for all would leave time for nothing."""
 
@@ -66,7 +78,7 @@ class Ledger:
         """Gives an id that no other request has."""
         self._second = self._logged = self._left_out = 0
         self._children: dict[tuple[Lane | None, str, str], tuple[CounterChild, HistogramChild]] = {}
-        for refusal in (*OverloadedError.__subclasses__(), OverloadedError, ShuttingDownError):
+        for refusal in REFUSALS:
             metrics.refusals.labels(refusal.__name__)
 
     def safe_id(self, given: str) -> str:
@@ -109,6 +121,24 @@ class Ledger:
         counter, histogram = self._children.get(key) or self._new_children(*key)
         counter.value += 1
         histogram.observe(seconds, trace_id)
+
+    def count_refusal(self, error: ServingError) -> None:
+        """Counts an error that says that what was asked for never ran; no other one."""
+        if isinstance(error, REFUSALS):
+            self.metrics.refusals.labels(type(error).__name__).inc()
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Counts what is refused within, for what has no `Record`.
+
+        That is a job that is handed in, and the metadata that many clients read before their first
+        inference: both ask for a worker.
+        """
+        try:
+            yield
+        except ServingError as error:
+            self.count_refusal(error)
+            raise
 
     def _new_children(
         self, lane: Lane | None, protocol: str, code: str
@@ -193,8 +223,7 @@ class Record:
         # is not to blame must not be charged.
         charged = None if isinstance(error, RateLimitedError) else lane
         ledger.count(charged, self.protocol, code, seconds, self.trace_id if self.trace else "")
-        if isinstance(error, OverloadedError | ShuttingDownError):
-            ledger.metrics.refusals.labels(type(error).__name__).inc()
+        ledger.count_refusal(error)
         if self.trace is not None:
             version = str(lane.version) if lane else self.version[:32]
             self._end_trace(self.trace, code, version, type(error).__name__)

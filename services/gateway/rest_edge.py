@@ -143,7 +143,8 @@ class RestEdge:
         visitor = self._visitor(request)
         visitor.require_seen(model)
         visitor.take_request()
-        return _json(asdict(self._facts.model(model, version)))
+        with self._ledger.counting_refusals():
+            return _json(asdict(self._facts.model(model, version)))
 
     async def _model_ready(self, request: Request) -> Response:
         model, version = _named(request)

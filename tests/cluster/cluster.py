@@ -32,6 +32,7 @@ PRESTOP_S = 3.0
 """What those in front need to notice that a pod leaves."""
 GRACE_S = 30.0
 MAX_CONNECTION_AGE_S = 4.0
+"""In k8s/ it is some minutes, which a run would not see the end of."""
 BATCH_WAIT_MS = 100.0
 """So that there are always requests within each worker, at little cost of the processor."""
 LEASE_S = 10.0

@@ -10,14 +10,19 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from grpc import StatusCode
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from model_store.store import ModelStore
-from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs
+from tests.e2e.grpc_calls import linear_request
+from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs, post
 from tests.fixtures import misbehaving_models
 from tests.fixtures.misbehaving_models import TRIGGER, WIDTH
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
@@ -227,6 +232,78 @@ def test_a_model_nobody_serves_any_more_is_unavailable_and_not_unknown(
                 time.sleep(0.05)
 
 
+def test_whatever_asks_for_work_while_no_worker_is_there_is_counted(
+    store: ModelStore, redis: RedisProcess
+) -> None:
+    """By that an autoscaler wakes the first worker (k8s/components/keda)."""
+    with ExitStack() as stack:
+        with running_worker(Path(store.url), redis.url):
+            gateway = stack.enter_context(running_gateway(redis.url))
+        job = {"inputs": [linear_input(ROW)]}
+        gateway.wait_until_metric(lambda workers: workers == 0, "flambeau_fleet_workers")
+        assert refused(gateway) == 0
+        assert call(gateway, "GET", "/v2/models/linear/ready").status == 503
+        assert infer(gateway, "unheard-of", linear_input(ROW)).status == 404
+        assert refused(gateway) == 0, "who only watches, or errs, wakes nobody"
+        asks: tuple[Callable[[], bool], ...] = (
+            lambda: infer(gateway, "linear", linear_input(ROW)).status == 503,
+            lambda: _infer_over_grpc(gateway) is StatusCode.UNAVAILABLE,
+            lambda: post(gateway, "/v2/models/linear/jobs", job).status == 503,
+            lambda: _python("-c", SUBMIT, gateway.grpc) == "refused\n",
+            # Our own client, and others, read the metadata before they ask for anything.
+            lambda: call(gateway, "GET", "/v2/models/linear").status == 503,
+            lambda: "not ready" in _python("-c", METADATA, gateway.grpc),
+        )
+        for ask in asks:
+            before = refused(gateway)
+            assert ask()
+            assert refused(gateway) > before
+
+
+SUBMIT = f"""
+import sys
+import numpy as np
+from flambeau.errors import UnavailableError
+from flambeau.jobs import JobClient
+
+with JobClient(sys.argv[1]) as jobs:
+    try:
+        jobs.submit("linear", {{"x": np.array([{ROW}], np.float32)}})
+    except UnavailableError:
+        print("refused")
+"""
+"""A process of its own: tritonclient's messages, which others here use, are called the same."""
+METADATA = """
+import sys
+from flambeau.client import Client
+from flambeau.errors import UnavailableError
+
+with Client(sys.argv[1]) as client:
+    try:
+        client.metadata("linear")
+    except UnavailableError as error:
+        print(error)
+"""
+
+
+def _infer_over_grpc(gateway: ServerProcess) -> StatusCode:
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)
+        code: StatusCode = stub.ModelInfer.future(linear_request(ROW)).code()
+        return code
+
+
+def refused(gateway: ServerProcess) -> float:
+    """What the series says by which the first worker is woken; it is there from the start, or its
+    first rise would be seen by nobody."""
+    (value,) = [
+        sample.value
+        for sample in gateway.metric_families()["flambeau_refusals"].samples
+        if sample.labels["reason"] == "ModelNotReadyError"
+    ]
+    return value
+
+
 def test_a_request_that_ends_two_workers_ends_no_third(tmp_path: Path, redis: RedisProcess) -> None:
     misbehaving_models.publish(str(tmp_path), "crashing", misbehaving_models.crashing())
     good, poison = [1.0] * WIDTH, [TRIGGER] * WIDTH
@@ -279,9 +356,13 @@ async def _bury(redis: RedisProcess, *names: str) -> None:
 
 def _dead(redis: RedisProcess, *arguments: str, code: int = 0) -> str:
     """What `flambeau queue dead` prints."""
-    command = [sys.executable, "-m", "flambeau", "queue", "dead", *arguments]
-    done = subprocess.run(
-        [*command, f"--queue={redis.url}"], capture_output=True, text=True, timeout=60
-    )
+    command = ("-m", "flambeau", "queue", "dead", *arguments, f"--queue={redis.url}")
+    return _python(*command, code=code)
+
+
+def _python(*arguments: str, code: int = 0) -> str:
+    """What a Python of its own prints."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     return done.stdout or done.stderr

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import typer.main
@@ -25,6 +26,7 @@ from tests.k8s.rendering import (
     of_kind,
     quantity,
     render,
+    selects,
     workloads,
 )
 
@@ -42,6 +44,7 @@ READ = (
     "tls_certificate_file",
     "tls_key_file",
     "tls_client_ca_file",
+    "webhook_secret_file",
 )
 
 
@@ -115,6 +118,22 @@ def test_there_is_time_to_drain(overlay: str, pod: Workload, settings: Any) -> N
 
 
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_callers_who_know_every_pod_come_to_know_the_new_ones(
+    overlay: str, pod: Workload, settings: Any
+) -> None:
+    """A gRPC connection asks a headless Service for its pods only when it has ended."""
+    headless = [
+        service
+        for service in of_kind(render(overlay), "Service")
+        if service["spec"].get("clusterIP") == "None"
+        and selects({"matchLabels": service["spec"]["selector"]}, pod.labels)
+    ]
+    assert bool(headless) is (pod.name == "flambeau-gateway")
+    if headless:
+        assert 60 <= settings.grpc_max_connection_age_s <= 600
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
 def test_what_it_writes_is_mounted_for_writing_and_what_it_reads_is_there(
     pod: Workload, settings: Any
 ) -> None:
@@ -137,6 +156,50 @@ def test_what_it_writes_is_mounted_for_writing_and_what_it_reads_is_there(
     for name in READ:
         if path := getattr(settings, name, ""):
             assert mounts[mount_of(path)], f"{name}: secrets are mounted read-only"
+
+
+def called(settings: Any) -> list[str]:
+    """URLs of what a process calls beside Redis and its store, by its settings."""
+    hosts = getattr(settings, "webhook_hosts", ())
+    told = ("trace_endpoint", "jwt_keys", "payload_sample_store")
+    urls = [getattr(settings, name, "") for name in told]
+    return [url for url in (*urls, *(f"https://{host}" for host in hosts)) if "://" in url]
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_what_it_is_told_to_call_it_may_reach(overlay: str, pod: Workload, settings: Any) -> None:
+    rules = [
+        rule
+        for policy in of_kind(render(overlay), "NetworkPolicy")
+        if selects(policy["spec"]["podSelector"], pod.labels)
+        for rule in policy["spec"].get("egress", [])
+    ]
+    for url in called(settings):
+        where = urlsplit(url)
+        _, _, domain = str(where.hostname).partition(".")
+        namespace = {"kubernetes.io/metadata.name": domain.partition(".")[0]}
+        let_out = {
+            port["port"]
+            for rule in rules
+            for port in rule["ports"]
+            if "to" not in rule
+            or any(
+                selects(to["namespaceSelector"], namespace)
+                for to in rule["to"]
+                if "namespaceSelector" in to and domain
+            )
+        }
+        assert (where.port or 443) in let_out, f"{pod.name}: {url}"
+
+
+def test_every_way_out_is_tried() -> None:
+    found = {
+        name: called(settings_of(pod, "overlays/outward"))
+        for pod in workloads(render("overlays/outward"))
+        if (name := pod.name) in CONFIGURATIONS
+    }
+    counts = {name.removeprefix("flambeau-"): len(urls) for name, urls in found.items()}
+    assert counts == {"gateway": 4, "inference": 1, "trainer": 1}
 
 
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from services.gateway.ledger import Ledger
+from services.queueing.directory import Directory
 from services.queueing.records import DEFAULT_PRIORITY, Lane
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
 from services.telemetry.metrics import Metrics
@@ -90,11 +92,10 @@ def test_pods_are_scraped_at_a_port_they_have(objects: list[Object]) -> None:
 
 
 def test_what_scales_reads_what_there_is() -> None:
-    registry = Metrics("test").registry
-    real = {f"{f.name}_total" if f.type == "counter" else f.name for f in registry.collect()}
+    real = metric_labels()
     lane = LaneKeys(Lane("digits", 1))
     streams = {lane.streams[DEFAULT_PRIORITY - 1], *LaneKeys(Lane("digits", 1), jobs=True).streams}
-    read, lagging = set(), set()
+    queries, lagging = [], set()
     for folder in WITH_PODS:
         for scaled in of_kind(render(f"overlays/{folder}"), "ScaledObject"):
             for trigger in scaled["spec"]["triggers"]:
@@ -105,10 +106,60 @@ def test_what_scales_reads_what_there_is() -> None:
                     # With no worker gateways accept nothing, so a stream could wake none.
                     assert scaled["spec"]["minReplicaCount"] > 0
                 else:
-                    read |= set(re.findall(r"\b(?:flambeau|process)_\w+", said["query"]))
+                    queries.append(said["query"])
         for scaled in of_kind(render(f"overlays/{folder}"), "HorizontalPodAutoscaler"):
             for metric in scaled["spec"]["metrics"]:
-                read |= {metric["external"]["metric"]["name"]} if "external" in metric else set()
+                queries += [metric["external"]["metric"]["name"]] if "external" in metric else []
     assert lagging == streams
-    assert read
-    assert read <= real
+    assert queries
+    assert [fault for query in queries for fault in faults_of_query(query, real)] == []
+
+
+def test_a_query_for_what_no_gateway_can_say_is_found() -> None:
+    """Else the test above could find nothing."""
+    real = metric_labels()
+    for query, fault in {
+        "flambeau_refusal_total": "no metric",
+        'flambeau_refusals_total{cause="QueueFullError"}': "no label",
+        'flambeau_refusals_total{reason="BackendError"}': "no value",
+        'flambeau_refusals_total{namespace="default"}': "no value",
+        'process_start_time_seconds{job="flambeau-gateways"}': "no value",
+    }.items():
+        assert fault in str(faults_of_query(query, real)), query
+    assert faults_of_query('flambeau_refusals_total{reason="QueueFullError"}', real) == []
+
+
+def metric_labels() -> dict[str, dict[str, set[str]]]:
+    """By metric, the labels it has, each with the values of a gateway that has just started; and
+    those that Prometheus adds to every pod's."""
+    metrics = Metrics("test")
+    Ledger(metrics, Directory(), access_log=False)
+    added = {
+        "namespace": {"flambeau"},
+        "job": {f"flambeau-{part}" for part in ("gateway", "inference", "trainer")},
+        **{"pod": set(), "instance": set()},
+    }
+    found = {}
+    for family in metrics.registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        own: dict[str, set[str]] = {}
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                own.setdefault(label, set()).add(value)
+        found[name] = added | own
+    return found
+
+
+def faults_of_query(query: str, real: dict[str, dict[str, set[str]]]) -> list[str]:
+    """Metrics that nobody counts, and labels that a query selects on and that they never have."""
+    faults = []
+    for name, selector in re.findall(r"\b((?:flambeau|process)_\w+)(?:{([^}]*)})?", query):
+        if name not in real:
+            faults.append(f"{name}: no metric")
+            continue
+        for label, value in re.findall(r'(\w+)="([^"]*)"', selector):
+            if label not in real[name]:
+                faults.append(f"{name}: no label {label}")
+            elif value not in real[name][label]:
+                faults.append(f"{name}: no value {value} of {label}")
+    return faults

@@ -22,7 +22,8 @@ PARTS = ("ClusterServingRuntime", "Deployment", "StatefulSet")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
 MADE_BY_THE_USER = {
-    "flambeau-api-keys", "flambeau-edge-tls", "flambeau-queue", "flambeau-store", "flambeau-tls",
+    "flambeau-api-keys", "flambeau-edge-tls", "flambeau-queue", "flambeau-samples",
+    "flambeau-store", "flambeau-tls", "flambeau-webhooks",
 }  # fmt: skip
 """Secrets that docs/kubernetes.md tells to make."""
 

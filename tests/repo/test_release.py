@@ -1,10 +1,16 @@
-"""The wheel and the changelog. `make release-check` installs the wheel and goes the whole path."""
+"""The wheel, installed into a bare environment, and the changelog.
 
+`make release-check` downloads what the wheel needs as well, and goes the whole path.
+"""
+
+import json
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -51,16 +57,45 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) 
     assert any(name.endswith(".lua") for name in names)
 
 
-def test_the_wheel_says_its_version(wheel: Path, tmp_path: Path) -> None:
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    program = "import flambeau, flambeau.cli as c; print(flambeau.__file__); c.main()"
-    command = [sys.executable, "-P", "-c", program, "--version"]
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare environment with the wheel in it. What it needs is found where the tests find theirs,
+    but for this checkout: a path in a `.pth` file has its own `.pth` files left alone."""
+    folder = tmp_path_factory.mktemp("release") / "venv"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin/python"
+    command = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps",
+               "--no-index", "--no-compile", "--disable-pip-version-check", str(wheel)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    (own,) = folder.glob("lib/python*/site-packages")
+    (own / "needs.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return folder
+
+
+def run_installed(environment: Path, program: str, *arguments: str) -> str:
+    """What a program of the environment prints, started outside of the repository."""
     done = subprocess.run(
-        command, env={"PYTHONPATH": str(tmp_path)}, check=True, capture_output=True, text=True
+        [environment / "bin" / program, *arguments],
+        cwd=environment.parent,
+        env={"HOME": str(environment.parent), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    place, version = done.stdout.splitlines()
-    assert Path(place).is_relative_to(tmp_path)
-    assert version == f"flambeau {PROJECT['version']}"
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_is_what_runs_once_it_is_installed(environment: Path) -> None:
+    find = "from importlib.util import find_spec; import sys"
+    program = f"{find}; print(*(find_spec(name).origin for name in sys.argv[1:]), sep='\\n')"
+    found = run_installed(environment, "python", "-c", program, *sorted(PACKAGES)).splitlines()
+    assert len(found) == len(PACKAGES)
+    assert [place for place in found if not Path(place).is_relative_to(environment)] == []
+    said = run_installed(environment, "flambeau", "--version")
+    assert said == f"flambeau {PROJECT['version']}\n"
+    schema = json.loads(run_installed(environment, "flambeau", "train", "schema"))
+    assert {"data", "model", "publish"} <= schema["properties"].keys()
 
 
 def test_the_changelog_is_kept() -> None:
