@@ -379,8 +379,10 @@ def test_settings_that_cannot_be_right_stop_start_up(
 def test_strangers_reach_no_server_that_knows_nobody(host: str) -> None:
     with pytest.raises(ConfigError, match="flambeau access add") as refused:
         check_open(access(), host)
-    assert "open_to_strangers" in str(refused.value)
-    check_open(access(open_to_strangers=True), host)
+    assert "open_to_strangers" not in str(refused.value), "it opens gateways alone"
+    with pytest.raises(ConfigError, match="set open_to_strangers=true, which opens inference"):
+        check_open(access(), host, is_opened=False)
+    check_open(access(), host, is_opened=True)
     check_open(access(api_keys_file="keys.yaml"), host)
     for local in ("127.0.0.1", "::1", "[::1]", "localhost", "127.8.8.8"):
         check_open(access(), local)
