@@ -7,7 +7,10 @@ to and only its owner may read, or else among the logs of the process.
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
 
 from services.errors import ServingError
 from services.settings import ConfigError
@@ -27,12 +30,7 @@ def open_audit_log(path: str) -> None:
     if not path:
         return
     try:
-        # Made first, so that it is never there for others to read.
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
-        # It notices when it was moved away by whoever rotates logs.
-        from logging.handlers import WatchedFileHandler
-
-        handler = WatchedFileHandler(path, encoding="utf-8")
+        handler = _OwnersFile(path, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"audit_log {path} cannot be written: {error}") from error
     handler.setFormatter(JsonFormatter())
@@ -41,6 +39,35 @@ def open_audit_log(path: str) -> None:
         old.close()
     logger.addHandler(handler)
     logger.propagate = False
+
+
+class _OwnersFile(WatchedFileHandler):
+    """Appends to a file that only its owner may read, whatever the mask.
+
+    It notices when the file was moved away by whoever rotates logs, and makes another.
+    """
+
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename,
+            "a",
+            encoding=self.encoding,
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line; an act that was done is not undone because its file is gone."""
+        try:
+            super().emit(record)
+        except OSError:  # of making the file anew
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Has the log of the process keep the line, and say why."""
+        process = logging.getLogger()
+        process.handle(record)
+        why = {"file": self.baseFilename, "reason": str(sys.exc_info()[1])}
+        process.error("the audit log cannot be written", extra=why)
 
 
 @contextlib.contextmanager

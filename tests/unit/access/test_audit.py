@@ -1,0 +1,61 @@
+"""The audit log: its file is for its owner alone, and no line is lost."""
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.access.audit import logger, open_audit_log, record
+from services.settings import ConfigError
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """An open audit log, under the mask that makes files readable for all."""
+    mask = os.umask(0o022)
+    (tmp_path / "logs").mkdir()
+    path = tmp_path / "logs" / "audit.jsonl"
+    open_audit_log(str(path))
+    yield path
+    os.umask(mask)
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_file_is_its_owners_also_after_it_was_rotated(log: Path) -> None:
+    record("cancel", "a", "key:ci", "10.0.0.1", "done")
+    log.rename(log.with_suffix(".1"))
+    record("cancel", "b", "key:ci", "10.0.0.1", "done")
+    for path, target in ((log.with_suffix(".1"), "a"), (log, "b")):
+        assert [line["target"] for line in lines(path)] == [target]
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_line_that_its_file_cannot_take_is_in_the_log_of_the_process(
+    log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.parent.rename(log.parent.with_name("away"))
+    record("cancel", "a", "key:ci", "10.0.0.1", "done")
+    found = {r.message: r for r in caplog.records}
+    assert found["act"].target == "a"  # type: ignore[attr-defined]
+    assert "No such file" in found["the audit log cannot be written"].reason  # type: ignore[attr-defined]
+    log.parent.with_name("away").rename(log.parent)
+    record("cancel", "b", "key:ci", "10.0.0.1", "done")
+    assert [line["target"] for line in lines(log)] == ["b"]
+
+
+def test_a_file_that_cannot_be_written_stops_start_up(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        open_audit_log(str(tmp_path / "missing" / "audit.jsonl"))
+    assert not logging.getLogger("flambeau.audit").handlers
