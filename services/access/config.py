@@ -21,7 +21,8 @@ class AccessSettings(StrictModel):
 
     api_keys_file: str = ""
     """File of API keys, as `flambeau access` writes it; watched, so that a change needs no restart.
-    With it, or with `jwt_keys`, every call but those for health needs a credential."""
+    With it, or with `jwt_keys`, every call needs a credential but those that tell no secret, such
+    as for health (docs/security.md)."""
     jwt_keys: str = ""
     """Public keys of an identity provider whose tokens (JWT) are taken: a file, or an https URL,
     with a JSON Web Key Set; its `jwks_uri` in OpenID Connect."""
