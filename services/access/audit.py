@@ -8,16 +8,19 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 
-from services.errors import ServingError
+from services.errors import RateLimitedError, ServingError
 from services.settings import ConfigError
 from services.telemetry.logs import JsonFormatter
 
 logger = logging.getLogger("flambeau.audit")
 NOBODY = "anonymous"
+LINES_OF_STRANGERS_A_SECOND = 10
 
 
 def open_audit_log(path: str) -> None:
@@ -70,6 +73,59 @@ class _OwnersFile(WatchedFileHandler):
         process.error("the audit log cannot be written", extra=why)
 
 
+class Allowance:
+    """How many lines may be written each second, and how many were not.
+
+    Args:
+        now: seconds by a clock that only goes forward.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._second = self._written = self._left_out = 0
+
+    def take(self) -> int | None:
+        """How many lines were left out before this one; None if this one is, too."""
+        with self._lock:
+            second = int(self._now())
+            if second != self._second:
+                self._second, self._written = second, 0
+            if self._written == LINES_OF_STRANGERS_A_SECOND:
+                self._left_out += 1
+                return None
+            self._written += 1
+            left_out, self._left_out = self._left_out, 0
+            return left_out
+
+
+_strangers = Allowance()
+"""One a process, for all its ports write to one log."""
+
+
+@contextlib.contextmanager
+def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
+    """Writes down that what leads to an act was refused; `act` empty writes nothing.
+
+    Of callers who are not known, or ask too often, some lines a second: they fill no disk.
+
+    Args:
+        act: as for `audited`, and so are the others.
+        target: empty where it is not known yet.
+        who: likewise.
+        peer: where the call came from.
+    """
+    try:
+        yield
+    except ServingError as error:
+        left_out: int | None = 0
+        if act and (not who or isinstance(error, RateLimitedError)):
+            left_out = _strangers.take()
+        if act and left_out is not None:
+            record(act, target, who, peer, "refused", str(error), left_out)
+        raise
+
+
 @contextlib.contextmanager
 def audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
     """Writes down an act with its outcome: `done`, or the error that the block ends with.
@@ -80,22 +136,28 @@ def audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
         who: the caller's name; empty for one who is not known.
         peer: where the call came from.
     """
-    outcome, reason = "done", ""
     try:
-        yield
-    except ServingError as error:
-        outcome, reason = "refused", str(error)
-        raise
+        with refusals_audited(act, target, who, peer):
+            yield
+    except ServingError:
+        raise  # and is written down
     except BaseException as error:
-        outcome, reason = "failed", type(error).__name__
+        record(act, target, who, peer, "failed", type(error).__name__)
         raise
-    finally:
-        record(act, target, who, peer, outcome, reason)
+    record(act, target, who, peer, "done")
 
 
-def record(act: str, target: str, who: str, peer: str, outcome: str, reason: str = "") -> None:
-    """Writes down one act; the words are those of `audited`."""
-    facts = {
+def record(
+    act: str,
+    target: str,
+    who: str,
+    peer: str,
+    outcome: str,
+    reason: str = "",
+    left_out: int = 0,
+) -> None:
+    """Writes down one act in the words of `audited`; `left_out` lines before it were not."""
+    facts: dict[str, str | int] = {
         "act": act,
         "target": target[:200],
         "who": who or NOBODY,
@@ -104,4 +166,6 @@ def record(act: str, target: str, who: str, peer: str, outcome: str, reason: str
     }
     if reason:
         facts["reason"] = reason[:500]
+    if left_out:
+        facts["left_out"] = left_out
     logger.info("act", extra=facts)

@@ -19,7 +19,8 @@ import threading
 import time
 
 from services.access.api_keys import ApiKey, ApiKeys, KeysFileError, digest_of, parse_keys
-from services.access.caller import Caller
+from services.access.audit import refusals_audited
+from services.access.caller import Caller, Visitor
 from services.access.config import AccessSettings
 from services.access.grants import Scope
 from services.access.key_set import KeySetError
@@ -92,6 +93,24 @@ class Door:
         if self._tokens is None or secret.count(".") != 2:
             raise self._refusal("nobody has this key")
         return self._prove(self._tokens, secret, digest)
+
+    def visitor(self, secret: str, peer: str, act: str = "", target: str = "") -> Visitor:
+        """Who makes a call; one request of its rate is taken.
+
+        Args:
+            secret: as `secret_of` gave it.
+            peer: where the call came from.
+            act: of management, that the call is for; a refusal is written down then.
+            target: what the act is done to, where that is known.
+
+        Raises:
+            ServingError: as `admit`, or it makes too many.
+        """
+        with refusals_audited(act, target, "", peer):
+            caller = self.admit(secret)
+        with refusals_audited(act, target, caller.name, peer):
+            caller.tenant.take_request()
+        return Visitor(caller, peer)
 
     def entrance(self, secret: str, scope: Scope, model: str) -> "Entrance":
         """For a credential that comes again and again."""

@@ -1,5 +1,6 @@
 """The audit log: its file is for its owner alone, and no line is lost."""
 
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 
+from services.access import audit
 from services.access.audit import logger, open_audit_log, record
+from services.errors import (
+    InvalidRequestError,
+    RateLimitedError,
+    ServingError,
+    UnauthenticatedError,
+)
 from services.settings import ConfigError
 
 
@@ -53,6 +61,37 @@ def test_a_line_that_its_file_cannot_take_is_in_the_log_of_the_process(
     log.parent.with_name("away").rename(log.parent)
     record("cancel", "b", "key:ci", "10.0.0.1", "done")
     assert [line["target"] for line in lines(log)] == ["b"]
+
+
+def test_refusals_are_kept_and_those_of_strangers_some_a_second(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(audit, "_strangers", audit.Allowance(lambda: clock[0]))
+
+    def refuse(who: str, error: ServingError, times: int) -> None:
+        for _ in range(times):
+            with (
+                pytest.raises(type(error)),
+                audit.refusals_audited("submit", "", who, "10.0.0.9"),
+            ):
+                raise error
+
+    refuse("", UnauthenticatedError("who?"), 15)
+    refuse("key:ci", RateLimitedError("too many", 1), 15)
+    refuse("key:ci", InvalidRequestError("no recipe"), 15)
+    clock[0] += 1
+    refuse("", UnauthenticatedError("who?"), 2)
+    found = [(line["who"], line["reason"], line.get("left_out")) for line in lines(log)]
+    assert found == [
+        *[("anonymous", "who?", None)] * 10,
+        *[("key:ci", "no recipe", None)] * 15,
+        ("anonymous", "who?", 20),
+        ("anonymous", "who?", None),
+    ]
+    with audit.refusals_audited("submit", "", "", ""), contextlib.suppress(KeyError):
+        raise KeyError
+    assert len(lines(log)) == 27, "only what was refused"
 
 
 def test_a_file_that_cannot_be_written_stops_start_up(tmp_path: Path) -> None:
