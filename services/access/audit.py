@@ -30,16 +30,42 @@ def open_audit_log(path: str) -> None:
         ConfigError: it cannot be written.
     """
     logger.setLevel(logging.INFO)  # whatever the process logs, acts are kept
+    close_audit_log()
     if not path:
         return
     try:
         handler = _OwnersFile(path, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"audit_log {path} cannot be written: {error}") from error
+    _send_to(handler)
+
+
+@contextlib.contextmanager
+def audit_log_of_command(path: str) -> Iterator[None]:
+    """Sends acts to a file within the block, or to standard error: a command has no log.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    open_audit_log(path)
+    if not path:
+        _send_to(logging.StreamHandler(sys.stderr))
+    try:
+        yield
+    finally:
+        close_audit_log()
+
+
+def close_audit_log() -> None:
+    """Leaves acts in the log of the process again."""
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+
+
+def _send_to(handler: logging.Handler) -> None:
     handler.setFormatter(JsonFormatter())
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-        old.close()
     logger.addHandler(handler)
     logger.propagate = False
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from services.access import audit
-from services.access.audit import logger, open_audit_log, record
+from services.access.audit import close_audit_log, open_audit_log, record
 from services.errors import (
     InvalidRequestError,
     RateLimitedError,
@@ -31,10 +31,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
     open_audit_log(str(path))
     yield path
     os.umask(mask)
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        handler.close()
-    logger.propagate = True
+    close_audit_log()
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
