@@ -348,7 +348,7 @@ class ModelStore:
         following = Pointers(
             generation=current.generation + 1 if current else 1,
             aliases={**(current.aliases if current else {}), alias: version},
-            who=f"{_user()}@{socket.gethostname()}",
+            who=this_user(),
             when=datetime.now(UTC),
             why=why,
         )
@@ -364,7 +364,7 @@ class ModelStore:
     def _claim_next(self, model: str, claimed: Sequence[int]) -> int:
         """Takes the lowest number nobody has taken; `claimed` ascends and may be out of date."""
         first = claimed[-1] + 1 if claimed else 1
-        owner = f"{_user()}@{socket.gethostname()} {uuid.uuid4().hex}"
+        owner = f"{this_user()} {uuid.uuid4().hex}"
         for version in range(first, first + MAX_CLAIM_ATTEMPTS):
             try:
                 self.claim(model, version, owner)
@@ -436,8 +436,10 @@ def _pointer_path(model: str, generation: int) -> str:
     return f"{model}/pointers/{generation:08d}.json"
 
 
-def _user() -> str:
+def this_user() -> str:
+    """Who does this, on which machine, for histories: `ann@host`."""
     try:
-        return getpass.getuser()
+        name = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user id without a name
-        return "unknown"
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
 from flambeau.commands.tables import UNKNOWN, columns
 
@@ -46,6 +47,7 @@ def add(
         float, typer.Option(min=0, help="Requests a second; 0 for no limit.")
     ] = 0,
     rows_per_s: Annotated[float, typer.Option(min=0, help="Rows a second; 0 for no limit.")] = 0,
+    audit_log: AuditLog = "",
 ) -> None:
     """Make a key. It is shown once, here; the file has only its hash."""
     from pydantic import ValidationError
@@ -55,7 +57,7 @@ def add(
 
     secret = new_key()
     until = datetime.now(UTC).replace(microsecond=0) + _span(expires) if expires else None
-    with failing_with({KeysFileError: 1}):
+    with failing_with({KeysFileError: 1}), written_down("add key", name, audit_log):
         try:
             key = ApiKey(
                 name=name,
@@ -103,11 +105,11 @@ def list_keys(file: KeysFile = DEFAULT_FILE) -> None:
 
 
 @access_app.command()
-def revoke(name: Name, file: KeysFile = DEFAULT_FILE) -> None:
+def revoke(name: Name, file: KeysFile = DEFAULT_FILE, audit_log: AuditLog = "") -> None:
     """Take a key out of the file; servers that watch it refuse it within two seconds."""
     from services.access.api_keys import KeysFileError, revoke_key
 
-    with failing_with({KeysFileError: 1}):
+    with failing_with({KeysFileError: 1}), written_down("revoke key", name, audit_log):
         revoke_key(file, name)
     typer.echo(f"revoked {name}")
 

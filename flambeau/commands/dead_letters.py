@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
 from flambeau.commands.tables import columns
 
@@ -73,30 +75,38 @@ def retry_letter(
     letter: LetterArgument,
     queue: QueueOption = DEFAULT_QUEUE,
     timeout_s: Annotated[float, typer.Option(min=0, help="Seconds it has from now on.")] = 60.0,
+    audit_log: AuditLog = "",
 ) -> None:
     """Put one back on its queue: after the model was mended, to see whether it runs."""
 
-    async def retry(letters: "DeadLetters") -> bool:
-        return await letters.retry(await letters.find(letter), timeout_s)
+    async def retry(letters: "DeadLetters") -> None:
+        from services.queueing.redis_streams.dead_letters import NoSuchLetterError
 
-    if not _with_letters(queue, retry):
-        typer.echo(f"{letter} is gone: it was dropped or queued again meanwhile", err=True)
-        raise typer.Exit(1)
+        if not await letters.retry(await letters.find(letter), timeout_s):
+            raise NoSuchLetterError(f"{letter} is gone: it was dropped or queued again meanwhile")
+
+    _with_letters(queue, retry, written_down("retry dead letter", letter, audit_log))
     typer.echo(f"{letter} is queued again")
 
 
 @dead_app.command("drop")
-def drop_letter(letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE) -> None:
+def drop_letter(
+    letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE, audit_log: AuditLog = ""
+) -> None:
     """Forget one."""
 
     async def drop(letters: "DeadLetters") -> bool:
         return await letters.drop(await letters.find(letter))
 
-    _with_letters(queue, drop)
+    _with_letters(queue, drop, written_down("drop dead letter", letter, audit_log))
     typer.echo(f"{letter} is gone")
 
 
-def _with_letters(url: str, do: "Callable[[DeadLetters], Awaitable[Found]]") -> Found:
+def _with_letters(
+    url: str,
+    do: "Callable[[DeadLetters], Awaitable[Found]]",
+    around: AbstractContextManager[None] | None = None,
+) -> Found:
     from redis.exceptions import RedisError
 
     from services.queueing.redis_streams.clients import QueueUrlError, RedisClients
@@ -113,7 +123,7 @@ def _with_letters(url: str, do: "Callable[[DeadLetters], Awaitable[Found]]") -> 
     codes: Mapping[type[Exception], int] = {
         QueueUrlError: 2, NoSuchLetterError: 1, WireError: 1, RedisError: 1,
     }  # fmt: skip
-    with failing_with(codes):
+    with failing_with(codes), around or nullcontext():
         return asyncio.run(run())
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import UNKNOWN, columns
@@ -84,16 +85,18 @@ def delete(
         str | None, typer.Option(help="Only those of this request; all unless given.")
     ] = None,
     store: StoreUrl = DEFAULT_STORE,
+    audit_log: AuditLog = "",
 ) -> None:
     """Delete samples of a model. A server that samples may write further ones."""
     from model_store.payload_samples import delete_samples
     from model_store.storage import Storage
 
+    with written_down("delete samples", f"{model} {request_id or ''}".strip(), audit_log):
+        chosen = None if request_id is None else lambda one: one.request_id == request_id
+        count = delete_samples(Storage(store), model, chosen)
     if request_id is None:
-        count = delete_samples(Storage(store), model)
         typer.echo(f"deleted all samples of '{model}' ({count} files)")
         return
-    count = delete_samples(Storage(store), model, lambda one: one.request_id == request_id)
     typer.echo(f"deleted {count} samples of '{model}' with the request id '{request_id}'")
 
 

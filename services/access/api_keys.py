@@ -120,9 +120,13 @@ def parse_keys(data: bytes) -> ApiKeys:
         raise KeysFileError(f"it has {len(data)} bytes, and may have {MAX_FILE_BYTES}")
     try:
         document = yaml.safe_load(data) or {}
+    except Exception as error:
+        # A 30th of February is a ValueError here, `!!bool x` a KeyError, a thousand brackets are a
+        # RecursionError: PyYAML lets through whatever its parts raise.
+        kind = "" if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: "
+        raise KeysFileError(f"it is no YAML: {kind}{' '.join(str(error).split())}") from error
+    try:
         return ApiKeys.model_validate(document)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise KeysFileError(f"it is no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         raise KeysFileError(explain(error, ApiKeys)) from error
 

@@ -7,14 +7,20 @@ to and only its owner may read, or else among the logs of the process.
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
 
-from services.errors import ServingError
+from services.errors import RateLimitedError, ServingError
 from services.settings import ConfigError
 from services.telemetry.logs import JsonFormatter
 
 logger = logging.getLogger("flambeau.audit")
 NOBODY = "anonymous"
+LINES_OF_STRANGERS_A_SECOND = 10
 
 
 def open_audit_log(path: str) -> None:
@@ -24,23 +30,126 @@ def open_audit_log(path: str) -> None:
         ConfigError: it cannot be written.
     """
     logger.setLevel(logging.INFO)  # whatever the process logs, acts are kept
+    close_audit_log()
     if not path:
         return
     try:
-        # Made first, so that it is never there for others to read.
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
-        # It notices when it was moved away by whoever rotates logs.
-        from logging.handlers import WatchedFileHandler
-
-        handler = WatchedFileHandler(path, encoding="utf-8")
+        handler = _OwnersFile(path, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"audit_log {path} cannot be written: {error}") from error
+    _send_to(handler)
+
+
+@contextlib.contextmanager
+def audit_log_of_command(path: str) -> Iterator[None]:
+    """Sends acts to a file within the block, or to standard error: a command has no log.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    open_audit_log(path)
+    if not path:
+        _send_to(logging.StreamHandler(sys.stderr))
+    try:
+        yield
+    finally:
+        close_audit_log()
+
+
+def close_audit_log() -> None:
+    """Leaves acts in the log of the process again."""
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+
+
+def _send_to(handler: logging.Handler) -> None:
     handler.setFormatter(JsonFormatter())
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-        old.close()
     logger.addHandler(handler)
     logger.propagate = False
+
+
+class _OwnersFile(WatchedFileHandler):
+    """Appends to a file that only its owner may read, whatever the mask.
+
+    It notices when the file was moved away by whoever rotates logs, and makes another.
+    """
+
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename,
+            "a",
+            encoding=self.encoding,
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line; an act that was done is not undone because its file is gone."""
+        try:
+            super().emit(record)
+        except OSError:  # of making the file anew
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Has the log of the process keep the line, and say why."""
+        process = logging.getLogger()
+        process.handle(record)
+        why = {"file": self.baseFilename, "reason": str(sys.exc_info()[1])}
+        process.error("the audit log cannot be written", extra=why)
+
+
+class Allowance:
+    """How many lines may be written each second, and how many were not.
+
+    Args:
+        now: seconds by a clock that only goes forward.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._second = self._written = self._left_out = 0
+
+    def take(self) -> int | None:
+        """How many lines were left out before this one; None if this one is, too."""
+        with self._lock:
+            second = int(self._now())
+            if second != self._second:
+                self._second, self._written = second, 0
+            if self._written == LINES_OF_STRANGERS_A_SECOND:
+                self._left_out += 1
+                return None
+            self._written += 1
+            left_out, self._left_out = self._left_out, 0
+            return left_out
+
+
+_strangers = Allowance()
+"""One a process, for all its ports write to one log."""
+
+
+@contextlib.contextmanager
+def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
+    """Writes down that what leads to an act was refused; `act` empty writes nothing.
+
+    Of callers who are not known, or ask too often, some lines a second: they fill no disk.
+
+    Args:
+        act: as for `audited`, and so are the others.
+        target: empty where it is not known yet.
+        who: likewise.
+        peer: where the call came from.
+    """
+    try:
+        yield
+    except ServingError as error:
+        left_out: int | None = 0
+        if act and (not who or isinstance(error, RateLimitedError)):
+            left_out = _strangers.take()
+        if act and left_out is not None:
+            record(act, target, who, peer, "refused", str(error), left_out)
+        raise
 
 
 @contextlib.contextmanager
@@ -53,22 +162,28 @@ def audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
         who: the caller's name; empty for one who is not known.
         peer: where the call came from.
     """
-    outcome, reason = "done", ""
     try:
-        yield
-    except ServingError as error:
-        outcome, reason = "refused", str(error)
-        raise
+        with refusals_audited(act, target, who, peer):
+            yield
+    except ServingError:
+        raise  # and is written down
     except BaseException as error:
-        outcome, reason = "failed", type(error).__name__
+        record(act, target, who, peer, "failed", type(error).__name__)
         raise
-    finally:
-        record(act, target, who, peer, outcome, reason)
+    record(act, target, who, peer, "done")
 
 
-def record(act: str, target: str, who: str, peer: str, outcome: str, reason: str = "") -> None:
-    """Writes down one act; the words are those of `audited`."""
-    facts = {
+def record(
+    act: str,
+    target: str,
+    who: str,
+    peer: str,
+    outcome: str,
+    reason: str = "",
+    left_out: int = 0,
+) -> None:
+    """Writes down one act in the words of `audited`; `left_out` lines before it were not."""
+    facts: dict[str, str | int] = {
         "act": act,
         "target": target[:200],
         "who": who or NOBODY,
@@ -77,4 +192,6 @@ def record(act: str, target: str, who: str, peer: str, outcome: str, reason: str
     }
     if reason:
         facts["reason"] = reason[:500]
+    if left_out:
+        facts["left_out"] = left_out
     logger.info("act", extra=facts)

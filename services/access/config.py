@@ -21,7 +21,8 @@ class AccessSettings(StrictModel):
 
     api_keys_file: str = ""
     """File of API keys, as `flambeau access` writes it; watched, so that a change needs no restart.
-    With it, or with `jwt_keys`, every call but those for health needs a credential."""
+    With it, or with `jwt_keys`, every call needs a credential but those that tell no secret, such
+    as for health (docs/security.md)."""
     jwt_keys: str = ""
     """Public keys of an identity provider whose tokens (JWT) are taken: a file, or an https URL,
     with a JSON Web Key Set; its `jwks_uri` in OpenID Connect."""
@@ -50,9 +51,6 @@ class AccessSettings(StrictModel):
     audit_log: str = ""
     """File that every act of management is appended to, as JSON lines; empty for the log of the
     process."""
-    open_to_strangers: bool = False
-    """Let others than this machine in although no credentials are asked for; say so only where
-    something in front decides who may come. Acts of management stay for this machine alone."""
 
     @property
     def asks_for_credentials(self) -> bool:
@@ -60,21 +58,32 @@ class AccessSettings(StrictModel):
         return bool(self.api_keys_file or self.jwt_keys)
 
 
-def check_open(settings: AccessSettings, host: str) -> None:
+def check_open(settings: AccessSettings, host: str, *, is_opened: bool | None = None) -> None:
     """Refuses to be reached from other machines without knowing who comes.
+
+    Args:
+        settings: who is asked for what.
+        host: listened on.
+        is_opened: whether `open_to_strangers` is set; None for a server that has no such setting,
+            because all that it does is management.
 
     Raises:
         ConfigError: it would be.
     """
     if settings.jwt_keys and not (settings.jwt_issuer and settings.jwt_audience):
         raise ConfigError("jwt_keys needs jwt_issuer and jwt_audience, or any token would do")
-    if settings.asks_for_credentials or settings.open_to_strangers or is_loopback(host):
+    if settings.asks_for_credentials or is_opened or is_loopback(host):
         return
+    otherwise = (
+        ""
+        if is_opened is None
+        else "; or, if something in front decides who may come, set open_to_strangers=true, which "
+        "opens inference alone"
+    )
     raise ConfigError(
         f"host is '{host}', so that other machines reach this server, and nobody is asked who they "
-        "are. Give out keys (flambeau access add NAME --file keys.yaml) and set "
-        "api_keys_file=keys.yaml, or set jwt_keys; or listen on 127.0.0.1; or, if something in "
-        "front decides who may come, set open_to_strangers=true"
+        "are. Give out keys (flambeau access add NAME --grant SCOPE --file keys.yaml) and set "
+        f"api_keys_file=keys.yaml, or set jwt_keys; or listen on 127.0.0.1{otherwise}"
     )
 
 

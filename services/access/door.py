@@ -18,8 +18,9 @@ import logging
 import threading
 import time
 
-from services.access.api_keys import ApiKey, KeysFileError, digest_of, parse_keys
-from services.access.caller import Caller
+from services.access.api_keys import ApiKey, ApiKeys, KeysFileError, digest_of, parse_keys
+from services.access.audit import refusals_audited
+from services.access.caller import Caller, Visitor
 from services.access.config import AccessSettings
 from services.access.grants import Scope
 from services.access.key_set import KeySetError
@@ -67,7 +68,8 @@ class Door:
         self._lock = threading.Lock()
         self._asked: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._file_fault = ""
+        self._faults: dict[str, str] = {}
+        """Why the last reading of a source failed."""
         self._second = self._logged = 0
         self._read_first()
 
@@ -92,6 +94,24 @@ class Door:
             raise self._refusal("nobody has this key")
         return self._prove(self._tokens, secret, digest)
 
+    def visitor(self, secret: str, peer: str, act: str = "", target: str = "") -> Visitor:
+        """Who makes a call; one request of its rate is taken.
+
+        Args:
+            secret: as `secret_of` gave it.
+            peer: where the call came from.
+            act: of management, that the call is for; a refusal is written down then.
+            target: what the act is done to, where that is known.
+
+        Raises:
+            ServingError: as `admit`, or it makes too many.
+        """
+        with refusals_audited(act, target, "", peer):
+            caller = self.admit(secret)
+        with refusals_audited(act, target, caller.name, peer):
+            caller.tenant.take_request()
+        return Visitor(caller, peer)
+
     def entrance(self, secret: str, scope: Scope, model: str) -> "Entrance":
         """For a credential that comes again and again."""
         return Entrance(self, secret, scope, model)
@@ -109,32 +129,46 @@ class Door:
 
     async def look(self) -> None:
         """Takes over what has changed; what is broken is said once and leaves all as it was."""
-        if self._file is not None:
+        for source, look in (("api_keys", self._look_at_file), ("jwt_keys", self._look_at_set)):
             try:
-                data = await asyncio.to_thread(self._file.read_if_changed)
-                if data is not None:
-                    self._take_keys(data)
-                    logger.info("API keys read", extra={"keys": len(self._keys)})
-                    self._metrics.read("api_keys", True)
-                    self._file_fault = ""
-            except (OSError, KeysFileError) as error:
-                self._tell_fault(str(error))
-        tokens = self._tokens
-        if tokens is not None and tokens.keys.is_due():
-            try:
-                if await asyncio.to_thread(tokens.keys.read):
-                    self._forget_bearers()
-                    self._metrics.read("jwt_keys", True)
-                    logger.info("keys of the identity provider read")
-            except KeySetError as error:
-                self._metrics.read("jwt_keys", False)
-                logger.warning("jwt_keys cannot be read", extra={"reason": str(error)})
+                has_changed = await look()
+            except (OSError, KeysFileError, KeySetError) as error:
+                self._tell_fault(source, str(error))
+            except Exception as error:
+                # A source is somebody else's: nothing in it may end a server that has its keys.
+                self._tell_fault(source, repr(error), error)
+            else:
+                if has_changed is not None:
+                    self._tell_read(source, has_changed)
+
+    async def _look_at_file(self) -> bool | None:
+        """Takes over the API keys; None if their file is the one of the last time."""
+        keys = await asyncio.to_thread(self._read_file) if self._file is not None else None
+        if keys is None:
+            return None
+        self._take_keys(keys)
+        return True
+
+    async def _look_at_set(self) -> bool | None:
+        """Takes over the keys of the identity provider; None if they were not read."""
+        if self._tokens is None or not self._tokens.keys.is_due():
+            return None
+        has_changed = await asyncio.to_thread(self._tokens.keys.read)
+        if has_changed:
+            self._forget_bearers()
+        return has_changed
+
+    def _read_file(self) -> ApiKeys | None:
+        """Blocks, and takes a second for thousands of keys."""
+        assert self._file is not None, "there is one to look at"
+        data = self._file.read_if_changed()
+        return None if data is None else parse_keys(data)
 
     def _read_first(self) -> None:
         """At start-up a file must be right; a URL may come later."""
         try:
             if self._file is not None:
-                self._take_keys(self._file.read_if_changed() or b"")
+                self._take_keys(self._read_file() or ApiKeys())
             if self._tokens is not None and not self._tokens.keys.is_remote:
                 self._tokens.keys.read()
         except KeySetError as error:
@@ -142,13 +176,12 @@ class Door:
         except (OSError, KeysFileError) as error:
             raise ConfigError(f"api_keys_file {self._settings.api_keys_file}: {error}") from error
 
-    def _take_keys(self, data: bytes) -> None:
+    def _take_keys(self, keys: ApiKeys) -> None:
         """Takes a file's keys over; those that did not change stay who they are."""
         before: dict[bytes, tuple[ApiKey, Caller]] = self._keys
         now: dict[bytes, tuple[ApiKey, Caller]] = {}
-        keys = parse_keys(data).keys
         with self._lock:
-            for key in keys:
+            for key in keys.keys:
                 digest = bytes.fromhex(key.sha256)
                 known = before.get(digest)
                 now[digest] = known if known and known[0] == key else (key, self._caller_of(key))
@@ -187,14 +220,26 @@ class Door:
         for caller in bearers.values():
             caller.ended = True
 
-    def _tell_fault(self, reason: str) -> None:
-        if reason != self._file_fault:
-            self._file_fault = reason
-            self._metrics.read("api_keys", False)
+    def _tell_fault(self, source: str, reason: str, unforeseen: Exception | None = None) -> None:
+        """Says once that a source is broken, with the place in our code if it was unforeseen."""
+        if reason != self._faults.get(source):
+            self._faults[source] = reason
+            self._metrics.read(source, False)
             logger.error(
-                "api_keys_file is wrong: the keys from before stay in force",
-                extra={"file": self._settings.api_keys_file, "reason": reason},
+                f"{source} cannot be read: those from before stay in force",
+                exc_info=unforeseen,
+                extra={"reason": reason},
             )
+
+    def _tell_read(self, source: str, has_changed: bool) -> None:
+        """Says that a source was read, if that is news: it has changed, or was broken."""
+        if self._faults.pop(source, None) is None and not has_changed:
+            return
+        self._metrics.read(source, True)
+        if source == "api_keys":
+            logger.info("API keys read", extra={"keys": len(self._keys)})
+        else:
+            logger.info("keys of the identity provider read")
 
     def _refusal(self, reason: str) -> UnauthenticatedError:
         """Counts, logs and words a refusal."""

@@ -7,7 +7,9 @@ Rules kept here: a set is read whole before it replaces the one before; a fetch 
 takes 1 MiB and 5 s at most, and there is one in ten seconds at most, whatever strangers send.
 """
 
+import http.client
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +21,8 @@ from urllib.parse import urlsplit
 from services.access.config import is_loopback
 from services.access.watched_file import WatchedFile
 from services.settings import ConfigError
+
+logger = logging.getLogger("flambeau.access")
 
 FETCH_TIMEOUT_S = 5.0
 FETCH_FLOOR_S = 10.0
@@ -92,20 +96,22 @@ class KeySet:
         soon = self.wanted or self._keys is None
         return age_s >= (FETCH_FLOOR_S if soon else self._refresh_s)
 
-    def read(self) -> bool:
-        """Reads the set if it is due; blocks, so not on the event loop.
+    def read(self) -> bool | None:
+        """Reads the set; blocks, so not on the event loop.
 
         Returns:
-            Whether there are other keys now.
+            Whether there are other keys now; None for a file that is the one of the last time.
 
         Raises:
             KeySetError: it cannot be had; the keys from before stay.
         """
         try:
             data = self._fetch() if self.is_remote else self._file.read_if_changed()
-        except (OSError, ValueError) as error:
-            raise KeySetError(f"cannot read jwt_keys {self._source}: {error}") from error
-        if data is None or data == self._data:
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise KeySetError(f"cannot read jwt_keys {self._source}: {error!r}") from error
+        if data is None:
+            return None
+        if data == self._data:
             return False
         self._keys, self._data = parse_key_set(data), data
         return True
@@ -127,13 +133,12 @@ def parse_key_set(data: bytes) -> dict[str, PublicKey]:
         KeySetError: it is no set, or has no usable key.
     """
     from jwt import PyJWK
-    from jwt.exceptions import PyJWTError
 
     try:
         documents: list[Any] = json.loads(data)["keys"]
         if not isinstance(documents, list):
             raise TypeError("'keys' is no list")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise KeySetError(f"it is no JSON Web Key Set: {error!r}") from error
     found: dict[str, PublicKey] = {}
     for document in documents[:MAX_KEYS]:
@@ -144,8 +149,11 @@ def parse_key_set(data: bytes) -> dict[str, PublicKey]:
         try:
             key = PublicKey(PyJWK(document).key, str(document.get("alg", "")))
             found[str(document.get("kid", ""))] = key
-        except PyJWTError:
-            continue  # of a kind that we do not know, which says nothing of the others
+        except Exception as error:
+            # Of a kind that we do not know, or its numbers are none (a point off its curve): PyJWT
+            # and cryptography have many words for that, and it says nothing of the others.
+            why = f"{type(error).__name__}: {error}"[:200]
+            logger.info("a key of the identity provider is left out", extra={"reason": why})
     if not found:
         raise KeySetError("it has no public key for signatures that is understood here")
     return found

@@ -22,9 +22,11 @@ class WatchedFile:
         Raises:
             OSError: it cannot be read, or is larger than `MAX_BYTES`; it is tried again next time.
         """
+        seen, self._seen = self._seen, None  # what failed is read again, although it is the same
         found = self.path.stat()
         identity = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if identity == self._seen:
+        if identity == seen:
+            self._seen = seen
             return None
         if found.st_size > MAX_BYTES:
             raise OSError(f"{self.path} has {found.st_size} bytes, and may have {MAX_BYTES}")

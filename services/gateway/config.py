@@ -50,9 +50,12 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     answered by a faster artifact of the same version that is loaded (`keep_artifacts`), which the
     reply says; set it where a rougher answer is better than none."""
     verify_for: VerifyFor = "this_machine"
-    """Who may have versions verified here (`flambeau verify --on`): callers on `this_machine`,
-    `everybody` who reaches the gRPC port, or `nobody`. Say `nobody` where a proxy on this machine
-    passes on what strangers send."""
+    """Who may have versions verified here (`flambeau verify --on`): callers on `this_machine`
+    and, where credentials are asked for, those with the scope `manage` from anywhere; or `nobody`.
+    Say `nobody` where a proxy on this machine passes on what strangers send."""
+    open_to_strangers: bool = False
+    """Let others than this machine infer although no credentials are asked for; say so only where
+    something in front decides who may come. Verifications stay for this machine, or nobody."""
     access_log: bool = False
     """One log line for every answered request; turn it on to trace requests one by one, at the
     cost of as much time as a small request takes. Failures are always logged."""

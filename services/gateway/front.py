@@ -98,7 +98,7 @@ class Front:
         rates: "SharedRates | None" = None,
         sampler: "PayloadSampler | None" = None,
     ) -> None:
-        check_open(config, config.host)
+        check_open(config, config.host, is_opened=config.open_to_strangers)
         open_audit_log(config.audit_log)
         self._config = config
         self._rates = rates

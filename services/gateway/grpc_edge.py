@@ -21,7 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import open_inference_pb2 as pb
-from services.access.audit import record
+from services.access.audit import refusals_audited
 from services.access.caller import Visitor
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission
@@ -32,6 +32,7 @@ from services.gateway.grpc_jobs import GrpcJobs
 from services.gateway.grpc_mailbox import Mailbox
 from services.gateway.grpc_replies import failure, parser, refuse, refuse_gone, secret_in
 from services.gateway.grpc_threads import become_patient, starting_patient_threads
+from services.gateway.grpc_verification import ACT as VERIFY
 from services.gateway.grpc_verification import SERVICE as VERIFICATION_SERVICE
 from services.gateway.grpc_verification import GrpcVerification
 from services.gateway.job_desk import JobDesk
@@ -192,7 +193,7 @@ class GrpcEdge:
     def _verification_handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         return _method_handlers(
             {
-                name: (self._for_the_allowed(self._in_a_task(answer)), message)
+                name: (self._for_the_allowed(self._in_a_task(answer, VERIFY)), message)
                 for name, (answer, message) in self._verification.calls().items()
             }
         )
@@ -207,7 +208,6 @@ class GrpcEdge:
             try:
                 self._verification.check(context.peer(), is_known=self._door is not None)
             except ServingError as error:
-                record("verify", "", "", context.peer(), "refused", str(error))
                 refuse(context, error)
             return handler(request, context)
 
@@ -228,12 +228,15 @@ class GrpcEdge:
 
         return self._handler(start, is_open)
 
-    def _in_a_task(self, answer: Callable[[Any, Visitor], Awaitable[Message]]) -> Handler:
-        """The same, for an answer that itself waits."""
+    def _in_a_task(
+        self, answer: Callable[[Any, Visitor], Awaitable[Message]], act: str = ""
+    ) -> Handler:
+        """The same, for an answer that itself waits; `act` is as for `_handler`."""
 
         async def run(request: Message, visitor: Visitor, answered: Answered) -> None:
             try:
-                visitor.take_request()
+                with refusals_audited(act, "", visitor.name, visitor.peer):
+                    visitor.take_request()
                 answered(await answer(request, visitor))
             except ServingError as error:
                 answered(error)
@@ -246,23 +249,25 @@ class GrpcEdge:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        return self._handler(start)
+        return self._handler(start, act=act)
 
     def _handler(
-        self, start: Callable[[Any, Visitor, Answered], None], is_open: bool = False
+        self, start: Callable[[Any, Visitor, Answered], None], is_open: bool = False, act: str = ""
     ) -> Handler:
         """A handler of gRPC's threads that begins an answer on the event loop, and waits for it.
 
         Args:
             start: begins it.
             is_open: whether nobody is asked for a credential.
+            act: of management, whose refusals are written down; empty for none.
         """
 
         def call(request: Message | InvalidRequestError, context: grpc.ServicerContext) -> Message:
             visitor = Visitor(None, context.peer())
             if self._door is not None and not is_open:
                 try:
-                    visitor = visitor._replace(caller=self._door.admit(secret_in(context)))
+                    with refusals_audited(act, "", "", visitor.peer):
+                        visitor = visitor._replace(caller=self._door.admit(secret_in(context)))
                 except ServingError as error:
                     refuse(context, error)
             if isinstance(request, InvalidRequestError):

@@ -9,13 +9,15 @@ from typing import Any
 from google.protobuf.message import Message
 
 from protos.flambeau.v1 import verification_pb2 as pb
-from services.access.audit import audited
+from services.access.audit import audited, refusals_audited
 from services.access.caller import Visitor
 from services.errors import ServingError
 from services.gateway.verification_desk import Verification, VerificationDesk
 from services.queueing.verification_records import Verified
 
 SERVICE = "flambeau.v1.VerificationService"
+ACT = "verify"
+"""As the audit log has it."""
 
 
 class GrpcVerification:
@@ -36,7 +38,8 @@ class GrpcVerification:
         Raises:
             ForbiddenError: the caller is a stranger.
         """
-        self._desk.check(peer, is_known=is_known)
+        with refusals_audited(ACT, "", "", peer):
+            self._desk.check(peer, is_known=is_known)
 
     async def _verify(self, asked: pb.VerifyModelRequest, visitor: Visitor) -> Message:
         desk = self._desk
@@ -45,7 +48,7 @@ class GrpcVerification:
             visitor.require("manage", found.asked[0])
         else:
             target = f"{asked.model_name} {asked.model_version}".strip()
-            with audited("verify", target, visitor.name, visitor.peer):
+            with audited(ACT, target, visitor.name, visitor.peer):
                 visitor.require("manage", asked.model_name)
                 found = desk.begin(asked.model_name, asked.model_version)
         await desk.wait(found, asked.wait.seconds + asked.wait.nanos / 1e9)

@@ -3,7 +3,7 @@
 In: a model and a version, and a function that proves them, on this machine or a worker's. Out: how
 far it is, and in the end a certificate.
 
-Rules kept here: who may ask is a setting, and only this machine unless it says otherwise; a second
+Rules kept here: strangers ask for none, and are not told who may (operators have docs); a second
 version is refused while the first is verified, for what is served has the machine before both.
 """
 
@@ -23,7 +23,7 @@ from services.errors import (
 )
 from services.queueing.verification_records import Verified, Verify
 
-VerifyFor = Literal["nobody", "this_machine", "everybody"]
+VerifyFor = Literal["nobody", "this_machine"]
 
 MAX_WAIT_S = 10.0
 """The longest a caller may wait in one call, for it holds one of the threads that answer calls."""
@@ -32,6 +32,8 @@ MAX_WAITING = 4
 KEPT = 8
 """Verifications that are over and can still be asked for."""
 
+REFUSED = "this server takes no verifications from you; ask its operator"
+"""Not what would have been right: operators know where to look."""
 _LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 """How gRPC names callers on this machine."""
 
@@ -83,14 +85,9 @@ class VerificationDesk:
         Raises:
             ForbiddenError: it may not ask.
         """
-        local = peer.startswith(_LOCAL_PEERS)
-        may = local or is_known
-        if self._allowed == "everybody" or (self._allowed == "this_machine" and may):
+        if self._allowed == "this_machine" and (is_known or peer.startswith(_LOCAL_PEERS)):
             return
-        raise ForbiddenError(
-            f"verifications are for {self._allowed.replace('_', ' ')} here (setting verify_for); "
-            "ask through a tunnel (ssh -L) from this machine, or run flambeau verify on it"
-        )
+        raise ForbiddenError(REFUSED)
 
     def begin(self, model: str, version: str) -> Verification:
         """Begins one, or gives the one of the same version that runs.

@@ -31,6 +31,8 @@ MAX_CALLS = 512
 """Calls at once, those that follow a job included; more are refused."""
 MESSAGE_SPARE_BYTES = 4 * 2**20
 """What a submission may have beside its bundle."""
+ACTS = {"SubmitJob": "submit", "CancelJob": "cancel", "ResumeJob": "resume"}
+"""The calls of management, as the audit log has them."""
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Any, Visitor], Awaitable[Message]]
 
@@ -58,7 +60,9 @@ class TrainingCalls:
         }
         found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._answering(call), message.FromString, lambda reply: reply.SerializeToString()
+                self._answering(call, ACTS.get(name, "")),
+                message.FromString,
+                lambda reply: reply.SerializeToString(),
             )
             for name, (call, message) in calls.items()
         }
@@ -107,10 +111,10 @@ class TrainingCalls:
         except ServingError as error:
             await _refuse(context, error)
 
-    def _answering(self, call: Answer) -> Callable[[Any, Context], Awaitable[Message]]:
+    def _answering(self, call: Answer, act: str) -> Callable[[Any, Context], Awaitable[Message]]:
         async def answer(request: Any, context: Context) -> Message:
             try:
-                return await call(request, self._visitor(context))
+                return await call(request, self._visitor(context, act, getattr(request, "id", "")))
             except ServingError as error:
                 await _refuse(context, error)
             except Exception:
@@ -122,8 +126,8 @@ class TrainingCalls:
 
         return answer
 
-    def _visitor(self, context: Context) -> Visitor:
-        """Who makes a call.
+    def _visitor(self, context: Context, act: str = "", target: str = "") -> Visitor:
+        """Who makes a call; `act` and `target` are as for `Door.visitor`.
 
         Raises:
             UnauthenticatedError: nobody whom this service knows.
@@ -133,9 +137,7 @@ class TrainingCalls:
             return Visitor(None, context.peer())
         given = {name: str(value) for name, value in context.invocation_metadata() or ()}
         secret = secret_of(given.get("authorization", ""), given.get("x-api-key", ""))
-        visitor = Visitor(self._door.admit(secret), context.peer())
-        visitor.take_request()
-        return visitor
+        return self._door.visitor(secret, context.peer(), act, target)
 
 
 class GrpcEdge:

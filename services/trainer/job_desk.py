@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from services.access.audit import audited
+from services.access.audit import audited, refusals_audited
 from services.access.caller import Visitor
 from services.errors import (
     ConflictError,
@@ -95,9 +95,10 @@ class JobDesk:
             ServingError: the caller may not, or the recipe, its code or the key is refused; too
                 many jobs wait; or the store of jobs is out of reach.
         """
-        if self.stopping:
-            raise ShuttingDownError("this service is shutting down; submit the job again later")
-        recipe = checked_recipe(wanted)
+        with refusals_audited("submit", "", visitor.name, visitor.peer):
+            if self.stopping:
+                raise ShuttingDownError("this service is shutting down; submit the job again later")
+            recipe = checked_recipe(wanted)
         with audited("submit", recipe.publish.model, visitor.name, visitor.peer):
             visitor.require("train", recipe.publish.model)
             return await self._submit(wanted, recipe, visitor.name)

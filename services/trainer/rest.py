@@ -28,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from services.access.audit import refusals_audited
 from services.access.caller import Visitor
 from services.access.credential import secret_of
 from services.access.door import Door
@@ -98,8 +99,8 @@ class TrainingRoutes:
             },
         )
 
-    def _visitor(self, request: Request) -> Visitor:
-        """Who makes a call.
+    def _visitor(self, request: Request, act: str = "") -> Visitor:
+        """Who makes a call; `act` is as for `Door.visitor`.
 
         Raises:
             UnauthenticatedError: nobody whom this service knows.
@@ -110,12 +111,24 @@ class TrainingRoutes:
             return Visitor(None, peer)
         headers = request.headers
         secret = secret_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
-        visitor = Visitor(self._door.admit(secret), peer)
-        visitor.take_request()
-        return visitor
+        return self._door.visitor(secret, peer, act, request.path_params.get("id", ""))
 
     async def _submit(self, request: Request) -> Response:
-        visitor = self._visitor(request)
+        visitor = self._visitor(request, "submit")
+        with refusals_audited("submit", "", visitor.name, visitor.peer):
+            wanted = await self._submission(request)
+        job = await self._desk.submit(wanted, visitor)
+        response = _json(job_document(job), 202)
+        response.headers["location"] = f"/v1/jobs/{job.id}"
+        return response
+
+    async def _submission(self, request: Request) -> Submission:
+        """What the body hands in.
+
+        Raises:
+            PayloadTooLargeError: it is larger than a job may be.
+            InvalidRequestError: it is no job.
+        """
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
@@ -135,19 +148,13 @@ class TrainingRoutes:
         except binascii.Error as error:
             raise InvalidRequestError(f"bundle_base64 is not base64: {error}") from error
         recipe = wanted.recipe
-        job = await self._desk.submit(
-            Submission(
-                recipe=recipe if isinstance(recipe, str) else orjson.dumps(recipe).decode(),
-                name=wanted.name or "the recipe",
-                overrides=wanted.overrides,
-                bundle=bundle,
-                idempotency_key=request.headers.get("idempotency-key", ""),
-            ),
-            visitor,
+        return Submission(
+            recipe=recipe if isinstance(recipe, str) else orjson.dumps(recipe).decode(),
+            name=wanted.name or "the recipe",
+            overrides=wanted.overrides,
+            bundle=bundle,
+            idempotency_key=request.headers.get("idempotency-key", ""),
         )
-        response = _json(job_document(job), 202)
-        response.headers["location"] = f"/v1/jobs/{job.id}"
-        return response
 
     async def _list(self, request: Request) -> Response:
         visitor = self._visitor(request)
@@ -175,11 +182,11 @@ class TrainingRoutes:
         )
 
     async def _cancel(self, request: Request) -> Response:
-        job = await self._desk.cancel(request.path_params["id"], self._visitor(request))
+        job = await self._desk.cancel(request.path_params["id"], self._visitor(request, "cancel"))
         return _json(job_document(job))
 
     async def _resume(self, request: Request) -> Response:
-        job = await self._desk.resume(request.path_params["id"], self._visitor(request))
+        job = await self._desk.resume(request.path_params["id"], self._visitor(request, "resume"))
         return _json(job_document(job))
 
     async def _schema(self, _: Request) -> Response:

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner, Result
 
 from flambeau.commands.access import access_app
+from services.atomic_file import write_atomically
 from tests.fixtures.servers import ROOT, ServerProcess, running_server
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
@@ -66,6 +67,15 @@ def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> 
         verified = flambeau("verify", "linear", "2", "--on", server.grpc, "--token-file",
                             str(key_file))  # fmt: skip
         assert "has not the scope 'manage'" in verified.stderr
+        right = file.read_text()
+        write_atomically(file, right.replace("expires: '", "expires: 2027-02-30 # '"))
+        fault = server.wait_for_log(
+            message="api_keys cannot be read: those from before stay in force"
+        )
+        assert "day is out of range for month" in fault["reason"]
+        assert status(server, key) == 200
+        assert server.metric("flambeau_access_source_stale", source="api_keys") == 1
+        write_atomically(file, right)
         access("revoke", "ci", "--file", str(file))
         server.wait_for_log(message="API keys read", keys=0)
         assert status(server, key) == 401

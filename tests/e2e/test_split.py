@@ -1,6 +1,7 @@
 """Gateways and workers as processes of their own: what happens when one of them goes or comes."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -324,7 +325,9 @@ def test_a_request_that_ends_two_workers_ends_no_third(tmp_path: Path, redis: Re
         assert lives.metric("flambeau_dead_letters_total", model="crashing", version="1") == 1
 
 
-def test_dead_letters_are_listed_shown_retried_and_dropped(redis: RedisProcess) -> None:
+def test_dead_letters_are_listed_shown_retried_and_dropped(
+    redis: RedisProcess, tmp_path: Path
+) -> None:
     asyncio.run(_bury(redis, "1", "2"))
     listed = _dead(redis, "list").splitlines()
     assert listed[0].split() == ["ID", "MODEL", "VERSION", "DIED", "ERROR"]
@@ -332,8 +335,16 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(redis: RedisProcess) 
     shown = _dead(redis, "show", first)
     assert "request" in shown
     assert "input x" in shown
-    assert _dead(redis, "retry", first).startswith(first)
-    assert _dead(redis, "drop", second) == f"{second} is gone\n"
+    written = ("--audit-log", str(tmp_path / "audit.jsonl"))
+    assert _dead(redis, "retry", first, *written).startswith(first)
+    assert _dead(redis, "drop", second, *written) == f"{second} is gone\n"
+    assert "no dead letter has the id" in _dead(redis, "drop", second, *written, code=1)
+    acts = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(x["act"], x["target"], x["outcome"]) for x in acts] == [
+        ("retry dead letter", first, "done"),
+        ("drop dead letter", second, "done"),
+        ("drop dead letter", second, "failed"),
+    ]
     assert _dead(redis, "list") == "no dead letters\n"
     assert "no dead letter has the id" in _dead(redis, "show", first, code=1)
 

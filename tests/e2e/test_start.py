@@ -1,7 +1,9 @@
 """How a server starts, and how it says that it cannot."""
 
+import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from tests.e2e.rest_calls import call, infer, linear_input
 from tests.fixtures.onnx_models import linear, publish
-from tests.fixtures.servers import FREE_PORTS, START_TIMEOUT_S, running_server, spawn_server
+from tests.fixtures.servers import FREE_PORTS, ROOT, START_TIMEOUT_S, running_server, spawn_server
 
 
 def failed_start(store: Path, *arguments: str, **settings: object) -> tuple[int, str, str]:
@@ -49,6 +51,11 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path, taken_port: int, setting:
         ("http_port", 70_000, "'http_port' is 70000"),
         ("log_level", "loud", "'log_level' is 'loud'"),
         ("request_timeout_s", -1, "'request_timeout_s' is -1"),
+        (
+            "verify_for",
+            "everybody",
+            "'verify_for' is 'everybody': Input should be 'nobody' or 'this_ma",
+        ),
         ("api_keys_file", "missing.yaml", "api_keys_file missing.yaml: "),
         ("host", "0.0.0.0", "nobody is asked who they are. Give out keys (flambeau access add"),
     ],
@@ -60,6 +67,22 @@ def test_setting_that_is_unknown_or_bad(
     assert (code, output) == (2, "")
     assert len(errors.splitlines()) == 1, errors
     assert message in errors
+
+
+def test_no_trainer_is_open_to_strangers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.trainer", "--host", "0.0.0.0"]
+    for option, code, why in (
+        ((), 2, "nobody is asked who they are. Give out keys (flambeau access add"),
+        (("--open-to-strangers", "true"), 2, "unrecognized arguments: --open-to-strangers true"),
+    ):
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(
+            [*command, *option], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            timeout=START_TIMEOUT_S,
+        )  # fmt: skip
+        assert ended.returncode == code
+        assert why in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_setting_without_a_value(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import typer.main
 
 from flambeau.cli import app
 from flambeau.commands.serve import parse_settings
-from services.gateway.config import GatewayConfig
+from services.access.config import check_open
+from services.gateway.config import GatewayConfig, GatewaySettings
 from services.inference.config import InferenceConfig
 from services.settings import ServiceSettings, checked, settings_from
 from services.standalone.config import ServerConfig
@@ -98,6 +99,14 @@ def test_ports_are_those_that_are_declared(pod: Workload, settings: Any) -> None
     for name, number in declared.items():
         assert getattr(settings, f"{name}_port") == number
     assert settings.host == "0.0.0.0", "probes and callers come from other addresses"
+
+
+@pytest.mark.parametrize(("overlay", "name"), PROCESSES)
+def test_it_would_start_and_strangers_manage_nothing(settings: Any) -> None:
+    if isinstance(settings, GatewaySettings):
+        check_open(settings, settings.host, is_opened=settings.open_to_strangers)
+    elif isinstance(settings, TrainerConfig):
+        check_open(settings, settings.host)
 
 
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)

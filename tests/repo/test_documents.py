@@ -136,6 +136,17 @@ def test_every_verb_of_the_makefile_is_shown_somewhere() -> None:
     assert missing == [], "name them in CONTRIBUTING.md or where they belong"
 
 
+def test_files_that_are_named_are_there() -> None:
+    path = re.compile(r"(?<![\w/.-])(?:bench|deploy|docs|k8s|services|tests)/[\w/.-]*\.(?:\w+)")
+    missing = [
+        f"{relative(document)}: {name}"
+        for document in DOCUMENTS
+        for name in path.findall(document.read_text())
+        if not (ROOT / name).exists() and not (document.parent / name).exists()
+    ]
+    assert missing == []
+
+
 def test_decisions_are_numbered_without_a_gap_and_listed() -> None:
     numbers = [int(path.name[:4]) for path in DECISIONS]
     assert numbers == list(range(1, len(DECISIONS) + 1))

@@ -62,6 +62,14 @@ def test_a_key_is_added_listed_and_revoked_and_never_written(tmp_path: Path) -> 
         (keys_text().replace("sha256: ", "sha256: z"), "'keys.0.sha256'"),
         (keys_text() + keys_text().partition("\n")[2], "occurs 2 times"),
         ("keys: " + "[" * 100, "no YAML"),
+        ("keys: " + "[" * 20_000, "no YAML: RecursionError"),
+        (keys_text() + "  expires: 2027-02-30T00:00:00Z\n", "day is out of range for month"),
+        (keys_text() + "  expires: 2027-02-03T00:00:00+99:00\n", "no YAML"),
+        ("keys: !!bool x", "no YAML: KeyError"),
+        ("keys: !!timestamp x", "no YAML: AttributeError"),
+        ('keys: "\\UFFFFFFFF"', "no YAML: OverflowError"),
+        ("keys: " + "1" * 5000, "no YAML: ValueError"),
+        ("keys: &all [*all]", "'keys.0' is [[...]]"),
     ],
 )
 def test_a_file_with_a_typo_is_refused_with_its_place(text: str, why: str) -> None:

@@ -133,6 +133,7 @@ NOW = time.time()
         (lambda: token(key=signing_key("two")), "InvalidSignatureError"),
         (lambda: token()[:-4] + "AAAA", "InvalidSignatureError"),
         (lambda: "a.b.c", "DecodeError"),
+        (lambda: f"{'W1tb' * 1500}.b.c", "DecodeError"),
         (lambda: token("x" * 9000), "may have 8192"),
     ],
 )
@@ -168,7 +169,8 @@ def test_a_file_that_changes_is_taken_over_and_a_broken_one_is_not(
 ) -> None:
     place, file = Place(tmp_path), tmp_path / "keys.yaml"
     caller = place.door.admit(KEY)
-    for broken in ("keys: [", "kyes: []", None):
+    impossible = keys_text() + "  expires: 2027-02-30T00:00:00Z\n"
+    for broken in ("keys: [", "kyes: []", impossible, None):
         file.unlink() if broken is None else file.write_text(broken)
         asyncio.run(place.door.look())
         assert place.door.admit(KEY) is caller
@@ -176,7 +178,7 @@ def test_a_file_that_changes_is_taken_over_and_a_broken_one_is_not(
     assert "(did you mean 'keys'?)" in caplog.text or any(
         "(did you mean 'keys'?)" in getattr(record, "reason", "") for record in caplog.records
     )
-    assert place.value("reloads_total", source="api_keys", outcome="failed") == 3
+    assert place.value("reloads_total", source="api_keys", outcome="failed") == 4
     file.write_text(keys_text())
     asyncio.run(place.door.look())
     assert place.door.admit(KEY) is caller, "it did not change"
@@ -205,14 +207,54 @@ def test_a_key_set_that_changes_has_tokens_proven_anew(tmp_path: Path) -> None:
     assert place.value("source_stale", source="jwt_keys") == 1
 
 
+def test_a_file_that_could_not_be_read_for_a_while_is_read_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for name, source in (("keys.yaml", "api_keys"), ("jwks.json", "jwt_keys")):
+        (tmp_path / name).rename(tmp_path / "away")
+        asyncio.run(place.door.look())
+        assert place.value("source_stale", source=source) == 1
+        (tmp_path / "away").rename(tmp_path / name)
+        asyncio.run(place.door.look())
+        assert place.value("source_stale", source=source) == 0, "it is the same file as before"
+
+
+def test_nothing_that_a_source_holds_ends_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(tmp_path)
+    caller = place.door.admit(KEY)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr("services.access.door.parse_keys", broken)
+    monkeypatch.setattr("services.access.key_set.parse_key_set", broken)
+    for name in ("keys.yaml", "jwks.json"):
+        (tmp_path / name).write_text("changed")
+    for _ in range(2):
+        asyncio.run(place.door.look())
+    assert place.door.admit(KEY) is caller
+    for source in ("api_keys", "jwt_keys"):
+        assert place.value("source_stale", source=source) == 1
+        assert place.value("reloads_total", source=source, outcome="failed") == 1
+    assert [r.exc_info is not None for r in caplog.records if r.levelname == "ERROR"] == [True] * 2
+
+
 class Provider(QuietHandler):
     """Hands out a key set, and counts."""
 
+    protocol_version = "HTTP/1.1"
     keys = b""
     asked = 0
+    raw = b""
+    """All of an answer, if it is to be none that HTTP knows."""
 
     def do_GET(self) -> None:
         type(self).asked += 1
+        self.close_connection = True
+        if self.raw:
+            self.wfile.write(self.raw)
+            return
         self.send_response(302 if not self.keys else 200)
         self.send_header("location", "http://127.0.0.1:1/")
         self.end_headers()
@@ -251,6 +293,40 @@ def test_keys_from_a_url_are_fetched_beside_and_not_for_every_stranger(
         place.door.admit(rotated())
     asyncio.run(place.door.look())
     assert place.door.admit(rotated())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n400\r\n{",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nno number\r\n",
+        b"what?\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + b"[" * 100_000,
+        b'HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{"keys": [{"kty": "EC", "alg": ["x"]}]}',
+    ],
+)
+def test_a_bad_answer_of_the_provider_leaves_the_keys_and_is_told_until_a_good_one(
+    tmp_path: Path,
+    provider: tuple[type[Provider], str],
+    raw: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind, url = provider
+    monkeypatch.setattr(key_sets, "FETCH_FLOOR_S", 0.0)
+    kind.keys = key_set()
+    place = Place(tmp_path, jwt_keys=url)
+    asyncio.run(place.door.look())
+    secret = token()
+    caller = place.door.admit(secret)
+    for answer, stale in ((raw, 1), (raw, 1), (b"", 0)):
+        kind.raw = answer
+        with pytest.raises(AccessUnavailableError):  # so that they are fetched
+            place.door.admit(token(kid="two", key=signing_key("two")))
+        asyncio.run(place.door.look())
+        assert place.value("source_stale", source="jwt_keys") == stale
+        assert place.door.admit(secret) is caller, "the keys are those from before"
+    assert place.value("reloads_total", source="jwt_keys", outcome="failed") == 1, "said once"
 
 
 def test_a_missing_key_wakes_who_fetches_it(
@@ -303,8 +379,10 @@ def test_settings_that_cannot_be_right_stop_start_up(
 def test_strangers_reach_no_server_that_knows_nobody(host: str) -> None:
     with pytest.raises(ConfigError, match="flambeau access add") as refused:
         check_open(access(), host)
-    assert "open_to_strangers" in str(refused.value)
-    check_open(access(open_to_strangers=True), host)
+    assert "open_to_strangers" not in str(refused.value), "it opens gateways alone"
+    with pytest.raises(ConfigError, match="set open_to_strangers=true, which opens inference"):
+        check_open(access(), host, is_opened=False)
+    check_open(access(), host, is_opened=True)
     check_open(access(api_keys_file="keys.yaml"), host)
     for local in ("127.0.0.1", "::1", "[::1]", "localhost", "127.8.8.8"):
         check_open(access(), local)

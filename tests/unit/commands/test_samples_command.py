@@ -54,7 +54,7 @@ def run(store: str, *arguments: str) -> Result:
 def said(store: str, *arguments: str) -> list[str]:
     result = run(store, *arguments)
     assert result.exit_code == 0, result.output
-    return result.output.splitlines()
+    return result.stdout.splitlines()
 
 
 def listed(store: str, *arguments: str) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import verification_pb2 as verification_pb
+from services.access import audit
 from services.access.config import AccessSettings
 from services.access.door import UNKNOWN, Door
 from services.access.tenants import Tenants
@@ -358,8 +359,9 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
 
 
 async def test_verifying_needs_its_scope_and_is_written_down(
-    make_place: Make, caplog: pytest.LogCaptureFixture
+    make_place: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(audit, "_strangers", audit.Allowance())
     place = make_place("infer", "manage:secret")
     service = "flambeau.v1.VerificationService"
 
@@ -371,13 +373,20 @@ async def test_verifying_needs_its_scope_and_is_written_down(
         assert await verify("digits") == "UNAUTHENTICATED"
         assert await verify("digits", x_api_key=KEY) == "PERMISSION_DENIED"
         assert await verify("secret", x_api_key=KEY) == "OK"
+        (place.folder / "keys.yaml").write_text(keys_text("manage", requests_per_s=0.5))
+        await place.door.look()
+        assert await verify("digits", x_api_key=KEY) == "OK"
+        assert await verify("digits", x_api_key=KEY) == "RESOURCE_EXHAUSTED"
     acts = [
         tuple(vars(record)[name] for name in ("act", "target", "who", "outcome"))
         for record in caplog.records
         if record.name == "flambeau.audit"
     ]
     assert acts == [
+        ("verify", "", "anonymous", "refused"),
         ("verify", "digits 1", "key:ci", "refused"),
         ("verify", "secret 1", "key:ci", "done"),
+        ("verify", "digits 1", "key:ci", "done"),
+        ("verify", "", "key:ci", "refused"),
     ]
-    assert place.verified == ["secret"]
+    assert place.verified == ["secret", "digits"]

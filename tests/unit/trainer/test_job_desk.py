@@ -14,6 +14,7 @@ import pytest
 
 from flambeau.errors import NotFoundError
 from flambeau.training_jobs import _MESSAGES, SERVICE, TrainingClient
+from services.access import audit
 from services.access.api_keys import digest_of
 from services.access.caller import Visitor
 from services.access.door import Door
@@ -25,6 +26,7 @@ from services.errors import (
     NotAllowedError,
     PayloadTooLargeError,
     QueueFullError,
+    ShuttingDownError,
     UnknownJobError,
 )
 from services.trainer import transitions
@@ -349,6 +351,44 @@ async def test_what_rest_refuses(
         for wrong in ("", "Bearer nonsense-nonsense", "Basic abc"):
             found, headers, _ = await Rest(place)(method, path, body, authorization=wrong)
             assert (found, headers[b"www-authenticate"]) == (401, b"Bearer")
+
+
+async def test_calls_that_change_something_are_written_down_whatever_refuses_them(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_strangers", audit.Allowance())
+    rest, job = Rest(place), "0123456789abcdef"
+    with caplog.at_level("INFO", "flambeau.audit"):
+        await rest("GET", "/v1/jobs")
+        await rest("POST", "/v1/jobs", b"{", authorization="Bearer who")
+        await rest("POST", f"/v1/jobs/{job}/cancel")
+        await rest("POST", f"/v1/jobs/{job}/resume")
+        for body in (b"{", b'{"recipe": "nmae: x"}', bytes(24 * 2**20)):
+            await rest("POST", "/v1/jobs", body, authorization=BEARER)
+        edge = GrpcEdge(place.desk, place.config.max_bundle_bytes, place.door)
+        port = await edge.start("127.0.0.1", 0)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for name in ("CancelJob", "GetJob"):
+                asked, answered = _MESSAGES[name]
+                call = channel.unary_unary(
+                    f"/{SERVICE}/{name}", asked.SerializeToString, answered.FromString
+                )
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await call(asked(id=job))
+        await edge.stop(1)
+        place.desk.stop()
+        with pytest.raises(ShuttingDownError):
+            await place.submit(GIVEN)
+    found = [r for r in caplog.records if r.name == "flambeau.audit"]
+    assert [(x.act, x.target, x.who, x.outcome) for x in found] == [  # type: ignore[attr-defined]
+        ("submit", "", "anonymous", "refused"),
+        ("cancel", job, "anonymous", "refused"),
+        ("resume", job, "anonymous", "refused"),
+        *[("submit", "", "key:ann", "refused")] * 3,
+        ("cancel", job, "anonymous", "refused"),
+        ("submit", "", "key:ann", "refused"),
+    ]
+    assert "Bearer who" not in str([vars(x) for x in found])
 
 
 async def test_jobs_over_grpc(place: Place) -> None:
