@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_origin
 
-import yaml
 from pydantic import ConfigDict, Field, ValidationError
 
 from model_store.strict import StrictModel, explain
+from model_store.yaml_text import YamlError, read_yaml
 
 
 class ConfigError(Exception):
@@ -109,6 +109,6 @@ def _value(text: str | list[str]) -> Any:
     if isinstance(text, list):
         return tuple(_value(item) for item in text)
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return read_yaml(text)
+    except YamlError:
         return text

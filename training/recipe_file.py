@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from model_store.strict import explain
+from model_store.yaml_text import YamlError, read_yaml
 from training.errors import RecipeError
 from training.recipe import Recipe
 from training.targets import load_target
@@ -104,8 +105,8 @@ def _read_text(path: Path) -> str:
 
 def _parse_yaml(text: str, where: str) -> dict[str, Any]:
     try:
-        document = yaml.load(text, _RecipeLoader)  # noqa: S506 - the loader is a SafeLoader
-    except yaml.YAMLError as error:
+        document = read_yaml(text, _RecipeLoader)
+    except YamlError as error:
         raise RecipeError(f"{where} is not YAML: {error}") from error
     if not isinstance(document, dict):
         raise RecipeError(f"{where} holds a {type(document).__name__}; a recipe is a mapping")
@@ -140,8 +141,8 @@ def parse_value(text: str, what: str) -> Any:
         RecipeError: it is not YAML.
     """
     try:
-        return yaml.load(text, _RecipeLoader)  # noqa: S506 - the loader is a SafeLoader
-    except yaml.YAMLError as error:
+        return read_yaml(text, _RecipeLoader)
+    except YamlError as error:
         raise RecipeError(f"{what}: the value is not YAML: {error}") from error
 
 

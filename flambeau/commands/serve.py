@@ -3,9 +3,9 @@
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from flambeau.commands.failures import failing_with
+from model_store.yaml_text import YamlError, read_yaml
 
 
 def serve(
@@ -66,5 +66,11 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair:
             raise typer.BadParameter(f"'{pair}' is not NAME=VALUE", param_hint="--set")
-    split = (pair.split("=", 1) for pair in pairs)
-    return {name.strip(): yaml.safe_load(value) for name, value in split}
+    settings: dict[str, Any] = {}
+    for name, value in (pair.split("=", 1) for pair in pairs):
+        try:
+            settings[name.strip()] = read_yaml(value)
+        except YamlError as error:
+            told = f"'{name}={value}' has a value that is no YAML: {error}"
+            raise typer.BadParameter(told, param_hint="--set") from error
+    return settings

@@ -33,6 +33,7 @@ import yaml
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, model_validator
 
 from model_store.strict import StrictModel, explain, nearest_name
+from model_store.yaml_text import YamlError, read_yaml
 from services.access.grants import Grant, parse_grant
 from services.atomic_file import write_atomically
 
@@ -119,14 +120,9 @@ def parse_keys(data: bytes) -> ApiKeys:
     if len(data) > MAX_FILE_BYTES:
         raise KeysFileError(f"it has {len(data)} bytes, and may have {MAX_FILE_BYTES}")
     try:
-        document = yaml.safe_load(data) or {}
-    except Exception as error:
-        # A 30th of February is a ValueError here, `!!bool x` a KeyError, a thousand brackets are a
-        # RecursionError: PyYAML lets through whatever its parts raise.
-        kind = "" if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: "
-        raise KeysFileError(f"it is no YAML: {kind}{' '.join(str(error).split())}") from error
-    try:
-        return ApiKeys.model_validate(document)
+        return ApiKeys.model_validate(read_yaml(data) or {})
+    except YamlError as error:
+        raise KeysFileError(f"it is no YAML: {error}") from error
     except ValidationError as error:
         raise KeysFileError(explain(error, ApiKeys)) from error
 

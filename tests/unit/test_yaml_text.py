@@ -1,0 +1,43 @@
+"""YAML of others: whatever it is, there is a document or one kind of error."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.yaml_text import YamlError, read_yaml
+
+BOMB = "a0: &a0 [1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30)
+)
+
+
+def test_what_is_right_is_read() -> None:
+    assert read_yaml("a: &x [1, two]\nb: *x\n") == {"a": [1, "two"], "b": [1, "two"]}
+    assert read_yaml("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [1", "expected"),
+        ("a: 2027-02-30", "ValueError: day is out of range for month"),
+        ("a: !!bool maybe", "KeyError"),
+        ("[" * 3000, "RecursionError"),
+        (b"\xff\xfe\xff", "unacceptable character"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        (BOMB, "write out what is meant"),
+        ("&a [*a]", "an alias stands for what it is part of"),
+        ("&a {b: {c: *a}}", "an alias stands for what it is part of"),
+    ],
+)
+def test_what_is_wrong_is_one_error(text: str | bytes, told: str) -> None:
+    with pytest.raises(YamlError, match=told):
+        read_yaml(text)
+
+
+@given(st.text(alphabet="ab:- \n[]{}&*!<'\"#|0129.eE~%", max_size=60))
+def test_no_text_gives_another_error(text: str) -> None:
+    with contextlib.suppress(YamlError):
+        read_yaml(text)
