@@ -70,13 +70,15 @@ def serve(config: TrainerConfig) -> None:
     open_audit_log(config.audit_log)
     config.runs_folder.mkdir(parents=True, exist_ok=True)
     executor = open_executor(config)
-    asyncio.run(_serve(config, open_store(config), executor))
+    clients = RedisClients(config.jobs) if config.jobs.partition("://")[0] in SCHEMES else None
+    store = open_store(config, clients)
+    asyncio.run(_serve(config, clients, store, executor))
 
 
-def open_store(config: TrainerConfig) -> JobStore:
-    """The store of jobs that `jobs` names: SQLite, or Redis by the form of its URL."""
-    if config.jobs.partition("://")[0] in SCHEMES:
-        return RedisJobStore(RedisClients(config.jobs), config.max_events)
+def open_store(config: TrainerConfig, clients: RedisClients | None) -> JobStore:
+    """The store of jobs that `jobs` names: Redis, where clients of it are given, else SQLite."""
+    if clients is not None:
+        return RedisJobStore(clients, config.max_events)
     return SqliteJobStore(Path(config.jobs), config.max_events)
 
 
@@ -91,8 +93,12 @@ def open_executor(config: TrainerConfig) -> Executor:
     return LocalExecutor(config)
 
 
-async def _serve(config: TrainerConfig, store: JobStore, executor: Executor) -> None:
+async def _serve(
+    config: TrainerConfig, clients: RedisClients | None, store: JobStore, executor: Executor
+) -> None:
     metrics = TrainerMetrics(installed_version("flambeau"))
+    if clients is not None:
+        clients.tell_certificates(metrics.tls)
     certificates = open_certificates(config, metrics.tls)
     door = None
     if config.api and config.asks_for_credentials:
