@@ -11,8 +11,10 @@ import contextlib
 import logging
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from importlib.metadata import version as installed_version
+from math import ceil
 from pathlib import Path
 
 import prometheus_client
@@ -31,7 +33,8 @@ from services.telemetry.logs import configure_logs
 from services.tls import Certificates, open_certificates
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Executor
-from services.trainer.grpc_calls import MAX_CALLS, GrpcEdge
+from services.trainer.grpc_calls import GrpcEdge
+from services.trainer.http_connections import ConnectionLimits, LimitedConnection
 from services.trainer.job_desk import JobDesk
 from services.trainer.job_store import JobStore
 from services.trainer.kubeflow_executor import KubeflowExecutor
@@ -117,7 +120,7 @@ async def _serve(
         if config.api:
             if certificates is not None:
                 stack.enter_context(certificates.renewing())
-            api = _api(config, desk, door, certificates)
+            api = _api(config, desk, door, certificates, metrics)
             http_port, grpc_port = await stack.enter_async_context(api)
             ports |= {"http_port": http_port, "grpc_port": grpc_port}
         stop_on_signals(asked)
@@ -142,7 +145,11 @@ async def _serve(
 
 @contextlib.asynccontextmanager
 async def _api(
-    config: TrainerConfig, desk: JobDesk, door: Door | None, tls: Certificates | None
+    config: TrainerConfig,
+    desk: JobDesk,
+    door: Door | None,
+    tls: Certificates | None,
+    metrics: TrainerMetrics,
 ) -> AsyncIterator[tuple[int, int]]:
     """Answers over REST and gRPC as long as the block lasts. Yields the two ports."""
     application = TrainingRoutes(desk, config.max_bundle_bytes, door).application()
@@ -150,7 +157,17 @@ async def _api(
     edge = GrpcEdge(desk, config.max_bundle_bytes, door)
     credentials = tls.grpc_credentials() if tls else None
     grpc_port = await edge.start(config.host, config.grpc_port, credentials)
-    server = _HttpServer(application, tls.context if tls else None)
+    limits = ConnectionLimits(
+        max_connections=config.max_connections,
+        keep_alive_timeout_s=config.keep_alive_timeout_s,
+        receive_timeout_s=config.receive_timeout_s,
+    )
+    server = _HttpServer(
+        application,
+        tls.context if tls else None,
+        partial(LimitedConnection, limits, metrics.closed_connections),
+        limits,
+    )
     answering = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield listening.getsockname()[1], grpc_port
@@ -163,18 +180,25 @@ async def _api(
 class _HttpServer(uvicorn.Server):
     """uvicorn, which leaves signals to us; it can stream, as the gateway's own server cannot."""
 
-    def __init__(self, application: Starlette, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        application: Starlette,
+        tls: ssl.SSLContext | None,
+        connection: Callable[..., LimitedConnection],
+        limits: ConnectionLimits,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
                 loop="none",
-                http="httptools",
+                http=connection,  # type: ignore[arg-type]  # it is only ever called
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=MAX_CALLS,
+                limit_concurrency=limits.max_connections + 1,  # it refuses the one that reaches it
+                timeout_keep_alive=ceil(limits.keep_alive_timeout_s),
                 timeout_graceful_shutdown=int(LAST_CALLS_S),
             )
         )
