@@ -28,7 +28,7 @@ its peer, to send the rest or to read the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
+class HttpLimits:
     """The limits of the port; the settings of the same names say more."""
 
     max_connections: int
@@ -45,7 +45,7 @@ class LimitedConnection(HttpToolsProtocol):
         given: by uvicorn.
     """
 
-    def __init__(self, limits: ConnectionLimits, closed: Counter, **given: Any) -> None:
+    def __init__(self, limits: HttpLimits, closed: Counter, **given: Any) -> None:
         super().__init__(**given)
         self._limits = limits
         self._closed = closed

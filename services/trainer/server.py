@@ -26,6 +26,7 @@ from services.access.config import check_open
 from services.access.door import Door
 from services.access.tenants import Tenants
 from services.errors import QueueUnavailableError
+from services.grpc_connections import ConnectionLimits
 from services.ports import listen, metrics_server
 from services.process import process_name, stop_on_signals
 from services.queueing.redis_streams.clients import SCHEMES, RedisClients
@@ -34,7 +35,7 @@ from services.tls import Certificates, open_certificates
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Executor
 from services.trainer.grpc_calls import GrpcEdge
-from services.trainer.http_connections import ConnectionLimits, LimitedConnection
+from services.trainer.http_connections import HttpLimits, LimitedConnection
 from services.trainer.job_desk import JobDesk
 from services.trainer.job_store import JobStore
 from services.trainer.kubeflow_executor import KubeflowExecutor
@@ -154,10 +155,15 @@ async def _api(
     """Answers over REST and gRPC as long as the block lasts. Yields the two ports."""
     application = TrainingRoutes(desk, config.max_bundle_bytes, door).application()
     listening = listen(config.host, config.http_port, "http_port")
-    edge = GrpcEdge(desk, config.max_bundle_bytes, door)
+    grpc_limits = ConnectionLimits(
+        max_connections=config.max_connections,
+        idle_s=config.keep_alive_timeout_s,
+        handshake_s=config.receive_timeout_s,
+    )
+    edge = GrpcEdge(desk, config.max_bundle_bytes, door, grpc_limits)
     credentials = tls.grpc_credentials() if tls else None
     grpc_port = await edge.start(config.host, config.grpc_port, credentials)
-    limits = ConnectionLimits(
+    limits = HttpLimits(
         max_connections=config.max_connections,
         keep_alive_timeout_s=config.keep_alive_timeout_s,
         receive_timeout_s=config.receive_timeout_s,
@@ -185,7 +191,7 @@ class _HttpServer(uvicorn.Server):
         application: Starlette,
         tls: ssl.SSLContext | None,
         connection: Callable[..., LimitedConnection],
-        limits: ConnectionLimits,
+        limits: HttpLimits,
     ) -> None:
         super().__init__(
             uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Peers of the trainer's REST port that are silent, slow or too many, as real sockets."""
+"""Peers of the trainer's ports that are silent, slow or too many, as real sockets."""
 
 import asyncio
 import contextlib
@@ -51,17 +51,19 @@ class Peer:
 
 
 @dataclass
-class Port:
-    """A REST port, and what is behind it."""
+class Ports:
+    """Both ports, and what is behind them."""
 
-    number: int
+    rest: int
+    grpc: int
     store: SqliteJobStore
     desk: JobDesk
     metrics: TrainerMetrics
     peers: contextlib.ExitStack
 
-    async def meet(self) -> Peer:
-        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.number))
+    async def meet(self, number: int = 0) -> Peer:
+        """A peer of the port with this number, or of REST."""
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", number or self.rest))
         self.peers.callback(peer.hang_up)
         return peer
 
@@ -71,15 +73,15 @@ class Port:
 
 
 @contextlib.asynccontextmanager
-async def port(folder: Path, **limits: Any) -> AsyncIterator[Port]:
-    """A port with these limits, until the block ends."""
+async def port(folder: Path, **limits: Any) -> AsyncIterator[Ports]:
+    """Ports with these limits, until the block ends."""
     given = config(folder, http_port=0, grpc_port=0, **limits)
     store = SqliteJobStore(Path(given.jobs), 1000)
     metrics = TrainerMetrics("")
     desk = JobDesk(store, given)
-    async with _api(given, desk, None, None, metrics) as (http, _):
+    async with _api(given, desk, None, None, metrics) as (rest, grpc):
         with contextlib.ExitStack() as peers:
-            yield Port(http, store, desk, metrics, peers)
+            yield Ports(rest, grpc, store, desk, metrics, peers)
     await store.close()
 
 
@@ -137,6 +139,12 @@ async def test_who_is_being_answered_is_neither_closed_nor_moved(tmp_path: Path)
         await silent.hears_the_end()  # as long as the follower was silent, too
         served.desk.stop()
         assert (await follower.hears_the_end()).endswith(b"0\r\n\r\n")
+
+
+async def test_silent_peers_of_grpc_are_closed_too(tmp_path: Path) -> None:
+    async with port(tmp_path, max_connections=1, receive_timeout_s=SOON_S) as served:
+        silent = await served.meet(served.grpc)
+        await silent.hears_the_end()
 
 
 async def test_a_head_without_an_end_is_refused(tmp_path: Path) -> None:
