@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from services.access.audit import open_audit_log
 from services.access.config import check_open
 from services.access.door import Door
+from services.access.shared_rates import SharedRates
 from services.access.tenants import Tenants
 from services.errors import QueueUnavailableError
 from services.grpc_connections import ConnectionLimits
@@ -104,9 +105,10 @@ async def _serve(
     if clients is not None:
         clients.tell_certificates(metrics.tls)
     certificates = open_certificates(config, metrics.tls)
-    door = None
+    door = rates = None
     if config.api and config.asks_for_credentials:
-        door = Door(config, metrics.access, Tenants(metrics.access))
+        rates = SharedRates(clients.open()) if clients is not None else None
+        door = Door(config, metrics.access, Tenants(metrics.access, rates))
     desk = JobDesk(store, config)
     worker = Worker(store, executor, config, metrics, process_name("trainer"))
     asked = asyncio.Event()
@@ -130,8 +132,8 @@ async def _serve(
                 tasks.create_task(store.run(), name="changes"),
                 tasks.create_task(_keep_house(config, store, metrics), name="housekeeping"),
             ]
-            if door is not None:
-                chores.append(tasks.create_task(door.run(), name="door"))
+            guards = [part for part in (door, rates) if part is not None]
+            chores += [tasks.create_task(part.run(), name="door") for part in guards]
             working = tasks.create_task(worker.run()) if config.worker else None
             logger.info("ready", extra={"host": config.host, **ports})
             await asked.wait()
