@@ -11,7 +11,6 @@ Rules kept here:
 """
 
 import logging
-import re
 import ssl
 import threading
 import time
@@ -25,7 +24,7 @@ from pydantic import ConfigDict
 
 from model_store.strict import StrictModel
 from services.background_thread import background_thread
-from services.certificate_dates import not_after_s
+from services.certificate_files import Mark, mark_of, openssl_words, read_certificates, read_file
 from services.settings import ConfigError
 from services.telemetry.metrics import TlsMetrics
 
@@ -36,10 +35,6 @@ logger = logging.getLogger("flambeau.tls")
 
 LOOK_EVERY_S = 1.0
 """Pause between two looks at the files; they are read once two looks have found the same."""
-_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-
-Mark = tuple[int, int, int]
-"""What tells a file that was changed or replaced: inode, time of change in ns, size in bytes."""
 
 
 class TlsSettings(StrictModel):
@@ -158,7 +153,7 @@ class Certificates:
 
     def _marks(self) -> tuple[Mark, ...]:
         files = (self._certificate, self._key, self._client_ca)
-        return tuple(_mark(file) for file in files if file is not None)
+        return tuple(mark_of(file) for file in files if file is not None)
 
     def _read(self) -> _Loaded:
         """The files as they are.
@@ -166,10 +161,9 @@ class Certificates:
         Raises:
             ConfigError: as the class.
         """
-        certificate = _bytes_of(self._certificate, "tls_certificate_file")
-        key = _bytes_of(self._key, "tls_key_file")
-        client_ca = _bytes_of(self._client_ca, "tls_client_ca_file") if self._client_ca else None
-        expiry_s = {"server": _first_expiry_s(certificate, "tls_certificate_file")}
+        certificate, server_s = read_certificates(self._certificate, "tls_certificate_file")
+        key = read_file(self._key, "tls_key_file")
+        client_ca, expiry_s = None, {"server": server_s}
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -181,10 +175,13 @@ class Certificates:
             raise ConfigError(
                 f"tls_key_file '{self._key}' is not the key of tls_certificate_file "
                 f"'{self._certificate}', or one of them is no PEM file, or the key has a "
-                f"passphrase ({_reason(error)}); give the pair as it was issued, the key without"
+                f"passphrase ({openssl_words(error)}); give the pair as it was issued, the key "
+                "without"
             ) from error
-        if client_ca is not None:
-            expiry_s["client_ca"] = _first_expiry_s(client_ca, "tls_client_ca_file")
+        if self._client_ca is not None:
+            client_ca, expiry_s["client_ca"] = read_certificates(
+                self._client_ca, "tls_client_ca_file"
+            )
             context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
             context.verify_mode = ssl.CERT_REQUIRED
             # A ticket would let a caller back in whose authority has been taken off the list.
@@ -241,49 +238,10 @@ def _handshakes_counted_in(metrics: TlsMetrics) -> type[ssl.SSLObject]:
                 raise
             except ssl.SSLError as error:
                 metrics.handshake_failures.inc()
-                logger.info("refused a TLS handshake", extra={"reason": _reason(error)})
+                logger.info("refused a TLS handshake", extra={"reason": openssl_words(error)})
                 raise
 
     return Handshake
-
-
-def _bytes_of(file: Path, setting: str) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{setting} '{file}' cannot be read ({error.strerror}); name a PEM file that this "
-            "process may read"
-        ) from error
-
-
-def _first_expiry_s(pem: bytes, setting: str) -> float:
-    """When the first of some certificates expires, in seconds since 1970."""
-    try:
-        found = [
-            not_after_s(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
-            for text in _CERTIFICATE.findall(pem)
-        ]
-    except ValueError as error:
-        raise ConfigError(f"{setting} holds a certificate that cannot be read: {error}") from error
-    if not found:
-        raise ConfigError(
-            f"{setting} holds no certificate; give a PEM file (-----BEGIN CERTIFICATE-----)"
-        )
-    return min(found)
-
-
-def _mark(file: Path) -> Mark:
-    try:
-        found = file.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
-
-
-def _reason(error: Exception) -> str:
-    """OpenSSL's words without the place in its source."""
-    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
 def _date(loaded: _Loaded) -> str:

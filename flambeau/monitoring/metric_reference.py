@@ -50,8 +50,8 @@ _PROCESSES: dict[str, tuple[str, ...]] = {
     "flambeau_access_reloads": (GATEWAY, TRAINER),
     "flambeau_access_source_stale": (GATEWAY, TRAINER),
     "flambeau_spans": (GATEWAY, WORKER),
-    "flambeau_tls_certificate_not_after_timestamp_seconds": (GATEWAY, TRAINER),
-    "flambeau_tls_reloads": (GATEWAY, TRAINER),
+    "flambeau_tls_certificate_not_after_timestamp_seconds": (GATEWAY, WORKER, TRAINER),
+    "flambeau_tls_reloads": (GATEWAY, WORKER, TRAINER),
     "flambeau_tls_handshake_failures": (GATEWAY, TRAINER),
 }
 """Who counts what is not a worker's alone."""

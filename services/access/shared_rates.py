@@ -1,11 +1,11 @@
-"""Rates that several gateways share, by way of Redis.
+"""Rates that several processes share, gateways and trainers, by way of Redis.
 
 In: what each bucket of this process has spent. Out: what is left of it for all.
 
-Rules kept here: no request waits for Redis: each gateway decides by its own bucket, and tells the
-others ten times a second what it spent. So a tenant may have its burst once at each gateway, and
+Rules kept here: no request waits for Redis: each process decides by its own bucket, and tells the
+others ten times a second what it spent. So a tenant may have its burst once at each process, and
 what was too much is a debt that all of them learn of: over time the rate holds. While Redis is
-away, each gateway goes by its own bucket alone.
+away, each process goes by its own bucket alone.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class SharedRates:
         except (RedisError, OSError) as error:
             if self._reached:
                 logger.warning(
-                    "rates are not shared: each gateway goes by its own",
+                    "rates are not shared: each process goes by its own",
                     extra={"reason": str(error)},
                 )
             self._reached = False

@@ -31,14 +31,14 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     calls under way finish. Set it, to 300 say, where callers spread their calls over the gateways
     that a name resolves to (a headless Service), or they never hear of new ones; 0 for no limit."""
     max_connections: int = Field(4096, ge=1, le=1_000_000)
-    """REST connections open at once; raise it for many callers, and the system's limit of open
-    files with it."""
+    """Connections open at once, over REST and over gRPC each; raise it for many callers, and the
+    system's limit of open files with it."""
     keep_alive_timeout_s: float = Field(75.0, gt=0, le=86_400)
-    """How long a REST connection may stay open without a request; keep it above that of a proxy
+    """How long a connection may stay open without a request; keep it above that of a proxy
     in front, or the proxy sends into connections that are just being closed."""
     receive_timeout_s: float = Field(60.0, gt=0, le=86_400)
-    """How long a REST request may take to arrive, and its caller to read nothing of the answer;
-    raise it for large inputs over slow lines."""
+    """How long a REST request may take to arrive, its caller to read nothing of the answer, and a
+    gRPC connection to be set up; raise it for large inputs over slow lines."""
     drain_delay_s: float = Field(0.0, ge=0, le=300)
     """How long requests are still accepted after SIGTERM, while the server already says that it is
     not ready; set it to what those in front need to notice, unless something else waits that long

@@ -19,7 +19,6 @@ from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
-from services.gateway.grpc_connections import ConnectionAge
 from services.gateway.grpc_edge import GrpcEdge
 from services.gateway.http_port import HttpLimits
 from services.gateway.http_server import HttpServer
@@ -28,6 +27,7 @@ from services.gateway.ledger import Ledger
 from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.grpc_connections import ConnectionLimits
 from services.ports import listen, metrics_server, port_error
 from services.process import freeze_garbage
 from services.queueing.directory import Directory
@@ -127,8 +127,13 @@ class Front:
             *edges,
             max_request_bytes=max_bytes,
             max_calls=config.max_grpc_calls,
-            # No call outlasts the longest that a request may take.
-            age=ConnectionAge(config.grpc_max_connection_age_s, config.request_timeout_s),
+            limits=ConnectionLimits(
+                max_connections=config.max_connections,
+                idle_s=config.keep_alive_timeout_s,
+                handshake_s=config.receive_timeout_s,
+                max_age_s=config.grpc_max_connection_age_s,
+                grace_s=config.request_timeout_s,  # no call outlasts the longest request
+            ),
             desk=desk,
             verifications=verifications,
             door=self._door,

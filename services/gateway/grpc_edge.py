@@ -25,7 +25,6 @@ from services.access.audit import refusals_audited
 from services.access.caller import Visitor
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission
-from services.gateway.grpc_connections import NO_LIMIT, PINGS, ConnectionAge
 from services.gateway.grpc_infer import InferHandler
 from services.gateway.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.grpc_jobs import GrpcJobs
@@ -39,6 +38,7 @@ from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.grpc_connections import NO_LIMIT, PINGS, ConnectionLimits
 
 if TYPE_CHECKING:
     from services.access.door import Door
@@ -70,7 +70,7 @@ class GrpcEdge:
         max_request_bytes: largest message.
         max_calls: inferences that may wait for their answers at once, a thread each.
         verifications: where versions are verified.
-        age: how old a connection may become.
+        limits: of connections.
         desk: where jobs are taken in, if there are any.
         door: knows callers, where they are asked for credentials.
     """
@@ -84,7 +84,7 @@ class GrpcEdge:
         max_request_bytes: int,
         max_calls: int,
         verifications: VerificationDesk,
-        age: ConnectionAge = NO_LIMIT,
+        limits: ConnectionLimits = NO_LIMIT,
         desk: JobDesk | None = None,
         door: "Door | None" = None,
     ) -> None:
@@ -106,7 +106,7 @@ class GrpcEdge:
                     ("grpc.max_send_message_length", -1),
                     ("grpc.so_reuseport", 0),
                     *PINGS,
-                    *age.options(),
+                    *limits.options(),
                     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
                 ],

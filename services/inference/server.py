@@ -61,6 +61,7 @@ class _Process:
     def __init__(self, config: InferenceConfig, store: ModelStore, clients: RedisClients) -> None:
         self._config = config
         self._metrics = Metrics(installed_version("flambeau"))
+        clients.tell_certificates(self._metrics.tls)
         self._directory = Directory()
         self._port = 0
         self._queue = MemoryQueue(MAX_HELD)

@@ -303,13 +303,14 @@ class Metrics:
 
 
 class TlsMetrics:
-    """Of the ports that speak TLS, of whichever process; counted from any thread."""
+    """Of TLS, at the ports and to Redis, of whichever process; counted from any thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.not_after = Gauge(
             "flambeau_tls_certificate_not_after_timestamp_seconds",
             "When the first certificate expires of those in a file, by use: server (what the ports "
-            "show) or client_ca (what callers' certificates are measured by).",
+            "show), client_ca (what callers' certificates are measured by), redis_client (what "
+            "Redis is shown) or redis_ca (what its certificate is measured by).",
             ("use",),
             registry=registry,
         )

@@ -88,6 +88,16 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     """Largest code bundle, unpacked."""
     max_bundle_files: int = Field(2000, ge=1, le=1_000_000)
     """Files and folders of one code bundle."""
+    max_connections: int = Field(512, ge=1, le=1_000_000)
+    """Connections open at once, over REST and over gRPC each. One more over REST takes the place
+    of the one that has been silent for longest, over gRPC it is closed. Raise it for many callers
+    that follow jobs, and the system's limit of open files."""
+    keep_alive_timeout_s: float = Field(75.0, gt=0, le=86_400)
+    """How long a connection may stay open without a request; keep it above that of a proxy
+    in front, or the proxy sends into connections that are just being closed."""
+    receive_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """How long a REST request may take to arrive, its caller to read nothing of the answer, and a
+    gRPC connection to be set up; raise it for large bundles over slow lines."""
     max_queued_jobs: int = Field(1000, ge=1, le=1_000_000)
     """Jobs that may wait; one more is refused."""
     max_events: int = Field(10_000, ge=100, le=1_000_000)

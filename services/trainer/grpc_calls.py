@@ -20,6 +20,7 @@ from services.access.caller import Visitor
 from services.access.credential import secret_of
 from services.access.door import Door
 from services.errors import ServingError
+from services.grpc_connections import NO_LIMIT, PINGS, ConnectionLimits
 from services.ports import port_error
 from services.trainer.job_desk import JobDesk, Submission
 from services.trainer.records import JobEvent, TrainingJob
@@ -147,9 +148,16 @@ class GrpcEdge:
         desk: answers.
         max_bundle_bytes: largest bundle.
         door: knows callers, where they are asked for credentials.
+        limits: of connections.
     """
 
-    def __init__(self, desk: JobDesk, max_bundle_bytes: int, door: Door | None = None) -> None:
+    def __init__(
+        self,
+        desk: JobDesk,
+        max_bundle_bytes: int,
+        door: Door | None = None,
+        limits: ConnectionLimits = NO_LIMIT,
+    ) -> None:
         largest = max_bundle_bytes + MESSAGE_SPARE_BYTES
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=MAX_CALLS,
@@ -157,6 +165,8 @@ class GrpcEdge:
                 ("grpc.max_receive_message_length", largest),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
+                *PINGS,
+                *limits.options(),
             ],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]

@@ -50,12 +50,21 @@ class TrainerMetrics:
             buckets=ATTEMPT_SECONDS,
             registry=registry,
         )
+        self.closed_connections = Counter(
+            "flambeau_training_closed_connections_total",
+            "REST connections that limits ended, by reason: slow (a peer took too long to send or "
+            "to read) or full (one more came than max_connections).",
+            ["reason"],
+            registry=registry,
+        )
         self.tls = TlsMetrics(registry)
         self.access = AccessMetrics(registry)
         for state in STATES:
             self._jobs.labels(state)
         for state in OVER:
             self.finished.labels(state)
+        for reason in ("slow", "full"):
+            self.closed_connections.labels(reason)
 
     def set_jobs(self, counts: dict[State, int]) -> None:
         """Sets how many jobs there are in each state."""

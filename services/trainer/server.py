@@ -11,8 +11,10 @@ import contextlib
 import logging
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from importlib.metadata import version as installed_version
+from math import ceil
 from pathlib import Path
 
 import prometheus_client
@@ -22,8 +24,10 @@ from starlette.applications import Starlette
 from services.access.audit import open_audit_log
 from services.access.config import check_open
 from services.access.door import Door
+from services.access.shared_rates import SharedRates
 from services.access.tenants import Tenants
 from services.errors import QueueUnavailableError
+from services.grpc_connections import ConnectionLimits
 from services.ports import listen, metrics_server
 from services.process import process_name, stop_on_signals
 from services.queueing.redis_streams.clients import SCHEMES, RedisClients
@@ -31,7 +35,8 @@ from services.telemetry.logs import configure_logs
 from services.tls import Certificates, open_certificates
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Executor
-from services.trainer.grpc_calls import MAX_CALLS, GrpcEdge
+from services.trainer.grpc_calls import GrpcEdge
+from services.trainer.http_connections import HttpLimits, LimitedConnection
 from services.trainer.job_desk import JobDesk
 from services.trainer.job_store import JobStore
 from services.trainer.kubeflow_executor import KubeflowExecutor
@@ -70,13 +75,15 @@ def serve(config: TrainerConfig) -> None:
     open_audit_log(config.audit_log)
     config.runs_folder.mkdir(parents=True, exist_ok=True)
     executor = open_executor(config)
-    asyncio.run(_serve(config, open_store(config), executor))
+    clients = RedisClients(config.jobs) if config.jobs.partition("://")[0] in SCHEMES else None
+    store = open_store(config, clients)
+    asyncio.run(_serve(config, clients, store, executor))
 
 
-def open_store(config: TrainerConfig) -> JobStore:
-    """The store of jobs that `jobs` names: SQLite, or Redis by the form of its URL."""
-    if config.jobs.partition("://")[0] in SCHEMES:
-        return RedisJobStore(RedisClients(config.jobs), config.max_events)
+def open_store(config: TrainerConfig, clients: RedisClients | None) -> JobStore:
+    """The store of jobs that `jobs` names: Redis, where clients of it are given, else SQLite."""
+    if clients is not None:
+        return RedisJobStore(clients, config.max_events)
     return SqliteJobStore(Path(config.jobs), config.max_events)
 
 
@@ -91,12 +98,17 @@ def open_executor(config: TrainerConfig) -> Executor:
     return LocalExecutor(config)
 
 
-async def _serve(config: TrainerConfig, store: JobStore, executor: Executor) -> None:
+async def _serve(
+    config: TrainerConfig, clients: RedisClients | None, store: JobStore, executor: Executor
+) -> None:
     metrics = TrainerMetrics(installed_version("flambeau"))
+    if clients is not None:
+        clients.tell_certificates(metrics.tls)
     certificates = open_certificates(config, metrics.tls)
-    door = None
+    door = rates = None
     if config.api and config.asks_for_credentials:
-        door = Door(config, metrics.access, Tenants(metrics.access))
+        rates = SharedRates(clients.open()) if clients is not None else None
+        door = Door(config, metrics.access, Tenants(metrics.access, rates))
     desk = JobDesk(store, config)
     worker = Worker(store, executor, config, metrics, process_name("trainer"))
     asked = asyncio.Event()
@@ -111,7 +123,7 @@ async def _serve(config: TrainerConfig, store: JobStore, executor: Executor) -> 
         if config.api:
             if certificates is not None:
                 stack.enter_context(certificates.renewing())
-            api = _api(config, desk, door, certificates)
+            api = _api(config, desk, door, certificates, metrics)
             http_port, grpc_port = await stack.enter_async_context(api)
             ports |= {"http_port": http_port, "grpc_port": grpc_port}
         stop_on_signals(asked)
@@ -120,8 +132,8 @@ async def _serve(config: TrainerConfig, store: JobStore, executor: Executor) -> 
                 tasks.create_task(store.run(), name="changes"),
                 tasks.create_task(_keep_house(config, store, metrics), name="housekeeping"),
             ]
-            if door is not None:
-                chores.append(tasks.create_task(door.run(), name="door"))
+            guards = [part for part in (door, rates) if part is not None]
+            chores += [tasks.create_task(part.run(), name="door") for part in guards]
             working = tasks.create_task(worker.run()) if config.worker else None
             logger.info("ready", extra={"host": config.host, **ports})
             await asked.wait()
@@ -136,15 +148,34 @@ async def _serve(config: TrainerConfig, store: JobStore, executor: Executor) -> 
 
 @contextlib.asynccontextmanager
 async def _api(
-    config: TrainerConfig, desk: JobDesk, door: Door | None, tls: Certificates | None
+    config: TrainerConfig,
+    desk: JobDesk,
+    door: Door | None,
+    tls: Certificates | None,
+    metrics: TrainerMetrics,
 ) -> AsyncIterator[tuple[int, int]]:
     """Answers over REST and gRPC as long as the block lasts. Yields the two ports."""
     application = TrainingRoutes(desk, config.max_bundle_bytes, door).application()
     listening = listen(config.host, config.http_port, "http_port")
-    edge = GrpcEdge(desk, config.max_bundle_bytes, door)
+    grpc_limits = ConnectionLimits(
+        max_connections=config.max_connections,
+        idle_s=config.keep_alive_timeout_s,
+        handshake_s=config.receive_timeout_s,
+    )
+    edge = GrpcEdge(desk, config.max_bundle_bytes, door, grpc_limits)
     credentials = tls.grpc_credentials() if tls else None
     grpc_port = await edge.start(config.host, config.grpc_port, credentials)
-    server = _HttpServer(application, tls.context if tls else None)
+    limits = HttpLimits(
+        max_connections=config.max_connections,
+        keep_alive_timeout_s=config.keep_alive_timeout_s,
+        receive_timeout_s=config.receive_timeout_s,
+    )
+    server = _HttpServer(
+        application,
+        tls.context if tls else None,
+        partial(LimitedConnection, limits, metrics.closed_connections),
+        limits,
+    )
     answering = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield listening.getsockname()[1], grpc_port
@@ -157,18 +188,25 @@ async def _api(
 class _HttpServer(uvicorn.Server):
     """uvicorn, which leaves signals to us; it can stream, as the gateway's own server cannot."""
 
-    def __init__(self, application: Starlette, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        application: Starlette,
+        tls: ssl.SSLContext | None,
+        connection: Callable[..., LimitedConnection],
+        limits: HttpLimits,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
                 loop="none",
-                http="httptools",
+                http=connection,  # type: ignore[arg-type]  # it is only ever called
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=MAX_CALLS,
+                limit_concurrency=limits.max_connections + 1,  # it refuses the one that reaches it
+                timeout_keep_alive=ceil(limits.keep_alive_timeout_s),
                 timeout_graceful_shutdown=int(LAST_CALLS_S),
             )
         )

@@ -1,23 +1,17 @@
 """The ways Redis may be set up: as a cluster, behind Sentinel, with TLS and a user of its own."""
 
 import contextlib
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import RedisError
 
 from tests.fixtures.certificates import Authority
 from tests.fixtures.queue_ends import redis_ends, reply
 from tests.fixtures.redis_servers import FLAVOURS, binary_of, until
-
-START_TIMEOUT_S = 20.0
-LOCAL = "127.0.0.1"
+from tests.fixtures.redis_setups import LOCAL, free_port, is_open, running, wait_until
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -121,54 +115,3 @@ def over_tls(binary: str, folder: Path) -> Iterator[str]:
         files = {"ca_certs": authority.file, "certfile": ours.certificate, "keyfile": ours.key}
         query = "&".join(f"ssl_{name}={file}" for name, file in files.items())
         yield f"rediss://flambeau:secret@{LOCAL}:{port}?{query}"
-
-
-@contextlib.contextmanager
-def running(
-    binary: str,
-    folder: Path,
-    port: int,
-    *options: str,
-    config: Path | None = None,
-    answers: bool = True,
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """A server until the block ends; it answers by then, unless it only speaks TLS."""
-    command = [binary, *([str(config)] if config else []), "--port", str(port), "--bind", LOCAL]
-    command += ["--dir", str(folder), *options]
-    log = folder / f"log-{port}"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        if answers:
-            wait_until(lambda: is_open(port) or process.poll() is not None)
-            assert process.poll() is None, log.read_text()
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.create_server((LOCAL, 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
-def is_open(port: int) -> bool:
-    """Whether somebody listens."""
-    try:
-        socket.create_connection((LOCAL, port), 1).close()
-    except OSError:
-        return False
-    return True
-
-
-def wait_until(wanted: Callable[[], bool]) -> None:
-    """Asks again: nothing tells when a server is ready."""
-    give_up_at = time.monotonic() + START_TIMEOUT_S
-    while True:
-        with contextlib.suppress(RedisError):
-            if wanted():
-                return
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)

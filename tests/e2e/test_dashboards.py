@@ -68,7 +68,7 @@ TLS = {
 PAYLOAD_SAMPLES = {"flambeau_payload_samples_total", "flambeau_dropped_payload_samples_total"}
 SELDOM = {
     "gateway": {"flambeau_degraded_requests_total", *TLS, *PAYLOAD_SAMPLES},
-    "worker": set(),
+    "worker": TLS,
     "trainer": TLS,
 }
 """What has no series until it happens, or is set up."""

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import time
 import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from flambeau.split_processes import redis_process
 from model_store.store import ModelStore
@@ -89,6 +91,25 @@ def allow(gate: Path, steps: int) -> None:
     new = gate.with_suffix(".new")
     new.write_text(str(steps))
     new.replace(gate)
+
+
+def test_rates_are_shared_by_way_of_redis(tmp_path: Path) -> None:
+    """How they are is told by tests/contract/test_shared_rates.py."""
+    (tmp_path / "keys.yaml").write_text(KEYS.replace("}", ", requests_per_s: 10}"))
+    with (
+        redis_process(tmp_path) as (_, url),
+        Redis.from_url(url) as kept,
+        running_trainer(
+            tmp_path, "--no-worker", f"--api-keys-file={tmp_path / 'keys.yaml'}", f"--jobs={url}"
+        ) as api,
+    ):
+        assert api.call("/v1/jobs", authorization=BEARER) == {"jobs": []}
+        give_up_at = time.monotonic() + WAIT_TIMEOUT_S
+        while not kept.exists("flambeau:rate:{key:ann requests}"):
+            assert time.monotonic() < give_up_at
+            api.call("/v1/jobs", authorization=BEARER)
+            time.sleep(0.2)  # more often would be over the rate
+        api.stop()
 
 
 def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:

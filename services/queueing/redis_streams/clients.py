@@ -11,12 +11,17 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from services.queueing.redis_streams.client_certificates import ClientCertificates
+from services.settings import ConfigError
+from services.telemetry.metrics import TlsMetrics
 
 SCHEMES = (
     "redis", "rediss", "unix",
@@ -114,7 +119,7 @@ class RedisClients:
             `redis+sentinel://host:port,host:port/service[/db]`; `redis+cluster://host:port`.
 
     Raises:
-        QueueUrlError: it is none of these.
+        QueueUrlError: it is none of these, or names certificates that cannot be read.
     """
 
     def __init__(self, url: str) -> None:
@@ -128,15 +133,23 @@ class RedisClients:
         self._plain_url = f"{scheme.partition('+')[0]}://{rest}"
         self.url = redacted(url)
         """For logs: without its password."""
+        self._tls: ClientCertificates | None = None
         try:
+            if scheme.startswith("rediss"):
+                self._tls = ClientCertificates(self._plain_url)
             self._open_client()
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ConfigError) as error:
             raise QueueUrlError(f"the queue's URL {self.url!r} cannot be used: {error}") from error
 
     @property
     def has_slots(self) -> bool:
         """Whether keys of different slots lie on different servers, out of one script's reach."""
         return self._kind == "cluster"
+
+    def tell_certificates(self, metrics: TlsMetrics) -> None:
+        """Has metrics told of the certificates that the URL names: of expiry and renewals."""
+        if self._tls is not None:
+            self._tls.tell(metrics)
 
     def open(self) -> Commands:
         """A client for commands that answer at once."""
@@ -192,16 +205,33 @@ class RedisClients:
         login, at, _ = parts.netloc.rpartition("@")
         host = f"[{node.host}]" if ":" in node.host else node.host
         url = parts._replace(netloc=f"{login}{at}{host}:{node.port}").geturl()
-        return Redis.from_url(url, **_options())
+        return self._open_single(url)
 
     def _open_client(self) -> Any:
-        options = _options()
         if self.has_slots:
-            # It follows slots that move, and sends again only what was turned away.
-            return RedisCluster.from_url(self._plain_url, **options)
+            return self._open_cluster()
         if self._kind == "sentinel":
-            return _open_by_sentinel(self._plain_url, options)
-        return Redis.from_url(self._plain_url, **options)
+            client = _open_by_sentinel(self._plain_url, _options())
+            return self._renewing(client, SentinelManagedSSLConnection)
+        return self._open_single(self._plain_url)
+
+    def _open_single(self, url: str) -> Any:
+        return self._renewing(Redis.from_url(url, **_options()), SSLConnection)
+
+    def _renewing(self, client: Any, kind: type[SSLConnection]) -> Any:
+        if self._tls is not None:  # now, for a URL's own class goes before an argument
+            client.connection_pool.connection_class = self._tls.renewing(kind)
+        return client
+
+    def _open_cluster(self) -> Any:
+        """It follows slots that move, and sends again only what was turned away."""
+        client: Any = RedisCluster.from_url(self._plain_url, **_options())
+        if self._tls is not None:  # it takes no class as an argument
+            kind = self._tls.renewing(SSLConnection)
+            client.connection_kwargs["connection_class"] = kind  # of nodes it has yet to find
+            for node in client.nodes_manager.startup_nodes.values():
+                node.connection_class = kind
+        return client
 
 
 def redacted(url: str) -> str:

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from model_store.signature import Signature, TensorSpec
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
-from services.gateway.grpc_connections import NO_LIMIT, ConnectionAge
 from services.gateway.verification_desk import VerificationDesk
+from services.grpc_connections import NO_LIMIT, ConnectionLimits
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
@@ -25,6 +25,8 @@ from tests.fixtures.slow_proof import SlowProof
 LANE = Lane("echo", 1)
 TIMEOUT_S = 10.0
 PINGED_S = 5.0
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a connection begins (RFC 9113, 3.4), with settings that say nothing."""
 """In which there are four pings."""
 INFER = "/v2/models/echo/infer"
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [7]}]})
@@ -147,22 +149,54 @@ async def test_who_pings_every_second_is_not_sent_away() -> None:
             watch.cancel()
 
 
+@pytest.mark.parametrize("said", [b"", HTTP2], ids=["silent", "idle"])
+async def test_grpc_connections_without_a_call_are_closed(said: bytes) -> None:
+    limit = "keep_alive_timeout_s" if said else "receive_timeout_s"
+    async with running(**{limit: 0.1}) as (_, where):
+        reader, writer = await asyncio.open_connection("127.0.0.1", where.grpc_port)
+        writer.write(said)
+        async with asyncio.timeout(TIMEOUT_S):
+            await reader.read()  # to its end
+        writer.close()
+
+
+async def test_grpc_connections_over_the_limit_are_closed() -> None:
+    async with running(max_connections=2) as (_, where):
+        kept = [await asyncio.open_connection("127.0.0.1", where.grpc_port) for _ in range(2)]
+        for reader, writer in kept:
+            writer.write(HTTP2)
+            async with asyncio.timeout(TIMEOUT_S):
+                await reader.readexactly(1)  # the server's own settings
+        reader, refused = await asyncio.open_connection("127.0.0.1", where.grpc_port)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await reader.read() == b""
+        refused.close()
+        kept[0][1].close()
+        with grpc.insecure_channel(f"127.0.0.1:{where.grpc_port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            said = await asyncio.to_thread(
+                check, health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S, wait_for_ready=True
+            )
+            assert said.status == health_pb2.HealthCheckResponse.SERVING
+        kept[1][1].close()
+
+
 @pytest.mark.parametrize(
-    ("age", "options"),
+    ("limits", "options"),
     [
         (NO_LIMIT, {}),
         (
-            ConnectionAge(300, 60),
+            ConnectionLimits(max_age_s=300, grace_s=60),
             {
                 "grpc.max_connection_age_ms": 300_000,
                 "grpc.max_connection_age_grace_ms": 60_000,
             },
         ),
         (
-            ConnectionAge(0.0001, 60),
+            ConnectionLimits(max_age_s=0.0001, grace_s=60),
             {"grpc.max_connection_age_ms": 1, "grpc.max_connection_age_grace_ms": 60_000},
         ),
     ],
 )
-def test_ages_in_the_words_of_grpcio(age: ConnectionAge, options: dict[str, int]) -> None:
-    assert dict(age.options()) == options
+def test_limits_in_the_words_of_grpcio(limits: ConnectionLimits, options: dict[str, int]) -> None:
+    assert dict(limits.options()) == options

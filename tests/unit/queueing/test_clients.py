@@ -1,5 +1,7 @@
 """The URL of a queue."""
 
+from pathlib import Path
+
 import pytest
 from redis.exceptions import RedisError
 
@@ -27,6 +29,14 @@ async def test_every_way_to_set_redis_up_has_its_url(url: str) -> None:
 def test_what_is_no_such_url_is_said(url: str) -> None:
     with pytest.raises(QueueUrlError, match="URL"):
         RedisClients(url)
+
+
+@pytest.mark.parametrize("name", ["ssl_ca_certs", "ssl_certfile"])
+def test_certificates_that_are_not_there_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for file, words in (("none.pem", "cannot be read"), ("empty", "holds no certificate")):
+        with pytest.raises(QueueUrlError, match=f"{name} .*{words}"):
+            RedisClients(f"rediss://host?{name}={tmp_path}/{file}")
 
 
 def test_a_service_behind_sentinels_must_be_named() -> None:

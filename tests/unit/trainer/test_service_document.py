@@ -24,5 +24,5 @@ def test_every_metric_is_in_the_table() -> None:
         for family in TrainerMetrics("test").registry.collect()
         if family.name.startswith("flambeau_training")
     ]
-    assert len(names) == 5
+    assert len(names) == 6
     assert [name for name in names if f"`{name}" not in TEXT] == []

@@ -16,6 +16,7 @@ from services.telemetry.metrics import TlsMetrics
 from services.tls import open_certificates
 from services.trainer.__main__ import main
 from services.trainer.job_desk import JobDesk
+from services.trainer.metrics import TrainerMetrics
 from services.trainer.server import _api
 from services.trainer.sqlite_store import SqliteJobStore
 from tests.fixtures.certificates import Authority
@@ -35,7 +36,10 @@ async def test_both_ports_speak_it(tmp_path: Path) -> None:
     store = SqliteJobStore(Path(given.jobs), 1000)
     certificates = open_certificates(given, TlsMetrics(CollectorRegistry()))
     assert certificates is not None
-    async with _api(given, JobDesk(store, given), None, certificates) as (http, grpc):
+    async with _api(given, JobDesk(store, given), None, certificates, TrainerMetrics("")) as (
+        http,
+        grpc,
+    ):
 
         def talk() -> None:
             trusted = ssl.create_default_context(cafile=str(authority.file))

@@ -1,0 +1,70 @@
+"""PEM files that others renew: what is in them, when it expires, and whether they have changed."""
+
+import re
+import ssl
+from pathlib import Path
+
+from services.certificate_dates import not_after_s
+from services.settings import ConfigError
+
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+Mark = tuple[int, int, int]
+"""What tells a file that was changed or replaced: inode, time of change in ns, size in bytes."""
+
+
+def mark_of(file: Path) -> Mark:
+    """The mark of a file or folder; zeros if it is not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def read_certificates(file: Path, setting: str) -> tuple[bytes, float]:
+    """What a file of certificates holds, and when the first of them expires.
+
+    Args:
+        file: PEM.
+        setting: which names the file, for the error.
+
+    Returns:
+        Its bytes, and seconds since 1970.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no certificate.
+    """
+    pem = read_file(file, setting)
+    try:
+        found = [
+            not_after_s(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
+            for text in _CERTIFICATE.findall(pem)
+        ]
+    except ValueError as error:
+        raise ConfigError(f"{setting} holds a certificate that cannot be read: {error}") from error
+    if not found:
+        raise ConfigError(
+            f"{setting} holds no certificate; give a PEM file (-----BEGIN CERTIFICATE-----)"
+        )
+    return pem, min(found)
+
+
+def read_file(file: Path, setting: str) -> bytes:
+    """What a file holds.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{setting} '{file}' cannot be read ({error.strerror}); name a PEM file that this "
+            "process may read"
+        ) from error
+
+
+def openssl_words(error: Exception) -> str:
+    """OpenSSL's words without the place in its source."""
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
