@@ -255,11 +255,11 @@ def _learn(
         replica.begin()
         after_step = (watch.after_step, profile_step)
         tracked = recipe if ranks.is_first else recipe.model_copy(update={"track": ()})
+        before = min(state.in_epoch * loader.step_rows, loader.rows)
         with (
             open_trackers(tracked, folder, state.epoch) as trackers,
-            open_progress(console, recipe, loader.rows, state.epoch) as progress,
+            open_progress(console, recipe, loader.rows, state.epoch, before) as progress,
         ):
-            progress.advance(min(state.in_epoch * loader.step_rows, loader.rows))
             while not state.finished:
                 model.train()
                 freezing.begin_epoch(state.epoch + 1)
