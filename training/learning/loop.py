@@ -113,7 +113,7 @@ def train(
         RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says, or a tracker or
             a device is not there.
         CheckpointError: the checkpoint is damaged, or the next one cannot be written.
-        DataError: a row cannot be read.
+        DataError: a row cannot be read, or has a label that is no class of the model.
         DivergedError: the loss is no longer a number; the last checkpoint stays.
         MemoryRunOutError: it needs more memory than there is; the last checkpoint stays.
     """
@@ -240,7 +240,7 @@ def _learn(
     checkpoints = SharedCheckpoints(folder.checkpoints, replica, recipe.seed)
     with (
         memory_named(recipe),
-        contextlib.closing(Loader(splits, recipe, ranks)) as loader,
+        contextlib.closing(Loader(splits, recipe, ranks, loss.classes)) as loader,
         _as_it_learns(model, recipe.train, device, replica),
         watched(model, recipe.debug) as watch,
         profiled(recipe.profile if ranks.is_first else None, folder.profile) as profile_step,

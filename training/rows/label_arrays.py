@@ -58,6 +58,32 @@ def label_arrays(found: object, where: str, loss: LossPart) -> dict[str, LabelAr
     return labels
 
 
+def unfit_numbers(
+    numbers: npt.NDArray[np.float32], left_out: npt.NDArray[np.bool_], term: LossTerm
+) -> list[tuple[npt.NDArray[np.bool_], str]]:
+    """Which labels that are no classes a loss cannot take, each kind with what to do about it.
+
+    Args:
+        numbers: the labels of rows, or of one, of any shape.
+        left_out: those of them that are not there, of the same shape.
+        term: the loss.
+    """
+    found = [
+        (
+            ~np.isfinite(numbers) & ~left_out,
+            "leave the row out, or correct it; only in [rows, T, D] a NaN says that a place does "
+            "not count",
+        )
+    ]
+    if term.single_task == "multi_label":
+        wrong = (numbers != 0) & (numbers != 1)
+        found.append((wrong, f"loss {term.choice} wants 0 or 1; {SUITING_LOSSES}"))
+    if term.single_task == "counts":
+        what = f"loss {term.choice} wants counts, from 0; {SUITING_LOSSES}"
+        found.append((numbers < 0, what))
+    return found
+
+
 def counted(labels: LabelArray) -> npt.NDArray[np.bool_]:
     """Which labels count: the shape of the labels."""
     return labels != IGNORED_LABEL if labels.dtype.kind == "i" else ~np.isnan(labels)
@@ -91,19 +117,8 @@ def _checked(labels: Array, where: str, term: LossTerm) -> LabelArray:
         numbers = labels.astype(np.float32)
     # What is padded has no number; a row of one label has nothing to leave out.
     left_out = np.isnan(numbers) if labels.ndim == 3 else np.zeros(labels.shape, np.bool_)
-    _refuse(
-        labels,
-        ~np.isfinite(numbers) & ~left_out,
-        where,
-        "leave the row out, or correct it; only in [rows, T, D] a NaN says that a place does not "
-        "count",
-    )
-    if task == "multi_label":
-        wrong = (numbers != 0) & (numbers != 1)
-        _refuse(labels, wrong, where, f"loss {term.choice} wants 0 or 1; {SUITING_LOSSES}")
-    if task == "counts":
-        wrong = numbers < 0
-        _refuse(labels, wrong, where, f"loss {term.choice} wants counts, from 0; {SUITING_LOSSES}")
+    for wrong, what in unfit_numbers(numbers, left_out, term):
+        _refuse(labels, wrong, where, what)
     _check_rows(~left_out, where)
     return numbers
 
