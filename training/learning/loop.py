@@ -114,7 +114,7 @@ def train(
             a device is not there.
         CheckpointError: the checkpoint is damaged, or the next one cannot be written.
         DataError: a row cannot be read, or has a label that is no class of the model.
-        DivergedError: the loss is no longer a number; the last checkpoint stays.
+        DivergedError: the loss or the validation is no longer a number; the last checkpoint stays.
         MemoryRunOutError: it needs more memory than there is; the last checkpoint stays.
     """
     watcher = watcher or Nobody()
