@@ -231,12 +231,13 @@ def _learn(
 ) -> TrainState:
     """Epochs until they or the patience run out; the folder keeps the best weights."""
     device = training_device(recipe.train.device)
-    whole = model.to(device)
-    replica = Replica(whole, recipe.train, ranks)
-    model = replica.module
-    freezing = Freezing(model, recipe.model)
-    optimizer = build_optimizer(model, recipe.optim)
-    average = WeightAverage(model, recipe.train.ema)
+    with memory_named(recipe):  # it alone may be too large for a GPU
+        whole = model.to(device)
+        replica = Replica(whole, recipe.train, ranks)
+        model = replica.module
+        freezing = Freezing(model, recipe.model)
+        optimizer = build_optimizer(model, recipe.optim)
+        average = WeightAverage(model, recipe.train.ema)
     checkpoints = SharedCheckpoints(folder.checkpoints, replica, recipe.seed)
     with (
         memory_named(recipe),
