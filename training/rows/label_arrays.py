@@ -18,6 +18,7 @@ from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe_parts.loss_parts import LABELS, LossPart, LossTerm
 from training.recipe_parts.task import LABELS_IN_WORDS
+from training.rows.mixed_rows import array_of, first_odd_row
 
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 IGNORED_LABEL = -100
@@ -49,7 +50,7 @@ def label_arrays(found: object, where: str, loss: LossPart) -> dict[str, LabelAr
                 f"{nearest_name(term.labels, map(str, arrays))}"
             )
         which = f"{where}: labels" + (f" '{term.labels}'" if isinstance(found, Mapping) else "")
-        checked = _checked(np.asarray(arrays[term.labels]), which, term)
+        checked = _checked(array_of(arrays[term.labels], which), which, term)
         before = labels.setdefault(term.labels, checked)
         if before.dtype != checked.dtype or not np.array_equal(before, checked, equal_nan=True):
             raise DataError(f"{which}: two losses of the sum want different things of them")
@@ -107,9 +108,11 @@ def _checked(labels: Array, where: str, term: LossTerm) -> LabelArray:
     task = term.single_task
     most_axes = {"classes": 2, "multi_label": 2}.get(task, 3)
     if labels.size == 0 or not 1 <= labels.ndim <= most_axes or labels.dtype.kind not in "iufb":
+        odd = first_odd_row(labels) if labels.dtype.kind == "O" else None
         raise DataError(
-            f"{where} are {labels.dtype} {list(labels.shape)}, and loss {term.choice} is about "
-            f"{LABELS_IN_WORDS[task]}; give those, or take another loss: {SUITING_LOSSES}"
+            f"{where} are {labels.dtype} {list(labels.shape)}{'' if odd is None else f' ({odd})'}, "
+            f"and loss {term.choice} is about {LABELS_IN_WORDS[task]}; give those, or take another "
+            f"loss: {SUITING_LOSSES}"
         )
     if task == "classes":
         return _classes(labels, where, term)
