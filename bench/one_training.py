@@ -35,6 +35,8 @@ class Figures(StrictModel):
     """What judges the model, over the test split, of the weights of the best epoch."""
     epochs: int
     steps: int
+    own_steps: int
+    """Those that this process has made: fewer, where it went on from a checkpoint."""
     wall_s: float
     """From the untrained model to the end, validation and checkpoints included."""
     cpu_s: float
@@ -45,7 +47,29 @@ class Figures(StrictModel):
     """Of the weights of the best epoch."""
 
 
-class Killer(Nobody):
+class StepCounter(Nobody):
+    """Counts the steps of this process."""
+
+    def __init__(self) -> None:
+        self._asked = self._epochs_ended = 0
+
+    @property
+    def steps(self) -> int:
+        """How many there were, when an epoch has just ended."""
+        return self._asked - self._epochs_ended
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """See `training.watcher.Watcher.end_epoch`."""
+        self._epochs_ended += 1
+
+    @property
+    def stop_asked(self) -> bool:  # type: ignore[override]
+        """See `training.watcher.Watcher.stop_asked`; asked behind each step and each epoch."""
+        self._asked += 1
+        return False
+
+
+class Killer(StepCounter):
     """Kills the process at a step as the system would: nothing is flushed or written any more.
 
     Args:
@@ -54,27 +78,29 @@ class Killer(Nobody):
     """
 
     def __init__(self, epoch: int, in_epoch: int) -> None:
+        super().__init__()
         self._epoch, self._in_epoch = epoch, in_epoch
-        self._epochs = self._steps = 0
+        self._epochs = self._before = 0
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `training.watcher.Watcher.end_epoch`."""
-        self._epochs, self._steps = epoch, 0
+        super().end_epoch(epoch, metrics)
+        self._epochs, self._before = epoch, self.steps
 
     @property
     def stop_asked(self) -> bool:  # type: ignore[override]
-        """See `training.watcher.Watcher.stop_asked`; asked once behind each step."""
-        self._steps += 1
-        if (self._epochs, self._steps) == (self._epoch, self._in_epoch):
+        """See `StepCounter.stop_asked`."""
+        found = super().stop_asked
+        if (self._epochs, self.steps - self._before) == (self._epoch, self._in_epoch):
             os.kill(os.getpid(), signal.SIGKILL)
-        return False
+        return found
 
 
 def main() -> None:
     """Trains, and prints."""
     given = _arguments()
     prepared = prepare(load_recipe(given.recipe))
-    recipe, watcher = prepared.recipe, Nobody()
+    recipe, watcher = prepared.recipe, StepCounter()
     if given.kill:
         recipe, watcher = _to_be_killed(prepared)
     folder = RunFolder(given.folder, prepared.recipe, prepared.raw.sha256())
@@ -83,7 +109,7 @@ def main() -> None:
     with folder.locked():
         trained = train(recipe, prepared.splits, folder, quiet, given.resume, watcher)
     wall_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
-    print(_figures(prepared, trained, folder, wall_s, cpu_s).model_dump_json())
+    print(_figures(prepared, trained, folder, watcher.steps, wall_s, cpu_s).model_dump_json())
 
 
 def _to_be_killed(prepared: Prepared) -> tuple[Recipe, Killer]:
@@ -102,7 +128,12 @@ def _to_be_killed(prepared: Prepared) -> tuple[Recipe, Killer]:
 
 
 def _figures(
-    prepared: Prepared, trained: Trained, folder: RunFolder, wall_s: float, cpu_s: float
+    prepared: Prepared,
+    trained: Trained,
+    folder: RunFolder,
+    own_steps: int,
+    wall_s: float,
+    cpu_s: float,
 ) -> Figures:
     recipe, test, signature = prepared.recipe, prepared.splits.test, trained.signature
     run = module_runner(trained.model, signature)
@@ -115,6 +146,7 @@ def _figures(
         metric=metric,
         epochs=trained.state.epoch,
         steps=trained.state.step,
+        own_steps=own_steps,
         wall_s=wall_s,
         cpu_s=cpu_s,
         last_sha256=file_sha256(last),

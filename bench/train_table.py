@@ -2,12 +2,16 @@
 
 Each recipe of `training/recipes/` is trained on real data in a process of its own; then once more
 in a process that SIGKILL takes in mid-epoch, behind a checkpoint, and in a third one that resumes:
-the weights it ends with are compared with the undisturbed ones, by sha256. Nothing is exported. A
-table that was interrupted goes on with the family it was at. Prints the table and writes
-`docs/training.md` and `bench/results/train-table.json`; exits with 1 if weights differ.
+the weights it ends with are compared with the undisturbed ones, by sha256, and the steps that it
+made itself must be those behind the checkpoint: beginning anew would end with equal weights, too.
+Nothing is exported. A table that was interrupted goes on with the family it was at, if neither its
+recipe nor the code has changed. Prints the table and writes `docs/training.md` and
+`bench/results/train-table.json`; exits with 1 if weights differ or a run began anew.
 """
 
 import argparse
+import hashlib
+import json
 import shutil
 import signal
 import subprocess
@@ -16,6 +20,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from bench.one_training import Figures
 from bench.peers.flambeau_peer import ROOT
 from bench.performance_page import with_block
@@ -23,6 +29,8 @@ from bench.results_file import write_results
 from bench.verdicts import Verdict, table
 from model_store.metric import metric_text
 from model_store.strict import StrictModel
+from training.file_digest import file_sha256
+from training.library_versions import library_versions
 from training.recipe_file import load_recipe
 
 NAME = "train-table"
@@ -41,6 +49,9 @@ FAMILIES = {
     "own backward": "digits_swish",
     "control flow": "digits_early_exit",
 }
+CODE = ("training", "model_store")
+"""Folders whose sources decide what a training ends with, and whether it goes on."""
+LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
 TIMEOUT_S = 3600
 """Of one training: there are many cores' worth of others on some machines."""
 HEAD = (
@@ -54,21 +65,34 @@ class Row(StrictModel):
 
     recipe: str
     """The digest of what decides the weights: another one is measured anew."""
+    code: str
+    """The digest of the code that trained, see `code_digest`: so is other code."""
     whole: Figures
     """Of the undisturbed training."""
     killed: str
     """Where it was killed, in words."""
     resumed_from: str
     """The name of the checkpoint's weights that it went on from."""
+    checkpoint_epochs: int
+    """Epochs that this checkpoint holds."""
+    checkpoint_steps: int
+    """Steps behind those epochs that it holds."""
     resumed: Figures
     """Of the training that was killed and resumed."""
 
     @property
+    def went_on(self) -> bool:
+        """Whether the resumed run made the steps behind its checkpoint, and no others."""
+        found = self.resumed
+        before = self.checkpoint_epochs * (found.steps // found.epochs) + self.checkpoint_steps
+        return before > 0 and found.own_steps == found.steps - before
+
+    @property
     def equal(self) -> bool:
-        """Whether both ended with the same weights, in the last epoch and in the best one."""
+        """Whether it went on, and both have the same weights of the last epoch and the best."""
         found, expected = self.resumed, self.whole
         last, best = expected.last_sha256, expected.best_sha256
-        return (found.last_sha256, found.best_sha256) == (last, best)
+        return self.went_on and (found.last_sha256, found.best_sha256) == (last, best)
 
 
 def main() -> None:
@@ -91,7 +115,9 @@ def main() -> None:
         figures = {family: row.model_dump(mode="json") for family, row in rows.items()}
         write_results(NAME, figures, verdicts(rows))
     if not all(row.equal for row in rows.values()):
-        raise SystemExit("a run that was killed and resumed ended with other weights")
+        raise SystemExit(
+            "a run that was killed began anew when it was resumed, or ended with other weights"
+        )
 
 
 def cells(family: str, row: Row) -> list[str]:
@@ -126,14 +152,36 @@ def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
     return [Verdict(what=what, value=equal, bound="at least", target=len(rows))]
 
 
-def _row(name: str, folder: Path, again: bool) -> Row:
-    """Measured, or as it was measured before if the recipe is still the same."""
-    path, kept = RECIPES / f"{name}.yaml", folder / f"{name}.json"
-    recipe = load_recipe(str(path)).training_digest()
-    if kept.exists() and not again:
+def code_digest(root: Path = ROOT) -> str:
+    """Of the sources that train, and of the versions of what they train with."""
+    digest = hashlib.sha256(json.dumps(library_versions(LIBRARIES)).encode())
+    sources = [path for part in CODE for path in (root / part).rglob("*.py")]
+    for path in sorted([*sources, root / "bench" / "one_training.py"]):
+        digest.update(f"\n{path.relative_to(root)} {file_sha256(path)}".encode())
+    return digest.hexdigest()
+
+
+def kept_row(kept: Path, recipe: str, code: str) -> Row | None:
+    """What was measured before; None if it was not, or of another recipe or by other code.
+
+    Args:
+        kept: the file.
+        recipe: the digest of the recipe.
+        code: that of the code.
+    """
+    try:
         row = Row.model_validate_json(kept.read_bytes())
-        if row.recipe == recipe:
-            return row
+    except (FileNotFoundError, ValidationError):  # other code has other fields
+        return None
+    return row if (row.recipe, row.code) == (recipe, code) else None
+
+
+def _row(name: str, folder: Path, again: bool) -> Row:
+    """Measured, or as it was measured before if recipe and code are still the same."""
+    path, kept = RECIPES / f"{name}.yaml", folder / f"{name}.json"
+    recipe, code = load_recipe(str(path)).training_digest(), code_digest()
+    if not again and (row := kept_row(kept, recipe, code)) is not None:
+        return row
     whole, killed = folder / name / "whole", folder / name / "killed"
     shutil.rmtree(folder / name, ignore_errors=True)
     undisturbed = Figures.model_validate_json(_trained(path, whole))
@@ -141,12 +189,17 @@ def _row(name: str, folder: Path, again: bool) -> Row:
     mid_epoch = sorted(killed.glob("*/checkpoints/*-step-*.safetensors"))
     if not mid_epoch:
         raise SystemExit(f"{name}: no checkpoint in mid-epoch is left in {killed}")
+    resumed_from = mid_epoch[-1].stem
+    _, epochs, _, steps = resumed_from.split("-")  # epoch-000007-step-00000123
     resumed = Figures.model_validate_json(_trained(path, killed, "--resume"))
     row = Row(
         recipe=recipe,
+        code=code,
         whole=undisturbed,
         killed=where,
-        resumed_from=mid_epoch[-1].stem,
+        resumed_from=resumed_from,
+        checkpoint_epochs=int(epochs),
+        checkpoint_steps=int(steps),
         resumed=resumed,
     )
     kept.write_text(row.model_dump_json(indent=2))

@@ -33,6 +33,7 @@ from training.recipe_parts.preprocess import python_step
 from training.rows.label_arrays import IGNORED_LABEL as IGNORED_LABEL
 from training.rows.label_arrays import LabelArray, first_row, label_arrays
 from training.rows.lazy_rows import SAMPLE_ROWS, LazyRows, lazy_rows
+from training.rows.mixed_rows import array_of, first_odd_row
 from training.sources.data_files import DataReach
 from training.sources.load import load_source
 from training.sources.paths import SPLITS
@@ -204,7 +205,9 @@ def digits(
 def _split(found: object, where: str, loss: LossPart, text: bool) -> Split:
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
         raise DataError(f"{where} is not a pair (inputs by name, labels)")
-    inputs = {str(name): np.ascontiguousarray(array) for name, array in found[0].items()}
+    inputs = {
+        str(name): array_of(rows, f"{where}: input '{name}'") for name, rows in found[0].items()
+    }
     others = label_arrays(found[1], where, loss)
     labels = others.pop(LABELS)
     if not inputs:
@@ -225,14 +228,25 @@ def _checked(array: Array, where: str, text: bool) -> Array:
         if datatype_of(array) != "BYTES":
             _check_finite(array, where)
             return array
-        if text:
-            return object_array([as_bytes(e) for e in array.ravel().tolist()]).reshape(array.shape)
     except TensorError as error:
         raise DataError(f"{where}: {error}") from error
+    if text:
+        return _texts(array, where)
+    odd = first_odd_row(array) if array.dtype.kind == "O" else None
     raise DataError(
-        f"{where} holds text or objects, and torch takes numbers only; a step "
-        "`python` in preprocess can make numbers of it"
+        f"{where} holds text or objects{'' if odd is None else f' ({odd})'}, and torch takes "
+        "numbers only; a step `python` in preprocess can make numbers of text"
     )
+
+
+def _texts(array: Array, where: str) -> Array:
+    found: list[bytes] = []
+    for row, texts in enumerate(array.reshape(len(array), -1).tolist()):
+        try:
+            found += map(as_bytes, texts)
+        except TensorError as error:
+            raise DataError(f"{where}: row {row}: {error}") from error
+    return object_array(found).reshape(array.shape)
 
 
 def _check_finite(array: Array, where: str) -> None:

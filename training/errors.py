@@ -8,7 +8,7 @@ TrainingError
 │                         written
 ├── RunBusyError          another process works in the same run folder
 ├── StoppedError          a run that was asked to end before it is over; it can be resumed
-├── DivergedError         the loss is no longer a number
+├── DivergedError         the loss, or the validation, is no longer a number
 ├── MemoryRunOutError     training needs more memory than there is
 ├── ExportError           one artifact cannot be made; the others go on
 ├── IsolationError        what ran in a process of its own did not return
@@ -46,7 +46,7 @@ class StoppedError(TrainingError):
 
 
 class DivergedError(TrainingError):
-    """The loss became infinite or not a number."""
+    """The loss, or what a run is judged by, became infinite or not a number."""
 
 
 class MemoryRunOutError(TrainingError):

@@ -5,12 +5,14 @@ The code imports nothing of ours. A recipe is trusted: naming a target runs it.
 """
 
 import contextlib
+import difflib
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 from model_store.strict import nearest_name
 from training.errors import TargetError
 
+NAMES_TOLD = 20
+"""Most files or modules that a message lists, where none of them is near."""
 TARGET_FORM = "path/file.py:Name or package.module:Name"
 
 
@@ -110,7 +114,10 @@ def _check_arguments(
 def _file_module(place: str, key: str) -> ModuleType:
     path = Path(place).absolute()
     if not path.is_file():
-        raise TargetError(f"{key}: there is no file {path}; paths start at the working directory")
+        raise TargetError(
+            f"{key}: there is no file {path}{_nearest_file(path)}; paths start at the working "
+            "directory"
+        )
     # The name keeps equal file names apart, and lets torch find the module's source by name.
     module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name in sys.modules:
@@ -133,6 +140,43 @@ def _named_module(place: str, key: str) -> ModuleType:
         return importlib.import_module(place)
     except Exception as error:  # the module is the user's: it may raise anything
         raise TargetError(
-            f"{key}: cannot import {place!r}: {error!r}; packages are looked for in the "
-            "environment and in the working directory"
+            f"{key}: cannot import {place!r}: {error!r}{_nearest_module(place, error)}; packages "
+            "are looked for in the environment and in the working directory"
         ) from error
+
+
+def _nearest_file(path: Path) -> str:
+    """What is nearest to the first part of a path that is not there, in words."""
+    with contextlib.suppress(OSError):  # a folder that may not be read
+        part = path
+        while not part.parent.is_dir():
+            part = part.parent
+        return _nearest(
+            part.name,
+            [
+                found.name
+                for found in part.parent.iterdir()
+                if (found.suffix == ".py" if part == path else found.is_dir())
+            ],
+        )
+    return ""
+
+
+def _nearest_module(place: str, error: Exception) -> str:
+    """What is nearest to the part of a module's name that is not there, in words."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is None or not f"{place}.".startswith(f"{missing}."):
+        return ""  # the module is there, and something in it fails
+    package, _, name = missing.rpartition(".")
+    if not package:
+        # Folders without `__init__.py` are packages too, and not listed as such.
+        folders = [found.name for found in Path.cwd().iterdir() if found.is_dir()]
+        return _nearest(name, [*folders, *(found.name for found in pkgutil.iter_modules())])
+    siblings = pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []))
+    return _nearest(name, [found.name for found in siblings])
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """As `nearest_name`; nothing, where none is near and there are too many to tell."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return nearest_name(name, near or known) if near or len(known) <= NAMES_TOLD else ""

@@ -23,6 +23,7 @@ from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
 from training.exporters.dynamic_axes import axes_of_arguments
 from training.exporters.narrow_floats import NarrowFloats
+from training.exporters.own_operators import check_program
 from training.exporters.step_operations import is_of_step
 from training.preprocessing import change_network, network_of
 from training.quiet import quiet
@@ -49,7 +50,7 @@ def exported_program(
         calibration: rows of training data by input name, each [rows, ...], for `int8`.
 
     Raises:
-        ExportError: an axis cannot vary.
+        ExportError: an axis cannot vary, or the model calls operators of its own.
         Exception: whatever torch raises for a model it cannot take.
     """
     if precision == "bf16":
@@ -66,6 +67,7 @@ def exported_program(
                 "length of nn.RNN; use nn.LSTM or nn.GRU, which it keeps whole, or {kind: "
                 "torchscript, method: script}"
             ) from None
+        check_program(program)
         if precision != "int8":
             return program
         assert calibration is not None, "int8 is calibrated"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from model_store.signature import Signature
 from training.exporters.dynamic_axes import axes_of_arguments
 from training.exporters.narrow_floats import NarrowFloats
+from training.exporters.own_operators import check_onnx
 from training.exporters.step_operations import ONNX_PREFIX
 from training.preprocessing import change_network, is_step
 from training.quiet import quiet
@@ -47,6 +48,7 @@ def export_onnx(
             machine its code lies: for a look inside, never to be published.
 
     Raises:
+        ExportError: the model calls operators of its own.
         Exception: whatever the exporter raises for a model it cannot take.
     """
     import onnx
@@ -55,17 +57,21 @@ def export_onnx(
         model = change_network(model, lambda network: NarrowFloats(network, torch.float16)).eval()
     # The exporter's own internals warn about deprecated parts of torch.
     with quiet(loggers=CHATTY_LOGGERS):
-        torch.onnx.export(
-            model,
-            example,
-            str(path),
-            dynamo=True,
-            verbose=False,
-            external_data=False,
-            dynamic_shapes=axes_of_arguments(model.forward, signature),
-            input_names=[spec.name for spec in signature.inputs],
-            output_names=[spec.name for spec in signature.outputs],
-        )
+        try:
+            torch.onnx.export(
+                model,
+                example,
+                str(path),
+                dynamo=True,
+                verbose=False,
+                external_data=False,
+                dynamic_shapes=axes_of_arguments(model.forward, signature),
+                input_names=[spec.name for spec in signature.inputs],
+                output_names=[spec.name for spec in signature.outputs],
+            )
+        except Exception as error:  # the exporter raises anything for a model it cannot take
+            check_onnx(error)
+            raise
     if with_scopes:
         return
     document = onnx.load(path)

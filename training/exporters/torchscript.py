@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
+from training.exporters.own_operators import check_script
 from training.preprocessing import change_network
 from training.quiet import quiet
 
@@ -27,6 +28,7 @@ def export_torchscript(
         method: whether it is run once, or its code compiled.
 
     Raises:
+        ExportError: it calls operators of its own.
         Exception: whatever torch raises for a model it cannot trace, a TracerWarning included:
             control flow that depends on the data would be frozen as the example ran it.
     """
@@ -37,4 +39,5 @@ def export_torchscript(
             model = change_network(model, torch.jit.script)
         if not isinstance(model, torch.jit.ScriptModule):  # the steps have no control flow
             model = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+        check_script(model)
         torch.jit.save(model, str(path))

@@ -54,15 +54,15 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
         lr_share: its peak learning rate, as a share of the training's.
     """
     train: dict[str, Any] = {"epochs": epochs}
-    # A rewritten network has other names, its ranges have no average, it rounds FP32, and has
-    # constants in the host's memory.
+    # A rewritten network has other names, no batch norms, its ranges have no average, it rounds
+    # FP32, and has constants in the host's memory.
     rewritten = phase == "qat"
     model: dict[str, Any] = {}
     debug: dict[str, Any] = {}
     if rewritten:
         train |= {"ema": None, "activation_checkpoint": (), "precision": "fp32", "device": "cpu"}
-        train["compile"] = False
-        debug |= {"gradients": (), "activations": ()}
+        train |= {"compile": False, "sync_batch_norm": False}
+        debug |= {"gradients": (), "activations": (), "backward": ()}
     if rewritten or recipe.model.unfreeze_at is not None:
         model |= {"freeze": (), "unfreeze_at": None}
     # What went within the training stays away, and does not go again.

@@ -113,8 +113,8 @@ def train(
         RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says, or a tracker or
             a device is not there.
         CheckpointError: the checkpoint is damaged, or the next one cannot be written.
-        DataError: a row cannot be read.
-        DivergedError: the loss is no longer a number; the last checkpoint stays.
+        DataError: a row cannot be read, or has a label that is no class of the model.
+        DivergedError: the loss or the validation is no longer a number; the last checkpoint stays.
         MemoryRunOutError: it needs more memory than there is; the last checkpoint stays.
     """
     watcher = watcher or Nobody()
@@ -231,16 +231,17 @@ def _learn(
 ) -> TrainState:
     """Epochs until they or the patience run out; the folder keeps the best weights."""
     device = training_device(recipe.train.device)
-    whole = model.to(device)
-    replica = Replica(whole, recipe.train, ranks)
-    model = replica.module
-    freezing = Freezing(model, recipe.model)
-    optimizer = build_optimizer(model, recipe.optim)
-    average = WeightAverage(model, recipe.train.ema)
+    with memory_named(recipe):  # it alone may be too large for a GPU
+        whole = model.to(device)
+        replica = Replica(whole, recipe.train, ranks)
+        model = replica.module
+        freezing = Freezing(model, recipe.model)
+        optimizer = build_optimizer(model, recipe.optim)
+        average = WeightAverage(model, recipe.train.ema)
     checkpoints = SharedCheckpoints(folder.checkpoints, replica, recipe.seed)
     with (
         memory_named(recipe),
-        contextlib.closing(Loader(splits, recipe, ranks)) as loader,
+        contextlib.closing(Loader(splits, recipe, ranks, loss.classes)) as loader,
         _as_it_learns(model, recipe.train, device, replica),
         watched(model, recipe.debug) as watch,
         profiled(recipe.profile if ranks.is_first else None, folder.profile) as profile_step,
@@ -255,11 +256,11 @@ def _learn(
         replica.begin()
         after_step = (watch.after_step, profile_step)
         tracked = recipe if ranks.is_first else recipe.model_copy(update={"track": ()})
+        before = min(state.in_epoch * loader.step_rows, loader.rows)
         with (
             open_trackers(tracked, folder, state.epoch) as trackers,
-            open_progress(console, recipe, loader.rows, state.epoch) as progress,
+            open_progress(console, recipe, loader.rows, state.epoch, before) as progress,
         ):
-            progress.advance(min(state.in_epoch * loader.step_rows, loader.rows))
             while not state.finished:
                 model.train()
                 freezing.begin_epoch(state.epoch + 1)

@@ -20,6 +20,7 @@ from torch import Tensor
 from training.learning.losses import Loss, make_loss
 from training.model import Outputs, outputs_of
 from training.recipe import Recipe
+from training.recipe_parts.loss_parts import LABELS
 from training.rows.label_arrays import LabelArray
 
 Weights = npt.NDArray[np.float64]
@@ -37,6 +38,8 @@ class Term:
     """The place of its output."""
     labels: str
     """The name of its labels."""
+    classes: int | None
+    """How many they may name; None where they are no classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,12 @@ class Objective:
     """The losses of a recipe."""
 
     terms: tuple[Term, ...]
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes the labels that judge may name; None where they name none."""
+        judging = [term.classes for term in self.terms if term.labels == LABELS]
+        return min((found for found in judging if found is not None), default=None)
 
     def means(self, outputs: Outputs, labels: Mapping[str, Tensor]) -> list[Tensor]:
         """The mean of every loss over these rows, before its factor: L scalars.
@@ -118,5 +127,6 @@ def make_objective(
     for part in recipe.loss.terms:
         place = 0 if part.output is None else names.index(part.output)
         loss = make_loss(part, labels[part.labels], widths[place])
-        terms.append(Term(loss, part.weight, place, part.labels))
+        classes = widths[place] if part.single_task == "classes" else None
+        terms.append(Term(loss, part.weight, place, part.labels, classes))
     return Objective(tuple(terms))

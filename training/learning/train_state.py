@@ -1,9 +1,11 @@
 """How far a run has come, and the rule that ends it. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from model_store.metric import better_of, is_better
+from training.errors import DivergedError
 from training.recipe import Recipe, StopPart
 from training.recipe_parts.schedule_parts import Plateau
 
@@ -37,30 +39,55 @@ def after_epoch(
 ) -> TrainState:
     """The state after one more epoch: which epoch is best now, and whether that was the last.
 
-    Pure. The first of equal values stays the best. With `prune.at`, no epoch before the pruning
-    is, and none ends the run.
+    Pure. The first of equal values stays the best, and one without an end never is. With
+    `prune.at`, no epoch before the pruning is best, and none ends the run.
 
     Args:
         state: at the beginning of the epoch, or anywhere in it.
         metrics: of the epoch.
         recipe: the run.
         steps: of every epoch.
+
+    Raises:
+        DivergedError: the loss or `stop.metric` is no number, or that was the last epoch, and none
+            was best.
     """
     epoch, value = state.epoch + 1, metrics[recipe.stop.metric]
+    for name in ("val/loss", recipe.stop.metric):
+        if math.isnan(metrics[name]):
+            raise DivergedError(
+                f"split 'validation': {name} is nan after epoch {epoch} (step {epoch * steps}); "
+                f"{_what_to_do(recipe)}; the last checkpoint is kept"
+            )
     part = recipe.prune
     pruned_at = None if part is None else part.first_step(recipe.train.epochs, steps)
     if pruned_at is not None and state.epoch * steps <= pruned_at < epoch * steps:
         # What is best, and what is waited for, is that of the network with fewer weights.
         state = replace(state, best_epoch=0, plateau_best=None, plateau_epochs=0)
     state = replace(state, epoch=epoch, step=epoch * steps, in_epoch=0)
-    if state.best_epoch == 0 or is_better(recipe.stop.metric, value, state.best_value):
+    first = state.best_epoch == 0 and math.isfinite(value)
+    if first or (state.best_epoch and is_better(recipe.stop.metric, value, state.best_value)):
         state = replace(state, best_epoch=epoch, best_value=value)
     if recipe.schedule.plateau is not None:
         state = _after_waiting(state, value, recipe.schedule.plateau, recipe.stop)
     patience = recipe.stop.patience
     gave_up = patience is not None and epoch - state.best_epoch >= patience
     gave_up = gave_up and (pruned_at is None or pruned_at < epoch * steps)
-    return replace(state, finished=gave_up or epoch >= recipe.train.epochs)
+    finished = gave_up or epoch >= recipe.train.epochs
+    if finished and state.best_epoch == 0:
+        raise DivergedError(
+            f"split 'validation': {recipe.stop.metric} was infinite in every epoch, of which there "
+            f"were {epoch}, so none is best; {_what_to_do(recipe)}; the last checkpoint is kept"
+        )
+    return replace(state, finished=finished)
+
+
+def _what_to_do(recipe: Recipe) -> str:
+    optim = recipe.optim
+    return (
+        f"lower optim.{optim.choice}.lr ({optim.chosen.lr:g}), and look at what the model does "
+        "with large numbers, and at statistics that only evaluation uses, as of batch norms"
+    )
 
 
 def within_epoch(state: TrainState, in_epoch: int) -> TrainState:

@@ -1,4 +1,7 @@
-"""An activation with a backward pass of its own, and a network that uses it.
+"""An activation with a backward pass of its own, in two forms, and a network that uses it.
+
+A `torch.autograd.Function` is the form for what torch's operations make up; a custom operator that
+for a kernel which tracers must not look into, such as one in another language.
 
 Shapes: N rows, D features, K classes.
 """
@@ -30,17 +33,59 @@ class SwishFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """The gradient of the output to that of the input; can be differentiated once more."""
         (features,) = ctx.saved_tensors
-        share = torch.sigmoid(features)
-        slope: Tensor = share * (1 + features * (1 - share))
-        return gradient * slope
+        return gradient * _slope(features)
+
+
+@torch.library.custom_op("flambeau::swish", mutates_args=())
+def swish(features: Tensor) -> Tensor:
+    """The same as an operator of torch's, of any shape.
+
+    torch.compile and torch.export take it whole and know what comes out by `_shape_of_swish`. An
+    artifact with it would need it in the server too, so it goes out by an `export_twin`.
+    """
+    return features * torch.sigmoid(features)
+
+
+@swish.register_fake
+def _shape_of_swish(features: Tensor) -> Tensor:
+    return torch.empty_like(features)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _back(ctx: Any, gradient: Tensor) -> Tensor:
+    (features,) = ctx.saved_tensors
+    found: Tensor = gradient * _slope(features)
+    return found
+
+
+swish.register_autograd(_back, setup_context=_keep)
+
+
+def _slope(features: Tensor) -> Tensor:
+    """The derivative of the activation."""
+    share = torch.sigmoid(features)
+    return share * (1 + features * (1 - share))
 
 
 class Swish(nn.Module):
-    """`SwishFunction` as a layer."""
+    """The activation as a layer.
+
+    Args:
+        operator: whether by `swish`, and not by `SwishFunction`.
+    """
+
+    def __init__(self, operator: bool = False) -> None:
+        super().__init__()
+        self._operator = operator
 
     def forward(self, features: Tensor) -> Tensor:
         """Any shape, floating point."""
-        found: Tensor = SwishFunction.apply(features)  # type: ignore[no-untyped-call]
+        found: Tensor = (
+            swish(features) if self._operator else SwishFunction.apply(features)  # type: ignore[no-untyped-call]
+        )
         return found
 
 
@@ -51,16 +96,19 @@ class SwishClassifier(nn.Module):
         features: numbers of one row, all its dimensions multiplied.
         hidden: width D of the hidden layers.
         classes: number of classes K.
+        operator: whether the activation is the custom operator.
     """
 
-    def __init__(self, features: int = 64, hidden: int = 64, classes: int = 10) -> None:
+    def __init__(
+        self, features: int = 64, hidden: int = 64, classes: int = 10, operator: bool = False
+    ) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Flatten(),
             nn.Linear(features, hidden),
-            Swish(),
+            Swish(operator),
             nn.Linear(hidden, hidden),
-            Swish(),
+            Swish(operator),
             nn.Linear(hidden, classes),
         )
 

@@ -18,6 +18,7 @@ from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS
 from training.rows.augmentation import Augmentation
 from training.rows.batch import Batch
+from training.rows.label_fit import check_row_classes
 from training.rows.lazy_rows import LazyRows
 from training.rows.row_order import (
     Floats,
@@ -44,8 +45,14 @@ class Place(NamedTuple):
 class BatchMaker:
     """See `training.rows.loading.Loader`, whose arguments and errors it has."""
 
-    def __init__(self, splits: Splits, recipe: Recipe, ranks: Ranks = ALONE) -> None:
-        self._recipe, self._ranks = recipe, ranks
+    def __init__(
+        self,
+        splits: Splits,
+        recipe: Recipe,
+        ranks: Ranks = ALONE,
+        classes: int | None = None,
+    ) -> None:
+        self._recipe, self._ranks, self._classes = recipe, ranks, classes
         self._split = splits.train
         self._lazy: LazyRows | None = splits.lazy_train
         self._all_rows = self._split.rows if self._lazy is None else self._lazy.rows
@@ -69,13 +76,17 @@ class BatchMaker:
         """The part of a batch that this rank learns from.
 
         Raises:
-            DataError: a row cannot be read, or a function of `augment` fails.
+            DataError: a row cannot be read, or has a label that is no class of the model, or a
+                function of `augment` fails.
         """
         size, seed = self._recipe.data.batch_size, self._recipe.seed
         start, stop = place.batch * size, min((place.batch + 1) * size, self.rows)
         rows, counts = self._ranks.share(self._order_of_epoch(place.epoch)[start:stop])
         if self._lazy is not None:
             inputs, told = self._lazy.take(rows, place.epoch, seed)
+            if self._classes is not None:  # of rows in memory, all were looked at before
+                where = f"{self._recipe.data.name}: split 'train'"
+                check_row_classes(told.astype(np.int64, copy=False), rows, self._classes, where)
             labels = {LABELS: told}
         else:
             inputs, labels = self._taken(rows)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from model_store.signature import SignatureError
 from model_store.tensors import Array, TensorError, datatype_of
 from training.errors import DataError
 from training.recipe import Recipe
 from training.recipe_parts.task import LABELS_IN_WORDS
-from training.rows.label_arrays import IGNORED_LABEL
+from training.rows.label_arrays import IGNORED_LABEL, unfit_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class RowJoiner:
     def __init__(self, recipe: Recipe, where: str) -> None:
         self._where = where
         self._padding = recipe.padding
-        self._task, self._ignored = recipe.loss.judged_task, recipe.loss.terms[0].ignore_index
+        self._task, self._losses = recipe.loss.judged_task, recipe.loss.terms
+        self._ignored = recipe.loss.terms[0].ignore_index
         # What stands where a shorter row has no label.
         self._no_label = float(IGNORED_LABEL) if self._task == "classes" else np.nan
         outputs = {} if recipe.padding is None else recipe.padding.outputs
@@ -53,8 +55,8 @@ class RowJoiner:
             place: of the row, from 0.
 
         Raises:
-            DataError: it cannot be read, is no pair of inputs by name and a label, or has text in
-                it.
+            DataError: it cannot be read, is no pair of inputs by name and a label, has text in it,
+                or a label that the loss cannot take. What is a class only the model knows.
         """
         where = self._name(place)
         try:
@@ -79,12 +81,30 @@ class RowJoiner:
                 f"{where}: its label is {label.dtype} {list(label.shape)}, and the loss is about "
                 f"{LABELS_IN_WORDS[self._task]}; give one row of those, or take another loss"
             )
-        if not classes:
-            return label.astype(np.float32)
-        label = np.where(label == self._ignored, IGNORED_LABEL, label.astype(np.int64))
-        if (label == IGNORED_LABEL).all():
+        found: Array
+        if classes:
+            found = self.classes(label)
+            counts = found != IGNORED_LABEL
+        else:
+            found, counts = self._numbers(label, where)
+        if not counts.any():
             raise DataError(f"{where}: none of its labels counts; leave such rows out")
-        return label
+        return found
+
+    def _numbers(self, label: Array, where: str) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Labels that are no classes, and which of them count."""
+        with np.errstate(over="ignore"):  # what is beyond FP32 is refused below
+            numbers = label.astype(np.float32)
+        left_out = np.isnan(numbers) & (label.ndim == 2)  # as in `label_arrays`, with rows
+        for loss in self._losses:
+            for wrong, what in unfit_numbers(numbers, left_out, loss):
+                if wrong.any():
+                    raise DataError(f"{where}: its label has {label[wrong].flat[0]}; {what}")
+        return numbers, ~left_out
+
+    def classes(self, labels: Array) -> npt.NDArray[np.int64]:
+        """Labels that name classes as INT64, with `IGNORED_LABEL` where none counts."""
+        return np.where(labels == self._ignored, IGNORED_LABEL, labels.astype(np.int64))
 
     def join(
         self, rows: Sequence[Row], places: Sequence[int], like: Row, full: bool = False

@@ -18,6 +18,7 @@ from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe_parts.loss_parts import LABELS, LossPart, LossTerm
 from training.recipe_parts.task import LABELS_IN_WORDS
+from training.rows.mixed_rows import array_of, first_odd_row
 
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 IGNORED_LABEL = -100
@@ -49,13 +50,39 @@ def label_arrays(found: object, where: str, loss: LossPart) -> dict[str, LabelAr
                 f"{nearest_name(term.labels, map(str, arrays))}"
             )
         which = f"{where}: labels" + (f" '{term.labels}'" if isinstance(found, Mapping) else "")
-        checked = _checked(np.asarray(arrays[term.labels]), which, term)
+        checked = _checked(array_of(arrays[term.labels], which), which, term)
         before = labels.setdefault(term.labels, checked)
         if before.dtype != checked.dtype or not np.array_equal(before, checked, equal_nan=True):
             raise DataError(f"{which}: two losses of the sum want different things of them")
         if len(checked) != len(labels[LABELS]):
             raise DataError(f"{which} are {len(checked)}, and there are {len(labels[LABELS])} rows")
     return labels
+
+
+def unfit_numbers(
+    numbers: npt.NDArray[np.float32], left_out: npt.NDArray[np.bool_], term: LossTerm
+) -> list[tuple[npt.NDArray[np.bool_], str]]:
+    """Which labels that are no classes a loss cannot take, each kind with what to do about it.
+
+    Args:
+        numbers: the labels of rows, or of one, of any shape.
+        left_out: those of them that are not there, of the same shape.
+        term: the loss.
+    """
+    found = [
+        (
+            ~np.isfinite(numbers) & ~left_out,
+            "leave the row out, or correct it; only in [rows, T, D] a NaN says that a place does "
+            "not count",
+        )
+    ]
+    if term.single_task == "multi_label":
+        wrong = (numbers != 0) & (numbers != 1)
+        found.append((wrong, f"loss {term.choice} wants 0 or 1; {SUITING_LOSSES}"))
+    if term.single_task == "counts":
+        what = f"loss {term.choice} wants counts, from 0; {SUITING_LOSSES}"
+        found.append((numbers < 0, what))
+    return found
 
 
 def counted(labels: LabelArray) -> npt.NDArray[np.bool_]:
@@ -81,9 +108,11 @@ def _checked(labels: Array, where: str, term: LossTerm) -> LabelArray:
     task = term.single_task
     most_axes = {"classes": 2, "multi_label": 2}.get(task, 3)
     if labels.size == 0 or not 1 <= labels.ndim <= most_axes or labels.dtype.kind not in "iufb":
+        odd = first_odd_row(labels) if labels.dtype.kind == "O" else None
         raise DataError(
-            f"{where} are {labels.dtype} {list(labels.shape)}, and loss {term.choice} is about "
-            f"{LABELS_IN_WORDS[task]}; give those, or take another loss: {SUITING_LOSSES}"
+            f"{where} are {labels.dtype} {list(labels.shape)}{'' if odd is None else f' ({odd})'}, "
+            f"and loss {term.choice} is about {LABELS_IN_WORDS[task]}; give those, or take another "
+            f"loss: {SUITING_LOSSES}"
         )
     if task == "classes":
         return _classes(labels, where, term)
@@ -91,19 +120,8 @@ def _checked(labels: Array, where: str, term: LossTerm) -> LabelArray:
         numbers = labels.astype(np.float32)
     # What is padded has no number; a row of one label has nothing to leave out.
     left_out = np.isnan(numbers) if labels.ndim == 3 else np.zeros(labels.shape, np.bool_)
-    _refuse(
-        labels,
-        ~np.isfinite(numbers) & ~left_out,
-        where,
-        "leave the row out, or correct it; only in [rows, T, D] a NaN says that a place does not "
-        "count",
-    )
-    if task == "multi_label":
-        wrong = (numbers != 0) & (numbers != 1)
-        _refuse(labels, wrong, where, f"loss {term.choice} wants 0 or 1; {SUITING_LOSSES}")
-    if task == "counts":
-        wrong = numbers < 0
-        _refuse(labels, wrong, where, f"loss {term.choice} wants counts, from 0; {SUITING_LOSSES}")
+    for wrong, what in unfit_numbers(numbers, left_out, term):
+        _refuse(labels, wrong, where, what)
     _check_rows(~left_out, where)
     return numbers
 

@@ -1,20 +1,26 @@
-"""Whether the outputs of a model fit the labels, before anything is trained. No torch.
+"""Whether the outputs of a model fit the labels. No torch.
 
-In: what the model gives for two rows, and the splits. Out: nothing, or an error that names the
-output, the first row that does not fit, and what to do.
+In: what the model gives for two rows, and the splits, before anything is trained; then the labels
+of rows that are read in training. Out: nothing, or an error that names the output, the first row
+that does not fit, and what to do.
 """
 
 from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS, LossTerm
-from training.rows.label_arrays import LabelArray, counted, first_row
+from training.rows.label_arrays import IGNORED_LABEL, LabelArray, counted, first_row
+from training.rows.row_order import Places
 from training.sources.paths import SPLITS
 
 EXACT_MATCH = "val/exact_match"
+WHAT_TO_DO = "give model.args as many classes as the data has, or correct the labels"
 
 
 def check_labels_fit(
@@ -45,6 +51,29 @@ def check_labels_fit(
         )
 
 
+def check_row_classes(
+    labels: npt.NDArray[np.int64], rows: Places, classes: int, where: str
+) -> None:
+    """Holds the labels of rows that were just read to the classes of the model.
+
+    Args:
+        labels: as `training.datasets.Split` has them, [N] or [N, T].
+        rows: their places in the split, [N].
+        classes: the model has.
+        where: names the split, for messages.
+
+    Raises:
+        DataError: a label is none of them.
+    """
+    wrong = (labels != IGNORED_LABEL) & ((labels < 0) | (labels >= classes))
+    row = first_row(wrong)
+    if row is not None:
+        raise DataError(
+            f"{where}: row {rows[row]} has the label {labels[row][wrong[row]].flat[0]}, and the "
+            f"model has {classes} classes, from 0; {WHAT_TO_DO}"
+        )
+
+
 def _check_shape(
     output: Array, labels: LabelArray, term: LossTerm, name: str, recipe: Recipe, inputs: str
 ) -> None:
@@ -71,18 +100,21 @@ def _check_shape(
 def _check_classes(splits: Splits, term: LossTerm, classes: int) -> None:
     """Class labels are numbers of classes: the first that is none is named, with its row."""
     by_split = {name: getattr(splits, name).every_labels()[term.labels] for name in SPLITS}
+    by_split["train"], lazy = splits.train_labels[term.labels], splits.lazy_train
     for split_name, labels in by_split.items():
         wrong = counted(labels) & ((labels < 0) | (labels >= classes))
         row = first_row(wrong)
         if row is None:
             continue
         value = labels[row] if labels.ndim == 1 else labels[row][wrong[row]][0]
+        if split_name == "train" and lazy is not None and lazy.labels is None:
+            row = int(lazy.places(len(labels))[row])  # only some of the rows were read
         told = [one[counted(one)] for one in by_split.values()]
         low, high = min(int(one.min()) for one in told), max(int(one.max()) for one in told)
         raise DataError(
             f"split '{split_name}': the {_in_words(term)} go from {low} to {high}, and the model "
-            f"has {classes} classes, from 0; the first that is none is {value}, in row {row}; give "
-            "model.args as many classes as the data has, or correct the labels"
+            f"has {classes} classes, from 0; the first that is none is {value}, in row {row}; "
+            f"{WHAT_TO_DO}"
         )
 
 

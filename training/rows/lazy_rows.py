@@ -42,7 +42,8 @@ class LazyRows(Protocol):
     random_access: bool
     """Whether any row can be read alone."""
     labels: Array | None
-    """Of all rows, [rows], where the data set tells."""
+    """Of all rows, [rows], where the data set tells; of classes as `training.datasets.Split` has
+    them."""
     lengths: Places | None
     """Of all rows, [rows], where the data set tells."""
     sha256: str
@@ -69,6 +70,9 @@ class LazyRows(Protocol):
         Raises:
             DataError: as `take`, or there is no row.
         """
+
+    def places(self, number: int) -> Places:
+        """Where the rows stand that `read` gives, if it gives so many, [number]."""
 
 
 def lazy_rows(found: object, where: str, recipe: Recipe) -> LazyRows | None:
@@ -116,6 +120,9 @@ class RowsByPlace:
         if self.rows == 0:
             raise DataError(f"{where} has no rows; give at least one")
         self.labels = self._known("labels")
+        if self.labels is not None and recipe.loss.judged_task == "classes":
+            whole = self.labels.dtype.kind in "iu"  # what else there is, the rows themselves tell
+            self.labels = self._joiner.classes(self.labels) if whole else self.labels
         lengths = self._known("lengths")
         self.lengths = None if lengths is None else lengths.astype(np.int64)
         self.sha256 = f"{getattr(data, 'sha256', '')} {self.rows}"
@@ -131,7 +138,11 @@ class RowsByPlace:
         """See `LazyRows.read`."""
         rows = min(self.rows, most or self.rows)
         with own_randomness(0, 0, 0):
-            return self._joined(np.arange(rows) * self.rows // rows, full=True)
+            return self._joined(self.places(rows), full=True)
+
+    def places(self, number: int) -> Places:
+        """See `LazyRows.places`."""
+        return np.arange(number) * self.rows // number
 
     def _joined(self, rows: Places, full: bool = False) -> tuple[dict[str, Array], Array]:
         places = rows.tolist()
@@ -202,6 +213,10 @@ class RowStream:
         items = itertools.islice(self._open(0), most)
         found = [self._row(item, row) for row, item in enumerate(items)]
         return self._joiner.join(found, range(len(found)), self._like, full=True)
+
+    def places(self, number: int) -> Places:
+        """See `LazyRows.places`."""
+        return np.arange(number)
 
     def _open(self, epoch: int) -> Iterator[Any]:
         set_epoch = getattr(self._data, "set_epoch", None)

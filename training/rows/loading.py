@@ -30,15 +30,23 @@ class Loader:
         recipe: the run.
         ranks: the processes that learn together. Where a short last batch leaves one without a row,
             it gets a row that does not count.
+        classes: of the model, to which the labels of rows are held that are read as they are
+            needed; None where labels are no classes.
 
     Raises:
         RecipeError: the sampler, the augmentation or `train.steps_per_epoch` does not fit the data.
-        DataError: a row cannot be read.
+        DataError: a row cannot be read, or has a label that is no class.
     """
 
-    def __init__(self, splits: Splits, recipe: Recipe, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        splits: Splits,
+        recipe: Recipe,
+        ranks: Ranks = ALONE,
+        classes: int | None = None,
+    ) -> None:
         self._recipe = recipe
-        self._maker = BatchMaker(splits, recipe, ranks)
+        self._maker = BatchMaker(splits, recipe, ranks, classes)
         self._batches = self._maker.batches
         self.step_rows = recipe.optim.accumulate * recipe.data.batch_size
         """Rows of one step, but for the last of an epoch."""

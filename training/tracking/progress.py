@@ -1,11 +1,19 @@
 """What a person sees while a model trains: a bar on a terminal, a line an epoch elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from model_store.metric import is_share
@@ -30,22 +38,31 @@ class TrainingProgress(Protocol):
 
 
 class TerminalBar:
-    """One line that moves."""
+    """One line that moves. See `open_progress` for the arguments."""
 
-    def __init__(self, console: Console, recipe: Recipe, rows: int, epochs_done: int) -> None:
-        self._epochs, self._rows = recipe.train.epochs, rows
+    def __init__(
+        self,
+        console: Console,
+        recipe: Recipe,
+        rows: int,
+        rows_done: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._epochs = recipe.train.epochs
         self._bar = Progress(
             TextColumn("training {task.description}  epoch {task.fields[epoch]}"),
             BarColumn(),
             _RateColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            TextColumn("left  {task.fields[figures]}"),
             console=console,
+            get_time=clock,
         )
         self._task = self._bar.add_task(
             recipe.name,
             total=self._epochs * rows,
-            completed=epochs_done * rows,
-            epoch=f"{min(epochs_done + 1, self._epochs)}/{self._epochs}",
+            completed=rows_done,
+            epoch=f"{min(rows_done // rows + 1, self._epochs)}/{self._epochs}",
             figures="",
         )
 
@@ -69,15 +86,24 @@ class TerminalBar:
 
 
 class EpochLines:
-    """One line an epoch, for files and pipes."""
+    """One line an epoch, for files and pipes. See `open_progress` for the arguments."""
 
-    def __init__(self, console: Console, recipe: Recipe) -> None:
-        self._console, self._recipe = console, recipe
-        self._rows, self._since = 0, time.monotonic()
+    def __init__(
+        self,
+        console: Console,
+        recipe: Recipe,
+        rows: int,
+        rows_done: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._console, self._recipe, self._clock = console, recipe, clock
+        self._left = recipe.train.epochs * rows - rows_done
+        self._rows = self._rows_in_all = 0
+        self._begun = self._since = clock()
 
     def __enter__(self) -> Self:
         """See `TrainingProgress`."""
-        self._since = time.monotonic()
+        self._begun = self._since = self._clock()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -89,30 +115,42 @@ class EpochLines:
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `TrainingProgress.end_epoch`."""
-        now = time.monotonic()
+        now = self._clock()
         rate = self._rows / max(now - self._since, 1e-9)
+        self._rows_in_all += self._rows
+        self._left -= self._rows
+        # The rate of the whole run: one slow epoch says little of the next ones.
+        left_s = self._left * (now - self._begun) / max(self._rows_in_all, 1)
         self._rows, self._since = 0, now
         say(
             self._console,
             f"training {self._recipe.name}  epoch {epoch}/{self._recipe.train.epochs}  "
-            f"{rate:,.0f} samples/s  {_figures(metrics)}",
+            f"{rate:,.0f} samples/s  {timedelta(seconds=round(left_s))} left  {_figures(metrics)}",
         )
 
 
 def open_progress(
-    console: Console, recipe: Recipe, rows: int, epochs_done: int
+    console: Console,
+    recipe: Recipe,
+    rows: int,
+    epochs_done: int,
+    in_epoch: int = 0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TrainingProgress:
     """The display that suits the console.
+
+    The time left that it shows is that of all epochs: patience may end a run before.
 
     Args:
         console: where to show it.
         recipe: gives the name and the number of epochs.
         rows: training rows of one epoch.
         epochs_done: epochs finished before, by a resumed run.
+        in_epoch: rows of the next one that were learned from before.
+        clock: gives seconds.
     """
-    if console.is_terminal:
-        return TerminalBar(console, recipe, rows, epochs_done)
-    return EpochLines(console, recipe)
+    kind = TerminalBar if console.is_terminal else EpochLines
+    return kind(console, recipe, rows, epochs_done * rows + in_epoch, clock)
 
 
 def say(console: Console, line: str) -> None:

@@ -102,9 +102,67 @@ GOOD = ({"x": np.zeros((3, 2), np.float32)}, np.array([0, 1, 1]))
 def test_what_is_no_data_set_is_refused(
     found: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refused(found, words, monkeypatch)
+
+
+def objects(*rows: Any) -> Any:
+    found = np.empty(len(rows), object)
+    found[:] = rows
+    return found
+
+
+PAIR, TRIPLE = np.zeros(2, np.float32), np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([[1, 2], [3.0, 4], [5, 6, 7]], r"row 2 is int64 \[3\], and row 0 is int64 \[2\]; give"),
+        ([PAIR, PAIR, TRIPLE], r"row 2 is float32 \[3\], and row 0 is float32 \[2\]; give all"),
+        ([PAIR, [[1], [2, 3]], PAIR], r"row 1 is of several shapes itself, and row 0 is float32"),
+        (objects(PAIR, TRIPLE, PAIR), r"objects \(row 1 is float32 \[3\], and row 0 is float32"),
+        ([1.0, None, 2.0], r"objects \(row 1 is NoneType \[\], and row 0 is float64 \[\]\)"),
+        (objects(PAIR, PAIR, "cat"), r"objects \(row 2 is str \[\], and row 0 is float32 \[2\]"),
+    ],
+)
+def test_the_first_row_of_another_shape_or_type_is_named(
+    rows: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = r"split 'validation': input 'x'[ :].*"
+    found = {"train": GOOD, "validation": ({"x": rows}, GOOD[1]), "test": GOOD}
+    refused(found, where + words, monkeypatch)
+
+
+def test_labels_of_mixed_shapes_or_types_are_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for labels, words in (
+        ([0, [1, 1], 1], r"row 1 is int64 \[2\], and row 0 is int64 \[\]; give all rows one shape"),
+        (
+            [0, 1, None],
+            r"object \[3\] \(row 2 is NoneType \[\], and row 0 is int64 \[\]\), and loss",
+        ),
+    ):
+        found = {"train": GOOD, "validation": (GOOD[0], labels), "test": GOOD}
+        refused(found, f"split 'validation': labels[ :].*{words}", monkeypatch)
+
+
+def test_a_row_that_is_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = {"x": objects("a", "b", 3.0)}
+    found = {"train": GOOD, "validation": GOOD, "test": (text, GOOD[1])}
+    step = {"python": {"target": "x.py:Y"}}
+    chosen = Recipe.model_validate({**recipe().document(), "preprocess": [step]})
+    words = "split 'test': input 'x': row 2: a BYTES element is a float"
+    refused(found, words, monkeypatch, chosen)
+
+
+def refused(
+    found: object, words: str, monkeypatch: pytest.MonkeyPatch, like: Recipe | None = None
+) -> None:
     monkeypatch.setattr(datasets, "mine", lambda seed: found, raising=False)
+    chosen = (like or recipe()).model_copy(
+        update={"data": DataPart(target="training.datasets:mine")}
+    )
     with pytest.raises(DataError, match=words):
-        load_splits(recipe(target="training.datasets:mine"))
+        load_splits(chosen)
 
 
 def test_reading_data_does_not_import_torch() -> None:

@@ -3,6 +3,7 @@
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,3 +93,19 @@ def test_a_network_that_asks_for_too_much_fails_in_words(
     assert re.search(
         "ran out in training with data.batch_size 16 .*allocate memory", str(error.value)
     )
+
+
+class TooLarge(networks.SmallCnn):
+    """Does not fit on the device."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 GiB")
+
+
+def test_a_network_that_does_not_fit_on_the_device_fails_in_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "TooLarge", TooLarge, raising=False)
+    model = {"target": "training.networks:TooLarge", "args": {"width": 4, "classes": 3}}
+    with pytest.raises(MemoryRunOutError, match=r"data.batch_size 16 \(.*CUDA out of memory"):
+        trained(tmp_path, recipe(model=model))

@@ -17,8 +17,10 @@ from training.exporters import export
 from training.exporters.export import Exported
 from training.learning.loop import Trained
 from training.model import run_model
+from training.models.swish import SwishClassifier
 from training.proof.runners import file_runner
 from training.proof.verify import checkpoint_report, reference, verify_apart
+from training.recipe import Recipe
 
 KINDS = {
     "torchscript": 1e-6,
@@ -79,6 +81,35 @@ def test_convolutions_of_8_bits_are_served_as_they_were_proven(
     found: Any = backend.run({"image": image})["logits"]
     backend.close()
     np.testing.assert_allclose(found, right, atol=0.005)
+
+
+def swish(twin: bool, *kinds: str) -> Recipe:
+    target = "training.models.swish:SwishClassifier" if twin else f"{__name__}:WithoutTwin"
+    model = {"target": target, "args": {"operator": True, "classes": 3}}
+    return recipe(model=model, export=[entry(kind) for kind in kinds])
+
+
+class WithoutTwin(SwishClassifier):
+    """Calls an operator that no server has."""
+
+    export_twin = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", ["torchscript", "onnx", "pt2", "openvino"])
+def test_a_custom_operator_goes_out_by_its_twin_alone(kind: Any, tmp_path: Path) -> None:
+    chosen = swish(True, kind)
+    model = untrained(chosen, splits(), tmp_path)
+    (made,) = export_here(chosen, model, splits(), tmp_path)
+    image: Array = np.random.default_rng(0).random((5, 1, 8, 8), np.float32)
+    right: Any = run_model(model.model, [image])[0]
+    found: Any = file_runner(kind, "fp32", made.path, model.signature)({"image": image})["logits"]
+    np.testing.assert_allclose(found, right, atol=1e-5)
+    without, folder = swish(False, kind), tmp_path / "without"
+    plain = untrained(without, splits(), folder)
+    with pytest.raises(
+        ExportError, match=r"calls flambeau::swish, .* method `export_twin\(self\)`"
+    ):
+        export_here(without, plain, splits(), folder)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -12,7 +12,7 @@ from training.models.early_exit import EarlyExit
 from training.models.encoder import EncoderClassifier
 from training.models.mlp import Mlp
 from training.models.residual_cnn import ResidualCnn
-from training.models.swish import SwishClassifier, SwishFunction
+from training.models.swish import SwishClassifier, SwishFunction, swish
 from training.networks import SmallCnn
 
 IMAGES = torch.linspace(-1, 1, 40 * 64).sin().reshape(40, 1, 8, 8)
@@ -53,8 +53,20 @@ def test_the_gradient_of_swish_is_that_of_its_formula() -> None:
     assert torch.autograd.gradgradcheck(SwishFunction.apply, features)
 
 
-def test_the_twin_of_the_swish_classifier_has_its_answers_and_its_weights() -> None:
-    model = SwishClassifier().eval()
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_operator_is_what_torch_asks_of_one_and_the_function(requires_grad: bool) -> None:
+    torch.manual_seed(0)
+    for shape in ((4, 5), (0, 3), (2, 1, 3)):
+        features = torch.randn(shape, dtype=torch.float64, requires_grad=requires_grad)
+        torch.library.opcheck(swish, (features,))
+        assert torch.equal(swish(features), SwishFunction.apply(features))  # type: ignore[no-untyped-call]
+    if requires_grad:
+        assert torch.autograd.gradcheck(swish, features)
+
+
+@pytest.mark.parametrize("operator", [False, True])
+def test_the_twin_of_the_swish_classifier_has_its_answers_and_its_weights(operator: bool) -> None:
+    model = SwishClassifier(operator=operator).eval()
     twin = for_export(model)
     torch.testing.assert_close(twin(IMAGES), model(IMAGES), atol=1e-6, rtol=0)
     assert [id(p) for p in twin.parameters()] == [id(p) for p in model.parameters()]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,106 @@ class Broken(Places):
 def test_a_row_that_does_not_fit_is_named(data: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         RowsByPlace(data, "d", lazy_recipe()).read(None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "label", "words"),
+    [
+        ({"bce": {}}, [0, 2], "d: row 1: its label has 2; loss bce wants 0 or 1"),
+        ({"poisson": {}}, -3, "d: row 1: its label has -3; loss poisson wants counts, from 0"),
+        ({"mse": {}}, np.nan, "d: row 1: its label has nan; leave the row out"),
+        ({"mse": {}}, 1e300, r"d: row 1: its label has 1e\+300; leave the row out"),
+        ({"mse": {}}, [[0.5, np.nan], [np.inf, 1.0]], "d: row 1: its label has inf"),
+        ({"mse": {}}, [[np.nan], [np.nan]], "d: row 1: none of its labels counts"),
+    ],
+)
+def test_a_label_that_the_loss_cannot_take_is_named(
+    loss: dict[str, Any], label: Any, words: str
+) -> None:
+    first = np.zeros(np.shape(label))
+    rows = RowsByPlace([({"x": 1.0}, first), ({"x": 1.0}, label)], "d", lazy_recipe(loss=loss))
+    with pytest.raises(DataError, match=words):
+        rows.take(np.array([0, 1]), 0, 0)
+
+
+class OneWrong(Places):
+    """Rows of which one has a label that is no class."""
+
+    def __init__(self, wrong: int, rows: int, label: int) -> None:
+        super().__init__(0, rows)
+        self.wrong, self.label = wrong, label
+
+    def __getitem__(self, place: int) -> Any:
+        inputs, label = super().__getitem__(place)
+        return inputs, self.label if place == self.wrong else label
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[place] for place in range(self.rows))
+
+
+MANY = 2 * SAMPLE_ROWS
+
+
+def wrong_class(
+    monkeypatch: pytest.MonkeyPatch,
+    runs: Path,
+    train: Any,
+    words: str,
+    loading: Any = None,
+    **changes: Any,
+) -> None:
+    found = {**row_sets.places(0), "train": train}
+    monkeypatch.setattr(row_sets, "told", lambda seed: found, raising=False)
+    document = lazy_document("told", **changes)
+    document["data"] |= loading or {}
+    with pytest.raises(DataError, match=words):
+        row_sets.run(runs, Recipe.model_validate(document))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("label", [3, -1])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_class_that_the_model_has_not_is_named_when_its_row_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, label: int, streamed: bool
+) -> None:
+    rows = OneWrong(MANY - 3, MANY, label)  # no row that is read beforehand
+    words = f"split 'train': row {MANY - 3} has the label {label}, and the model has 3 classes"
+    loading = {"workers": workers, "batch_size": 64}
+    train = iter_only(rows) if streamed else rows
+    wrong_class(monkeypatch, tmp_path, train, words, loading)
+
+
+def iter_only(rows: OneWrong) -> Any:
+    class Walked:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(rows)
+
+    return Walked()
+
+
+def test_a_class_in_a_row_that_is_read_beforehand_is_named_by_its_own_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = r"split 'train': .*the first that is none is 3, in row 1000;"
+    wrong_class(monkeypatch, tmp_path, OneWrong(1000, MANY, 3), words)
+
+
+def test_a_class_in_labels_that_are_told_is_named_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = OneWrong(1001, MANY, -2)
+    vars(rows)["labels"] = [rows[place][1] for place in range(MANY)]
+    words = r"split 'train': .*the first that is none is -2, in row 1001;"
+    loss = {"cross_entropy": {"weight": "balanced"}}
+    wrong_class(monkeypatch, tmp_path, rows, words, loss=loss)
+
+
+def test_told_labels_that_do_not_count_are_no_classes() -> None:
+    loss = {"cross_entropy": {"ignore_index": -1, "weight": "balanced"}}
+    told = Told([row_sets.row(0)] * 3, labels=[0, -1, 2])
+    labels = RowsByPlace(told, "d", lazy_recipe(loss=loss)).labels
+    assert labels is not None
+    assert labels.tolist() == [0, IGNORED_LABEL, 2]
 
 
 def test_a_row_that_is_too_long_is_named() -> None:

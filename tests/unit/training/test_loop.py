@@ -137,6 +137,37 @@ def test_a_loss_that_is_no_number_stops_the_run(
         trained(tmp_path, recipe())
 
 
+class LosesItself(nn.Module):
+    """Its statistics are lost in the second epoch of five steps, and only evaluation uses them."""
+
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps += 1
+        lost = not self.training and self.steps.item() > 5
+        found: torch.Tensor = self.head(image.flatten(1))
+        return found * float("nan") if lost else found
+
+
+def test_a_validation_that_is_no_number_stops_the_run_and_the_last_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "LosesItself", LosesItself, raising=False)
+    chosen = recipe(
+        model={"target": "training.networks:LosesItself"}, stop={"metric": "val/accuracy"}
+    )
+    with pytest.raises(DivergedError, match=r"val/loss is nan after epoch 2 \(step 10\)"):
+        trained(tmp_path, chosen)
+    kept = RunFolder(tmp_path, chosen, DATA).checkpoints
+    assert [path.name for path in kept.glob("*.safetensors")] == ["epoch-000001.safetensors"]
+
+
 def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, recipe(), DATA)
     with folder.locked(), pytest.raises(RunBusyError, match="another process"), folder.locked():

@@ -137,6 +137,22 @@ def test_a_resumed_phase_ends_with_the_same_bits(
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"debug": {"backward": ["features.*"]}},
+        {"train": {"epochs": 1, "parallel": "ddp", "sync_batch_norm": True}},
+    ],
+    ids=["debug.backward", "train.sync_batch_norm"],
+)
+def test_settings_by_layer_end_where_the_network_is_rewritten(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its layers have other names, and its batch norms are gone."""
+    whole = recipe(**{"train": {"epochs": 1}, "qat": {"epochs": 1}, "track": [], **changes})
+    assert trained(tmp_path, whole).qat_weights is not None
+
+
 def test_only_training_moves_the_ranges_and_nothing_is_dropped_out(tmp_path: Path) -> None:
     model, x = perceptron(), images()
     module = QuantizationAware(model, EXAMPLE, SIGNATURE)

@@ -118,7 +118,7 @@ def test_a_plateau_is_that_of_torch(metric: str) -> None:
     )
     state, factors = TrainState(), []
     for value in values:
-        state = after_epoch(state, {metric: value}, chosen, steps=1)
+        state = after_epoch(state, {"val/loss": 0.0, metric: value}, chosen, steps=1)
         scheduler.step(value)
         factors.append(state.rate_factor)
         assert state.rate_factor == pytest.approx(theirs.param_groups[0]["lr"])
