@@ -87,6 +87,15 @@ TASKS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a training leaves behind."""
+
+    weights: Mapping[str, Tensor]
+    peak_mebibytes: float
+    """Before the weights were read from wherever they lay."""
+
+
 class Turns:
     """Stops at the end of every turn until the process is told to go on."""
 
@@ -150,12 +159,11 @@ def main() -> None:
     task, limit = TASKS[name], CLIPS[clip]
     data = task.rows(SEED, task.count)
     BEGIN_STEP[0] = Turns(task).begin_step
-    weights = LOOPS[loop](task, data, limit)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    learned = LOOPS[loop](task, data, limit)
     digest = hashlib.sha256()
-    for _, tensor in sorted(weights.items()):
+    for _, tensor in sorted(learned.weights.items()):
         digest.update(tensor.numpy().tobytes())
-    _tell({"weights_sha256": digest.hexdigest(), "peak_mebibytes": peak})
+    _tell({"weights_sha256": digest.hexdigest(), "peak_mebibytes": learned.peak_mebibytes})
     listener = Listener(task)
     BEGIN_STEP[0] = listener.begin_step
     hook = register_optimizer_step_post_hook(listener.end_step)
@@ -171,7 +179,7 @@ def _tell(found: Mapping[str, Any] | None) -> None:
         raise SystemExit
 
 
-def _ours(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[str, Tensor]:
+def _ours(task: Task, data: Mapping[str, Any], clip: float | None) -> Learned:
     recipe = Recipe.model_validate(
         {
             "name": "bench",
@@ -191,10 +199,11 @@ def _ours(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[st
         folder = RunFolder(Path(runs), recipe, "0" * 64)
         with folder.locked():
             train(recipe, splits, folder, Console(file=io.StringIO()))
-        return load_file(folder.checkpoints / f"epoch-{task.epochs:06d}.safetensors")
+        peak = _peak_mebibytes()
+        return Learned(load_file(folder.checkpoints / f"epoch-{task.epochs:06d}.safetensors"), peak)
 
 
-def _bare(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[str, Tensor]:
+def _bare(task: Task, data: Mapping[str, Any], clip: float | None) -> Learned:
     """What one writes by hand."""
     model, optimizer = _begin(task)
     for epoch in range(task.epochs):
@@ -206,10 +215,10 @@ def _bare(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[st
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-    return model.state_dict()
+    return Learned(model.state_dict(), _peak_mebibytes())
 
 
-def _fabric(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[str, Tensor]:
+def _fabric(task: Task, data: Mapping[str, Any], clip: float | None) -> Learned:
     """The bare loop as Fabric's own documentation has it changed."""
     from lightning_fabric import Fabric
 
@@ -226,8 +235,7 @@ def _fabric(task: Task, data: Mapping[str, Any], clip: float | None) -> Mapping[
             if clip is not None:
                 fabric.clip_gradients(model, optimizer, max_norm=clip)
             optimizer.step()
-    found: Mapping[str, Tensor] = model.state_dict()
-    return found
+    return Learned(model.state_dict(), _peak_mebibytes())
 
 
 LOOPS = {"ours": _ours, "bare": _bare, "fabric": _fabric}
@@ -257,6 +265,10 @@ def _begin(task: Task) -> tuple[nn.Module, torch.optim.Optimizer]:
     decayed = [p for p in model.parameters() if not (p.ndim < 2 or id(p) in norms)]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return model, torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=0.01)
+
+
+def _peak_mebibytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":
