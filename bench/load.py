@@ -95,7 +95,6 @@ def python_load(
         clients: requests in flight.
         seconds: how long.
     """
-
     return _all_clients(server, form, asks, clients, seconds).load
 
 

@@ -8,14 +8,14 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 
 from services.errors import RateLimitedError, ServingError
 from services.settings import ConfigError
+from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.logs import JsonFormatter
 
 logger = logging.getLogger("flambeau.audit")
@@ -99,33 +99,7 @@ class _OwnersFile(WatchedFileHandler):
         process.error("the audit log cannot be written", extra=why)
 
 
-class Allowance:
-    """How many lines may be written each second, and how many were not.
-
-    Args:
-        now: seconds by a clock that only goes forward.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._lock = threading.Lock()
-        self._second = self._written = self._left_out = 0
-
-    def take(self) -> int | None:
-        """How many lines were left out before this one; None if this one is, too."""
-        with self._lock:
-            second = int(self._now())
-            if second != self._second:
-                self._second, self._written = second, 0
-            if self._written == LINES_OF_STRANGERS_A_SECOND:
-                self._left_out += 1
-                return None
-            self._written += 1
-            left_out, self._left_out = self._left_out, 0
-            return left_out
-
-
-_strangers = Allowance()
+_strangers = LineAllowance(LINES_OF_STRANGERS_A_SECOND)
 """One a process, for all its ports write to one log."""
 
 
@@ -146,7 +120,7 @@ def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[Non
     except ServingError as error:
         left_out: int | None = 0
         if act and (not who or isinstance(error, RateLimitedError)):
-            left_out = _strangers.take()
+            left_out = _strangers.take(time.monotonic())
         if act and left_out is not None:
             record(act, target, who, peer, "refused", str(error), left_out)
         raise

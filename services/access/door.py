@@ -30,6 +30,7 @@ from services.access.web_tokens import TokenError, WebTokens
 from services.errors import AccessUnavailableError, UnauthenticatedError
 from services.settings import ConfigError
 from services.telemetry.access_metrics import AccessMetrics
+from services.telemetry.line_allowance import LineAllowance
 
 logger = logging.getLogger("flambeau.access")
 
@@ -70,7 +71,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._faults: dict[str, str] = {}
         """Why the last reading of a source failed."""
-        self._second = self._logged = 0
+        self._lines = LineAllowance(REFUSALS_LOGGED_A_SECOND)
         self._read_first()
 
     def admit(self, secret: str) -> Caller:
@@ -244,11 +245,7 @@ class Door:
     def _refusal(self, reason: str) -> UnauthenticatedError:
         """Counts, logs and words a refusal."""
         self._metrics.refused.labels("unauthenticated").inc()
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._logged = second, 0
-        self._logged += 1
-        if self._logged <= REFUSALS_LOGGED_A_SECOND:
+        if self._lines.take(time.monotonic()) is not None:
             logger.warning("call refused: who is unknown", extra={"reason": reason})
         return UnauthenticatedError(UNKNOWN)
 

@@ -19,6 +19,7 @@ from services.errors import (
 )
 from services.queueing.directory import Directory
 from services.queueing.records import InferReply, Lane
+from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.telemetry.metrics import UNKNOWN, Metrics
 from services.tracing.context import TraceContext
@@ -76,7 +77,7 @@ class Ledger:
         """Starts a `Record`. Not a method: a call less for every request."""
         self.new_id = _new_ids()
         """Gives an id that no other request has."""
-        self._second = self._logged = self._left_out = 0
+        self._failures = LineAllowance(FAILURES_LOGGED_A_SECOND)
         self._children: dict[tuple[Lane | None, str, str], tuple[CounterChild, HistogramChild]] = {}
         for refusal in REFUSALS:
             metrics.refusals.labels(refusal.__name__)
@@ -87,16 +88,10 @@ class Ledger:
 
     def may_log_failure(self, now: float) -> bool:
         """Whether another failed request may have a line this second; says how many had none."""
-        if int(now) != self._second:
-            self._second, self._logged = int(now), 0
-            if self._left_out:
-                logger.warning("failed requests left out", extra={"requests": self._left_out})
-                self._left_out = 0
-        self._logged += 1
-        if self._logged > FAILURES_LOGGED_A_SECOND:
-            self._left_out += 1
-            return False
-        return True
+        left_out = self._failures.take(now)
+        if left_out:
+            logger.warning("failed requests left out", extra={"requests": left_out})
+        return left_out is not None
 
     def expect(self, lane: Lane) -> None:
         """Begins at 0 the usual counts of a version that is served; see `Metrics.expect_lane`."""

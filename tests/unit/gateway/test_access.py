@@ -30,6 +30,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.queueing.verification_records import Progress, Verified
+from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.metrics import Metrics
 from tests.fixtures.credentials import (
     KEY,
@@ -361,7 +362,7 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
 async def test_verifying_needs_its_scope_and_is_written_down(
     make_place: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "_strangers", audit.Allowance())
+    monkeypatch.setattr(audit, "_strangers", LineAllowance(audit.LINES_OF_STRANGERS_A_SECOND))
     place = make_place("infer", "manage:secret")
     service = "flambeau.v1.VerificationService"
 

@@ -29,6 +29,7 @@ from services.errors import (
     ShuttingDownError,
     UnknownJobError,
 )
+from services.telemetry.line_allowance import LineAllowance
 from services.trainer import transitions
 from services.trainer.config import TrainerConfig
 from services.trainer.grpc_calls import GrpcEdge
@@ -356,7 +357,7 @@ async def test_what_rest_refuses(
 async def test_calls_that_change_something_are_written_down_whatever_refuses_them(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "_strangers", audit.Allowance())
+    monkeypatch.setattr(audit, "_strangers", LineAllowance(audit.LINES_OF_STRANGERS_A_SECOND))
     rest, job = Rest(place), "0123456789abcdef"
     with caplog.at_level("INFO", "flambeau.audit"):
         await rest("GET", "/v1/jobs")
