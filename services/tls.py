@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flambeau.tls")
 
+HTTP, HTTP2 = "http/1.1", "h2"
+"""Protocols, by their names in ALPN (RFC 7301)."""
 LOOK_EVERY_S = 1.0
 """Pause between two looks at the files; they are read once two looks have found the same."""
 
@@ -60,7 +62,8 @@ class _Loaded:
     certificate: bytes
     key: bytes
     client_ca: bytes | None
-    context: ssl.SSLContext
+    contexts: dict[str, ssl.SSLContext]
+    """By the protocol that is spoken (ALPN)."""
     expiry_s: dict[str, float]
     """By use, `server` or `client_ca`: seconds since 1970 of the first certificate to expire."""
 
@@ -83,13 +86,14 @@ class Certificates:
         self._metrics = metrics
         self._judged = self._seen = self._marks()
         self._loaded = self._read()
-        self.context = self._loaded.context
+        self.context = self._context_for(HTTP)
         """For an HTTP server; every handshake on it goes on with the newest certificate."""
-        self.context.sni_callback = self._take_newest  # called with or without a name in it
+        self.grpc_context = self._context_for(HTTP2)
+        """The same for one that speaks gRPC on HTTP/2."""
         self._tell()
 
     def grpc_credentials(self) -> "grpc.ServerCredentials":
-        """For a gRPC server, synchronous or not; every handshake asks for the newest certificate.
+        """For a server of grpcio; every handshake asks for the newest certificate.
 
         Source: https://github.com/grpc/proposal/blob/master/L8-python-dynamic-certificates.md
         """
@@ -164,13 +168,11 @@ class Certificates:
         certificate, server_s = read_certificates(self._certificate, "tls_certificate_file")
         key = read_file(self._key, "tls_key_file")
         client_ca, expiry_s = None, {"server": server_s}
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        context.sslobject_class = _handshakes_counted_in(self._metrics)
+        contexts = {protocol: self._new_context(protocol) for protocol in (HTTP, HTTP2)}
         try:
-            # An empty passphrase, for OpenSSL would otherwise ask the terminal for one.
-            context.load_cert_chain(self._certificate, self._key, password="")
+            for context in contexts.values():
+                # An empty passphrase, for OpenSSL would otherwise ask the terminal for one.
+                context.load_cert_chain(self._certificate, self._key, password="")
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(
                 f"tls_key_file '{self._key}' is not the key of tls_certificate_file "
@@ -182,22 +184,37 @@ class Certificates:
             client_ca, expiry_s["client_ca"] = read_certificates(
                 self._client_ca, "tls_client_ca_file"
             )
-            context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
-            context.verify_mode = ssl.CERT_REQUIRED
-            # A ticket would let a caller back in whose authority has been taken off the list.
-            context.options |= ssl.OP_NO_TICKET
-            context.num_tickets = 0
+            for context in contexts.values():
+                context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
+                context.verify_mode = ssl.CERT_REQUIRED
+                # A ticket would let a caller back in whose authority is no longer on the list.
+                context.options |= ssl.OP_NO_TICKET
+                context.num_tickets = 0
         return _Loaded(
             certificate=certificate,
             key=key,
             client_ca=client_ca,
-            context=context,
+            contexts=contexts,
             expiry_s=expiry_s,
         )
 
-    def _take_newest(self, handshake: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-        """Called by OpenSSL in each handshake, once the caller has introduced itself."""
-        handshake.context = self._loaded.context
+    def _new_context(self, protocol: str) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols([protocol])
+        context.sslobject_class = _handshakes_counted_in(self._metrics)
+        return context
+
+    def _context_for(self, protocol: str) -> ssl.SSLContext:
+        """A context whose handshakes go on with the newest one of the same protocol."""
+
+        def take_newest(handshake: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+            # Called by OpenSSL once the caller has introduced itself, with or without a name.
+            handshake.context = self._loaded.contexts[protocol]
+
+        context = self._loaded.contexts[protocol]
+        context.sni_callback = take_newest
+        return context
 
     def _tell(self) -> None:
         """Sets the metrics of expiry, and warns of what has expired."""

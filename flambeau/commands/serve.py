@@ -47,11 +47,6 @@ def run(settings: dict[str, Any]) -> None:
     """Serves until SIGTERM or Ctrl-C; settings are those of `ServerConfig`."""
     from flambeau.commands.listening import print_listening
     from model_store.errors import StoreError
-    from services.gateway.grpc_threads import prefer_cheap_pollers
-    from services.process import hush_grpc
-
-    prefer_cheap_pollers()
-    hush_grpc()
     from services.ports import PortError
     from services.settings import ConfigError, checked
     from services.standalone.config import ServerConfig

@@ -2,17 +2,13 @@
 
 import sys
 
-from services.gateway.grpc_threads import prefer_cheap_pollers
 from services.ports import PortError
-from services.process import hush_grpc
 from services.queueing.redis_streams.clients import QueueUrlError
 from services.settings import ConfigError, settings_from
 
 
 def main() -> int:
     """Runs the process. Returns its exit code."""
-    hush_grpc()  # before gRPC is imported, as the next
-    prefer_cheap_pollers()
     from services.gateway.config import GatewayConfig
     from services.gateway.server import serve
     from services.gateway.webhooks import SecretError

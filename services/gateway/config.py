@@ -24,8 +24,6 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     """Largest body or message, after decompression; raise it for large inputs."""
     max_in_flight_requests: int = Field(4096, ge=1)
     """Requests accepted and unanswered at once; raise it if memory allows more to wait."""
-    max_grpc_calls: int = Field(256, ge=1, le=4096)
-    """gRPC calls running at once, a thread each; raise it for slow models with many callers."""
     grpc_max_connection_age_s: float = Field(0.0, ge=0, le=86_400)
     """How old a gRPC connection may become before its caller is asked to make another (GOAWAY);
     calls under way finish. Set it, to 300 say, where callers spread their calls over the gateways

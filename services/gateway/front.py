@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.access.audit import open_audit_log
@@ -20,15 +21,15 @@ from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
 from services.gateway.grpc_edge import GrpcEdge
-from services.gateway.http_port import HttpLimits
-from services.gateway.http_server import HttpServer
+from services.gateway.http_port import HttpPort
+from services.gateway.http_protocol import HttpConnection
 from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
+from services.gateway.open_port import PortLimits, PortServer
 from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
-from services.grpc_connections import ConnectionLimits
-from services.ports import listen, metrics_server, port_error
+from services.ports import listen, metrics_server
 from services.process import freeze_garbage
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
@@ -121,32 +122,27 @@ class Front:
         self._facts = ServerFacts(version, directory, self._admission, config.models)
         self._ledger = Ledger(metrics, directory, config.access_log, tracer, sampler)
         edges = (self._admission, self._facts, self._ledger)
-        max_bytes = config.max_request_bytes
         desk = open_desk(self._admission) if open_desk is not None else None
-        self._grpc = GrpcEdge(
-            *edges,
-            max_request_bytes=max_bytes,
-            max_calls=config.max_grpc_calls,
-            limits=ConnectionLimits(
-                max_connections=config.max_connections,
-                idle_s=config.keep_alive_timeout_s,
-                handshake_s=config.receive_timeout_s,
-                max_age_s=config.grpc_max_connection_age_s,
-                grace_s=config.request_timeout_s,  # no call outlasts the longest request
-            ),
-            desk=desk,
-            verifications=verifications,
-            door=self._door,
-        )
-        limits = HttpLimits(
-            max_request_bytes=max_bytes,
+        limits = PortLimits(
+            max_request_bytes=config.max_request_bytes,
             max_connections=config.max_connections,
             keep_alive_timeout_s=config.keep_alive_timeout_s,
             receive_timeout_s=config.receive_timeout_s,
+            max_age_s=config.grpc_max_connection_age_s,
+            grace_s=config.request_timeout_s,  # no call outlasts the longest request
         )
-        self._certificates = open_certificates(config, metrics.tls)
-        tls = self._certificates.context if self._certificates is not None else None
-        self._rest = HttpServer(RestEdge(*edges, desk, self._door).route, limits, metrics, tls)
+        tls = self._certificates = open_certificates(config, metrics.tls)
+        self._grpc = GrpcEdge(
+            *edges,
+            limits=limits,
+            desk=desk,
+            verifications=verifications,
+            door=self._door,
+            tls=tls.grpc_context if tls is not None else None,
+        )
+        rest = HttpPort(RestEdge(*edges, desk, self._door).route, limits, metrics)
+        context = tls.context if tls is not None else None
+        self._rest = PortServer(rest, partial(HttpConnection, rest), context)
         self._ports = (0, 0, 0)
 
     @contextlib.asynccontextmanager
@@ -165,7 +161,7 @@ class Front:
             if self._certificates is not None:
                 stack.enter_context(self._certificates.renewing())
             http_socket = stack.enter_context(listen(config.host, config.http_port, "http_port"))
-            grpc_port = self._bind_grpc()
+            grpc_socket = stack.enter_context(listen(config.host, config.grpc_port, "grpc_port"))
             metrics_port = stack.enter_context(
                 metrics_server(
                     config.host,
@@ -175,8 +171,9 @@ class Front:
                 )
             )
             stack.enter_context(sampling_lag(self._metrics.loop_lag_seconds.labels()))
-            self._grpc.start()
-            self._ports = (http_socket.getsockname()[1], grpc_port, metrics_port)
+            ports = [found.getsockname()[1] for found in (http_socket, grpc_socket)]
+            self._ports = (ports[0], ports[1], metrics_port)
+            await self._grpc.start(grpc_socket)
             await self._rest.start(http_socket)
             async with asyncio.TaskGroup() as tasks:
                 # Files of keys are watched, and rates shared, as long as the ports are open.
@@ -241,17 +238,6 @@ class Front:
     async def close(self) -> None:
         """Closes the edges, once the last answers are written."""
         await asyncio.gather(self._rest.stop(LAST_REPLIES_S), self._grpc.stop(LAST_REPLIES_S))
-
-    def _bind_grpc(self) -> int:
-        host, port = self._config.host, self._config.grpc_port
-        if port:
-            # gRPC's own refusal hides the reason, and writes a second line past our logs.
-            listen(host, port, "grpc_port").close()
-        tls = self._certificates
-        try:
-            return self._grpc.bind(host, port, tls.grpc_credentials() if tls else None)
-        except RuntimeError as error:
-            raise port_error(port, "grpc_port", str(error)) from error
 
 
 def _open_door(

@@ -20,7 +20,8 @@ from services.gateway.http_body import Body, ChunkedBody, SizedBody, too_large
 from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 from services.gateway.http_exchange import Exchange, Opener
 from services.gateway.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
-from services.gateway.http_port import READ_BYTES, HttpPort, head_too_large
+from services.gateway.http_port import HttpPort, head_too_large
+from services.gateway.open_port import READ_BYTES, OpenConnection
 
 MAX_PIPELINED = 32
 SPARE_CONNECTIONS = 64
@@ -32,7 +33,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END = b"\r\n\r\n"
 
 
-class HttpConnection(asyncio.BufferedProtocol):
+class HttpConnection(OpenConnection):
     """One connection of an `HttpPort`."""
 
     __slots__ = (

@@ -1,0 +1,351 @@
+"""One gRPC call: messages in, messages and a status out (gRPC over HTTP/2).
+
+In: pieces of DATA, cut anywhere. Out: frames on the call's connection.
+Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+
+Rules kept here:
+- a call ends with one status, whoever ends it first; what comes after that is dropped;
+- no message over `max_request_bytes` is collected, nor undone from its compression.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from services.errors import InvalidRequestError, ServingError
+from services.gateway import http2_headers
+from services.gateway.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
+from services.gateway.http_body import Body, too_large
+from services.gateway.refusals import retry_after_s
+
+if TYPE_CHECKING:
+    from services.gateway.grpc_connection import GrpcConnection
+    from services.gateway.grpc_head import GrpcHead
+    from services.gateway.http2_sending import Unsent
+
+logger = logging.getLogger("flambeau.grpc")
+
+STATUS_CODES = {
+    name: code
+    for code, name in enumerate(
+        (
+            "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+            "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+            "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS",
+            "UNAUTHENTICATED",
+        )
+    )
+}  # fmt: skip
+"""Source: https://grpc.github.io/grpc/core/md_doc_statuscodes.html"""
+
+PREFIX_BYTES = 5
+"""Before each message: whether it is compressed, and its length."""
+_MAX_WORDS_BYTES = 6 * 1024
+"""Of an error, as they are sent: callers take some 8 KB of metadata, and no more."""
+_READABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+_BEGINNING = http2_headers.STATUS_200 + http2_headers.write(
+    [("content-type", "application/grpc"), ("grpc-accept-encoding", "identity,deflate,gzip")]
+)
+_OK = http2_headers.write([("grpc-status", "0")])
+_JOINED_BYTES = 64 * 1024
+"""Up to this, a copy costs less than a second piece to write."""
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def retry_hint(after_s: int) -> Metadata:
+    """When to try again.
+
+    The first is for readers, the second for gRPC's own retries: a client whose retry policy names
+    the status waits this long (gRPC proposal A6, server pushback); to others it means nothing.
+    """
+    return ("retry-after", str(after_s)), ("grpc-retry-pushback-ms", str(after_s * 1000))
+
+
+class Call:
+    """A call that is being answered.
+
+    The connection calls `take` with each whole message and `end` behind the last, or `refuse` when
+    there is something wrong with them; and `abandon` when nobody waits for an answer any more.
+    Whoever answers calls `reply`, or `send` as often as it likes and then `finish`, or `fail`;
+    once the call is over all of them do nothing.
+
+    Attributes:
+        id: of its stream.
+        head: of the request.
+        is_over: whether it has its status, or is abandoned.
+        has_ended: whether the caller has said all it had to say.
+        since: the loop's time at which it began, or its last message came.
+        credit: as in `http2_sending.Sender`.
+        unsent: likewise.
+        has_moved: likewise.
+    """
+
+    __slots__ = (
+        "_begun", "_partial", "_taking", "connection", "credit", "has_ended", "has_moved",
+        "head", "id", "is_over", "since", "unsent",
+    )  # fmt: skip
+
+    def __init__(self, connection: "GrpcConnection", head: "GrpcHead", stream: int) -> None:
+        self.connection = connection
+        self.head = head
+        self.id = stream
+        self.credit = 0
+        self.unsent: Unsent | None = None
+        self.is_over = self.has_ended = self.has_moved = False
+        self.since = connection.port.now
+        self._partial = bytearray()
+        self._begun = False
+        self._taking = False
+
+    # What a kind of call decides.
+
+    def take(self, message: Body) -> None:
+        """A message has come, whole and plain."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """The caller has said all it had to say."""
+
+    def refuse(self, error: ServingError) -> None:
+        """What the caller sent cannot be taken."""
+        self.fail(error)
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more; the connection has forgotten the call."""
+
+    # What the connection reads.
+
+    def receive(self, data: bytes, ended: bool) -> None:
+        """Takes a piece of DATA.
+
+        Args:
+            data: without padding.
+            ended: whether it is the last.
+        """
+        size = len(data) - PREFIX_BYTES
+        self.has_ended = ended
+        try:
+            if (
+                ended
+                and not self._partial
+                and size >= 0
+                and data[0] == 0
+                and int.from_bytes(data[1:PREFIX_BYTES], "big") == size
+            ):
+                # What nearly every call is: one message in one frame.
+                self.take(data[PREFIX_BYTES:])
+                self.end()
+                return
+            self._partial += data
+            self.connection.unfinished_bytes += len(data)
+            self._take_messages()
+        except ServingError as error:
+            self.refuse(error)
+
+    def _take_messages(self) -> None:
+        """Takes each message that is there, unless one is being decompressed."""
+        partial = self._partial
+        while not self._taking and not self.is_over and len(partial) >= PREFIX_BYTES:
+            size = int.from_bytes(partial[1:PREFIX_BYTES], "big")
+            limit = self.connection.port.limits.max_request_bytes
+            if size > limit:
+                raise too_large(limit)
+            if len(partial) < PREFIX_BYTES + size:
+                break
+            flag = partial[0]
+            message = bytes(memoryview(partial)[PREFIX_BYTES : PREFIX_BYTES + size])
+            self.connection.unfinished_bytes -= PREFIX_BYTES + size
+            del partial[: PREFIX_BYTES + size]
+            self.since = self.connection.port.now
+            if flag == 0:
+                self.take(message)
+            else:
+                self._decompress(flag, message)
+        if self.has_ended and not self._taking and not self.is_over:
+            if partial:
+                raise InvalidRequestError("the call ends within a message")
+            self.end()
+
+    def _decompress(self, flag: int, message: bytes) -> None:
+        encoding = self.head.encoding
+        if flag != 1 or not encoding:
+            raise InvalidRequestError(
+                "a message is marked as compressed, and grpc-encoding does not say how"
+            )
+        self._taking = True
+
+        def taken(outcome: Body | ServingError) -> None:
+            self._taking = False
+            if self.is_over:
+                return
+            try:
+                if isinstance(outcome, ServingError):
+                    raise outcome
+                self.take(outcome)
+                self._take_messages()
+            except ServingError as error:
+                self.refuse(error)
+
+        port = self.connection.port
+        port.threads.decompress(message, encoding, port.limits.max_request_bytes, taken)
+
+    # What an answer writes.
+
+    def reply(self, message: bytes, metadata: bytes = b"") -> None:
+        """Answers with the one message of a call, and the status OK.
+
+        Args:
+            message: serialised.
+            metadata: trailing, as `http2_headers.write` makes it.
+        """
+        if self.is_over:
+            return
+        self.is_over = True
+        size = len(message) + PREFIX_BYTES
+        trailers = _OK + metadata
+        ending = _headers(END_STREAM, self.id, trailers)
+        prefix = b"\x00" + len(message).to_bytes(4, "big")
+        connection = self.connection
+        beginning = b"" if self._begun else connection.beginning(self.id, _BEGINNING)
+        if connection.sending.fits(self, size):
+            head = HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id)
+            if size <= _JOINED_BYTES:
+                connection.write(b"".join((beginning, head, prefix, message, ending)))
+            else:
+                connection.write(beginning + head + prefix)
+                connection.write(message)
+                connection.write(ending)
+            connection.answered(self)
+        else:
+            connection.write(beginning)
+            pieces = [memoryview(prefix), memoryview(message)] if message else [memoryview(prefix)]
+            connection.sending.send(self, pieces, ending)
+
+    def send(self, message: bytes) -> None:
+        """Sends one of several messages."""
+        if self.is_over:
+            return
+        if not self._begun:
+            self._begun = True
+            self.connection.write(self.connection.beginning(self.id, _BEGINNING))
+        prefixed = b"\x00" + len(message).to_bytes(4, "big") + message
+        self.connection.sending.send(self, [memoryview(prefixed)])
+
+    def finish(self) -> None:
+        """Ends the call behind what was sent, with the status OK."""
+        self._finish(_OK)
+
+    def fail(self, error: ServingError, *metadata: tuple[str, str]) -> None:
+        """Ends the call with an error's status and words.
+
+        Args:
+            error: why; one that a retry may cure adds a hint when to.
+            metadata: more to say behind the status.
+        """
+        if error.retryable:
+            metadata += retry_hint(retry_after_s(error))
+        status = ("grpc-status", str(STATUS_CODES[error.grpc_code]))
+        words = ("grpc-message", _percent_encoded(str(error)))
+        self._finish(http2_headers.write([status, words, *metadata]))
+
+    def answer_http(self, status: int) -> None:
+        """Ends a request that is none of gRPC with a status of HTTP."""
+        self.is_over = True
+        self.connection.write(
+            _headers(END_STREAM, self.id, http2_headers.write([(":status", str(status))]))
+        )
+        self.connection.answered(self)
+
+    def _finish(self, trailers: bytes) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        connection = self.connection
+        if self._begun:
+            ending = _headers(END_STREAM, self.id, trailers)
+        else:
+            ending = connection.beginning(self.id, _BEGINNING + trailers, END_STREAM)
+        if self.unsent is not None:
+            connection.sending.send(self, [], ending)
+        else:
+            connection.write(ending)
+            connection.answered(self)
+
+    def forget_input(self) -> None:
+        """Drops what was received and not taken."""
+        self.connection.unfinished_bytes -= len(self._partial)
+        self._partial = bytearray()
+
+
+class UnaryCall(Call):
+    """A call of one message, which is answered by one."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, connection: "GrpcConnection", head: "GrpcHead", stream: int) -> None:
+        super().__init__(connection, head, stream)
+        self._message: Body | None = None
+
+    def begin(self, message: Body) -> None:
+        """Starts the work."""
+        raise NotImplementedError
+
+    def take(self, message: Body) -> None:
+        """Waits for the end of the call, unless it has come."""
+        if self._message is not None:
+            raise InvalidRequestError("a second message in a call that takes one")
+        self._message = message
+
+    def end(self) -> None:
+        """Starts the work on the one message."""
+        message, self._message = self._message, None
+        if message is None:
+            self.refuse(InvalidRequestError("the call has no message"))
+        else:
+            self.begin(message)
+
+
+class SimpleCall(UnaryCall):
+    """A call that a function begins to answer; whatever that raises becomes its status."""
+
+    __slots__ = ("_start",)
+
+    def __init__(
+        self,
+        start: "Callable[[Body, SimpleCall], None]",
+        connection: "GrpcConnection",
+        head: "GrpcHead",
+        stream: int,
+    ) -> None:
+        super().__init__(connection, head, stream)
+        self._start = start
+
+    def begin(self, message: Body) -> None:
+        """Has the function begin."""
+        try:
+            self._start(message, self)
+        except ServingError as error:
+            self.fail(error)
+        except Exception as error:
+            logger.exception("a call failed in the gateway")
+            self.fail(failure(error))
+
+
+def failure(error: Exception) -> ServingError:
+    """What a caller is told of an error that is our own fault; the log has the rest."""
+    return ServingError(f"the server failed on this request ({type(error).__name__}); see its log")
+
+
+def _percent_encoded(words: str) -> str:
+    """Words as `grpc-message` has them, no longer than callers take."""
+    encoded = quote(words, safe=_READABLE)
+    while len(encoded) > _MAX_WORDS_BYTES:
+        words = words[: len(words) // 2]
+        encoded = quote(words, safe=_READABLE)
+    return encoded
+
+
+def _headers(flags: int, stream: int, block: bytes) -> bytes:
+    return frame(HEADERS, flags | END_HEADERS, stream, block)

@@ -1,0 +1,311 @@
+"""One connection of a gRPC port: the calls that are open on it, and how long they may last.
+
+Rules kept here:
+- every call ends once: by its status, by its caller's leave, or with the connection;
+- what a connection may hold of messages that are not whole is limited;
+- a connection that is to end says so first, and ends when its last call is over (GOAWAY).
+
+Nothing is made for a call but its `Call`: no task, no future, no timer. A header block whose bytes
+have been seen before, with the same table, is not read again: callers repeat themselves.
+"""
+
+import asyncio
+import random
+
+from services.errors import OverloadedError
+from services.gateway.grpc_call import Call
+from services.gateway.grpc_head import GrpcHead, MalformedError
+from services.gateway.grpc_port import GrpcPort
+from services.gateway.http2_connection import MAX_CALLS, PARTING, Http2Connection
+from services.gateway.http2_frames import (
+    END_STREAM,
+    MAX_WINDOW,
+    PADDED,
+    PING,
+    ConnectionFaultError,
+    Fault,
+    frame,
+    goaway,
+    reset,
+    unpadded,
+    window_update,
+)
+from services.gateway.http2_headers import HeaderBlocks
+from services.gateway.http2_sending import Sender
+from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
+
+UNFINISHED_MESSAGES = 4
+"""Of the largest size, that a connection may hold in pieces."""
+MAX_KNOWN_HEADS = 256
+MAX_KNOWN_BLOCK_BYTES = 4096
+SPARE_CONNECTIONS = 64
+"""Connections beyond the limit that are still told so; the next ones are dropped."""
+PARTING_S = 1.0
+"""How long calls that were on their way when we said that we leave may take to be here."""
+LINGER_S = 2.0
+"""How long a peer may take to read why its connection ends, and to hang up."""
+_READ_WINDOW = MAX_WINDOW // 2
+
+
+class GrpcConnection(Http2Connection):
+    """One connection of a `GrpcPort`.
+
+    Attributes:
+        port: it belongs to.
+        unfinished_bytes: received of messages that are not whole.
+    """
+
+    __slots__ = (
+        "_age_s", "_calls", "_headers", "_heads", "_leaving", "_left_at", "_opened", "_read_bytes",
+        "_told", "port", "unfinished_bytes",
+    )  # fmt: skip
+
+    def __init__(self, port: GrpcPort) -> None:
+        super().__init__(port.read_buffer)
+        self.port = port
+        self._headers = HeaderBlocks()
+        self._heads: dict[bytes, GrpcHead] = {}
+        self._calls: dict[int, Call] = {}
+        self.unfinished_bytes = self._read_bytes = 0
+        # Whether the end was announced, and the last stream that is still taken.
+        self._leaving = False
+        self._told = MAX_WINDOW
+        self._left_at = 0.0
+        self._opened = port.now
+        self._age_s = port.limits.max_age_s * random.uniform(0.9, 1.1)  # noqa: S311  # not a secret
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody is there."""
+        super().connection_made(transport)
+        port = self.port
+        port.opened(self)
+        limit = port.limits.max_connections
+        if len(port.connections) > limit + SPARE_CONNECTIONS:
+            self.abort()
+        elif len(port.connections) > limit:
+            error = TooManyConnectionsError(
+                f"{limit} connections are open here, the limit (max_connections); "
+                "retry later or add servers"
+            )
+            port.count_refusal(error)
+            self.greet()
+            self.end(Fault.ENHANCE_YOUR_CALM, str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is there any more."""
+        super().connection_lost(exc)
+        self.port.closed(self)
+
+    # What the frames say of calls.
+
+    def take_data(self, flags: int, stream: int, payload: bytes) -> None:
+        """A piece of a call's messages."""
+        self._read_bytes += len(payload)
+        if self._read_bytes >= _READ_WINDOW:
+            self.write(window_update(0, self._read_bytes))
+            self._read_bytes = 0
+        call = self._calls.get(stream)
+        if call is None:
+            self._check_known(stream)
+            return  # of a call that has its status
+        if call.has_ended:
+            self._reset(call, Fault.STREAM_CLOSED)
+            return
+        if flags & PADDED:
+            payload = unpadded(payload)
+        call.receive(payload, bool(flags & END_STREAM))
+        limit = UNFINISHED_MESSAGES * self.port.limits.max_request_bytes
+        if self.unfinished_bytes > limit:
+            call.refuse(
+                OverloadedError(
+                    f"this connection has sent {limit} bytes of messages that are not whole, the "
+                    f"limit ({UNFINISHED_MESSAGES} x max_request_bytes); finish them first"
+                )
+            )
+
+    def take_block(self, flags: int, stream: int, block: bytes) -> None:
+        """A header block is there: a call begins, or ends by its trailers."""
+        head = self._heads.get(block) or self._learn(block)
+        call = self._calls.get(stream)
+        ended = bool(flags & END_STREAM)
+        if call is not None:
+            if call.has_ended or not ended:
+                self._reset(call, Fault.STREAM_CLOSED)
+            else:
+                call.receive(b"", True)
+            return
+        if not stream & 1:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"a call on stream {stream}")
+        if stream <= self.last or stream > self._told:
+            return  # trailers of a call that has its status; or begun after our last GOAWAY
+        self.last = stream
+        self.calls_begun += 1
+        if head is None:
+            self.write(reset(stream, Fault.PROTOCOL_ERROR))
+        elif len(self._calls) >= MAX_CALLS:
+            self.write(reset(stream, Fault.REFUSED_STREAM))
+        else:
+            self._begin(head, stream, ended)
+
+    def widen(self, stream: int, increment: int) -> None:
+        """The peer takes more of a call's answer."""
+        call = self._calls.get(stream)
+        if call is None:
+            self._check_known(stream)
+        elif not increment:
+            self._reset(call, Fault.PROTOCOL_ERROR)
+        elif not self.sending.widen_call(call, increment):
+            self._reset(call, Fault.FLOW_CONTROL_ERROR)
+
+    def take_reset(self, stream: int) -> None:
+        """The caller does not wait any more."""
+        self._check_known(stream)
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            self._drop(call)
+            self._rest()
+
+    def take_parting(self) -> None:
+        """What was on its way when we announced the end is here."""
+        if self._leaving:
+            self._leave_now()
+
+    def answered(self, call: Sender) -> None:
+        """A call has its status."""
+        over = self._calls.pop(call.id, None)
+        if over is not None and not over.has_ended:
+            self.write(reset(call.id, Fault.NO_ERROR))
+            over.forget_input()
+        self._rest()
+
+    def drop_calls(self) -> None:
+        """Nobody waits for any answer any more."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            self._drop(call)
+
+    def _check_known(self, stream: int) -> None:
+        """Refuses frames of calls that were never begun, [5.1]."""
+        if not stream & 1 or stream > self.last:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"a frame of no call, {stream}")
+
+    def _begin(self, head: GrpcHead, stream: int, ended: bool) -> None:
+        if head.http_status:
+            call = self._calls[stream] = Call(self, head, stream)
+            call.has_ended = ended
+            call.answer_http(head.http_status)
+            return
+        call = self._calls[stream] = head.open(self, head, stream)
+        if head.refusal is not None:
+            call.has_ended = ended
+            call.refuse(head.refusal)
+        elif ended:
+            call.receive(b"", True)
+
+    def _learn(self, block: bytes) -> GrpcHead | None:
+        """Reads a block that is not known; None if it begins no call."""
+        fields, lasts = self._headers.read(block)
+        if not lasts:
+            self._heads.clear()
+        try:
+            head = self.port.head_of(fields)
+        except MalformedError:
+            return None
+        if lasts and head.is_usual and len(block) <= MAX_KNOWN_BLOCK_BYTES:
+            if len(self._heads) >= MAX_KNOWN_HEADS:
+                del self._heads[next(iter(self._heads))]
+            self._heads[block] = head
+        return head
+
+    def _reset(self, call: Call, fault: Fault) -> None:
+        """Ends a call whose peer breaks the rules of streams."""
+        del self._calls[call.id]
+        self.write(reset(call.id, fault))
+        self._drop(call)
+        self._rest()
+
+    def _drop(self, call: Call) -> None:
+        """A call that the connection has forgotten is not waited for any more."""
+        self.sending.forget(call)
+        call.forget_input()
+        if not call.is_over:
+            call.is_over = True
+            call.abandon()
+
+    # The end, and time.
+
+    def _rest(self) -> None:
+        """A call is over; perhaps it was the last one."""
+        if not self._calls:
+            self._since = self.port.now
+            if self._leaving and not self._closing:
+                self._leave_now()
+
+    def close_if_idle(self) -> None:
+        """Says that the connection ends, and ends it when the last call is over, [6.8]."""
+        if self._leaving or self._closing:
+            return
+        self._leaving = True
+        self._left_at = self.port.now
+        if self._calls:
+            # Calls that are on their way here may still come: until the PING is answered.
+            self.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, PARTING))
+        else:
+            self._leave_now()
+
+    def _leave_now(self) -> None:
+        """Takes no more calls."""
+        if self._told == MAX_WINDOW:
+            self._told = self.last
+            self.write(goaway(self.last, Fault.NO_ERROR))
+        if not self._calls:
+            self.hang_up()
+
+    def sweep(self) -> None:
+        """Called by the port's timer: ends what has lasted too long."""
+        now, limits = self.port.now, self.port.limits
+        if self._closing:
+            if now - self._since > LINGER_S:
+                self.abort()
+            return
+        if self._write_paused:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent != self._unsent_bytes:
+                self._unsent_bytes, self._since = unsent, now
+            elif now - self._since > limits.receive_timeout_s:
+                self.abort()
+        elif not self._greeted:
+            if now - self._opened > limits.receive_timeout_s:
+                self.hang_up()
+        elif self._calls:
+            self._sweep_calls(now, limits.receive_timeout_s)
+        elif now - self._since > limits.keep_alive_timeout_s:
+            self.close_if_idle()
+        self._sweep_age(now)
+
+    def _sweep_calls(self, now: float, limit_s: float) -> None:
+        """Ends calls whose caller says nothing, or takes nothing of the answer."""
+        for call in tuple(self._calls.values()):
+            if call.has_moved:
+                call.has_moved, call.since = False, now
+            if now - call.since <= limit_s:
+                continue
+            if not call.has_ended and not call.is_over:
+                call.refuse(
+                    ReceiveTimeoutError(
+                        f"the message did not arrive within {limit_s:g} s (receive_timeout_s); "
+                        "send it faster or in smaller batches"
+                    )
+                )
+            elif call.unsent is not None:
+                self._reset(call, Fault.CANCEL)
+
+    def _sweep_age(self, now: float) -> None:
+        if not self._leaving:
+            if self._age_s and now - self._opened > self._age_s:
+                self.close_if_idle()
+        elif now - self._left_at > PARTING_S:
+            self._leave_now()
+            grace_s = self.port.limits.grace_s
+            if grace_s and now - self._left_at > grace_s and not self._closing:
+                self.end(Fault.NO_ERROR, "the connection is too old, and so are its calls")

@@ -1,0 +1,111 @@
+"""grpc.health.v1: whether the server is ready, asked once or watched.
+
+Source: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2 as pb
+
+from services.errors import InvalidRequestError, NotFoundError
+from services.gateway.grpc_call import SimpleCall, UnaryCall
+from services.gateway.grpc_head import GrpcHead
+from services.gateway.grpc_infer import NO_MESSAGE
+from services.gateway.http_body import Body
+
+if TYPE_CHECKING:
+    from services.gateway.grpc_connection import GrpcConnection
+
+SERVICE = "grpc.health.v1.Health"
+
+_SERVING = pb.HealthCheckResponse.SERVING
+_NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class GrpcHealth:
+    """Tells everybody.
+
+    Args:
+        services: their names; the server as a whole has the empty one.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = frozenset(("", *services))
+        self._is_ready = False
+        self._watches: set[_Watch] = set()
+
+    def announce(self, is_ready: bool) -> None:
+        """Tells those who watch, if it is news."""
+        if is_ready != self._is_ready:
+            self._is_ready = is_ready
+            for watch in tuple(self._watches):
+                self.tell(watch)
+
+    def check(self, message: Body, call: SimpleCall) -> None:
+        """Answers once.
+
+        Raises:
+            NotFoundError: there is no such service.
+            InvalidRequestError: the message is none.
+        """
+        service = _service(message)
+        if service not in self._services:
+            raise NotFoundError(f"no service '{service[:128]}' is here")
+        call.reply(self._status(service))
+
+    def watch(self, connection: "GrpcConnection", head: GrpcHead, stream: int) -> "_Watch":
+        """A call that is answered at every change."""
+        return _Watch(self, connection, head, stream)
+
+    def tell(self, watch: "_Watch") -> None:
+        """Tells one who watches, from now on."""
+        self._watches.add(watch)
+        watch.send(self._status(watch.service))
+
+    def forget(self, watch: "_Watch") -> None:
+        """Somebody watches no more."""
+        self._watches.discard(watch)
+
+    def _status(self, service: str) -> bytes:
+        status = _SERVING if self._is_ready else _NOT_SERVING
+        if service not in self._services:
+            status = _UNKNOWN
+        told: bytes = pb.HealthCheckResponse(status=status).SerializeToString()
+        return told
+
+
+class _Watch(UnaryCall):
+    """A call that lasts until its caller leaves."""
+
+    __slots__ = ("_health", "service")
+
+    def __init__(
+        self, health: GrpcHealth, connection: "GrpcConnection", head: GrpcHead, stream: int
+    ) -> None:
+        super().__init__(connection, head, stream)
+        self._health = health
+        self.service = ""
+
+    def begin(self, message: Body) -> None:
+        """Tells what is, and then what changes."""
+        try:
+            self.service = _service(message)
+        except InvalidRequestError as error:
+            self.fail(error)
+            return
+        self._health.tell(self)
+
+    def abandon(self) -> None:
+        """The caller has left."""
+        self._health.forget(self)
+
+
+def _service(message: Body) -> str:
+    try:
+        service: str = pb.HealthCheckRequest.FromString(bytes(message)).service
+    except DecodeError:
+        raise InvalidRequestError(NO_MESSAGE) from None
+    return service

@@ -1,0 +1,36 @@
+"""What all connections of one gRPC port share, beside what those of any port do: who answers."""
+
+from collections.abc import Callable
+
+from services.gateway.grpc_head import GrpcHead
+from services.gateway.http2_headers import Fields
+from services.gateway.open_port import OpenPort, PortLimits
+from services.telemetry.metrics import Metrics
+
+GrpcRouter = Callable[[GrpcHead], None]
+"""Gives a head of gRPC its `open`, and a `refusal` if nothing more of it is to be waited for."""
+
+
+class GrpcPort(OpenPort):
+    """One port.
+
+    Args:
+        router: decides who answers a call.
+        limits: what a connection and a call may cost.
+        metrics: counts what the limits refuse.
+    """
+
+    def __init__(self, router: GrpcRouter, limits: PortLimits, metrics: Metrics) -> None:
+        super().__init__(limits, metrics)
+        self._router = router
+
+    def head_of(self, fields: Fields) -> GrpcHead:
+        """Judges the fields of a call, and finds who answers it.
+
+        Raises:
+            MalformedError: they are no request.
+        """
+        head = GrpcHead(fields)
+        if not head.http_status:
+            self._router(head)
+        return head

@@ -1,0 +1,391 @@
+"""One HTTP/2 connection of a server: bytes in, header blocks and DATA out; frames written.
+
+Source: RFC 9113; the numbers in brackets below are its sections. What calls are is left to
+`GrpcConnection`.
+
+Rules kept here:
+- a peer that breaks the protocol is told so (GOAWAY or RST_STREAM) and harms no other;
+- the event loop has its turn after `CALLS_A_TURN` calls and `FRAMES_A_TURN` frames, so that no
+  flood of frames, whole calls or broken-off ones, holds up the neighbours for longer;
+- nothing is read while the peer does not read what is written to it.
+"""
+
+import asyncio
+
+from services.gateway.http2_frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    FIRST_WINDOW,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEAD,
+    HEAD_BYTES,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ConnectionFaultError,
+    Fault,
+    frame,
+    goaway,
+    number,
+    read_settings,
+    settings,
+    unpadded,
+    window_update,
+)
+from services.gateway.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES
+from services.gateway.http2_sending import Sender, Sending
+from services.gateway.open_port import READ_BYTES, OpenConnection
+
+MAX_CALLS = 4096
+"""Calls open at once on one connection; callers are told, and keep the next ones back."""
+CALLS_A_TURN = 32
+"""A call that begins takes some 20 µs of the loop, so that a full round stays under 1 ms."""
+FRAMES_A_TURN = 512
+MAX_HELD_BYTES = 4 * READ_BYTES
+"""Read and not yet taken; beyond it nothing more is read."""
+FIRST_TABLE_BYTES = 4096
+"""Of the table of header fields that each side has until the other says less (RFC 7541, 6.5.2)."""
+PARTING = b"flambeau"
+"""The PING whose answer says that the peer has read our first GOAWAY."""
+
+_GREETING = settings(
+    {
+        MAX_CONCURRENT_STREAMS: MAX_CALLS,
+        INITIAL_WINDOW_SIZE: MAX_WINDOW,
+        MAX_HEADER_LIST_SIZE: MAX_BLOCK_BYTES,
+    }
+) + window_update(0, MAX_WINDOW - FIRST_WINDOW)
+_ACKNOWLEDGED = frame(SETTINGS, ACK, 0)
+_WORDS = b"this port speaks gRPC (HTTP/2); REST is on the other, http_port\n"
+_NOT_HTTP2 = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_WORDS), _WORDS)
+)
+_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+"""Frames of one size."""
+
+
+class Http2Connection(OpenConnection):
+    """The frames of one connection; what is said of calls goes to the methods that end this class.
+
+    Attributes:
+        peer: the other end, as gRPC names it.
+        sending: what is to be written, within the peer's windows.
+        write: takes frames that no window holds back.
+        last: the newest stream that the peer has begun.
+        calls_begun: in this turn of the event loop.
+    """
+
+    __slots__ = (
+        "_block", "_block_of", "_closing", "_data", "_greeted", "_position", "_prefaced",
+        "_read_buffer", "_read_paused", "_since", "_table_note", "_transport", "_turn_asked",
+        "_unsent_bytes", "_write_paused", "calls_begun", "last", "peer", "sending", "write",
+    )  # fmt: skip
+
+    def __init__(self, read_buffer: memoryview) -> None:
+        self._read_buffer = read_buffer
+        self.peer = ""
+        self._transport: asyncio.Transport
+        # What was read and not yet understood, from `_position` on.
+        self._data = b""
+        self._position = 0
+        self._turn_asked = False
+        self._prefaced = self._greeted = False
+        # A header block that goes on, and its stream and flags; a note in front of our next one.
+        self._block = bytearray()
+        self._block_of = (0, 0)
+        self._table_note = b""
+        self.last = self.calls_begun = 0
+        self._closing = False
+        self._read_paused = self._write_paused = False
+        # Since when it has been idle, closing, or its peer has not taken the bytes we have for it.
+        self._since = asyncio.get_running_loop().time()
+        self._unsent_bytes = 0
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody is there."""
+        self._transport = transport  # type: ignore[assignment]  # uvloop's has no base class
+        self.write = self._transport.write
+        self.peer = _name_of(transport.get_extra_info("peername"))
+        self.sending = Sending(self.write, self.answered)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The buffer that all connections share."""
+        return self._read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have come."""
+        if self._closing:
+            return  # read, so that our last words are not lost to a reset
+        data = bytes(self._read_buffer[:nbytes])
+        if self._data:
+            data = self._data[self._position :] + data
+        self._data, self._position = data, 0
+        if not self._turn_asked:
+            self._advance()
+        elif len(data) > MAX_HELD_BYTES:
+            self._set_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is there any more."""
+        self._closing = True
+        self._data, self._position = b"", 0
+        self.drop_calls()
+
+    def pause_writing(self) -> None:
+        """The peer does not read; neither do we."""
+        self._write_paused = True
+        self._since = asyncio.get_running_loop().time()
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._set_reading()
+
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        self._write_paused = False
+        self._set_reading()
+
+    # Frames.
+
+    def greet(self) -> None:
+        """Says what a server says first, [3.4]."""
+        self.write(_GREETING)
+
+    def _advance(self) -> None:
+        """Takes what was read, as far as it goes and for as long as a turn lasts."""
+        self.calls_begun = 0
+        try:
+            if self._prefaced or self._take_preface():
+                self._take_frames()
+        except ConnectionFaultError as error:
+            self.end(error.fault, str(error))
+            return
+        if self._position == len(self._data):
+            self._data, self._position = b"", 0
+        if self._read_paused:
+            self._set_reading()
+
+    def _take_preface(self) -> bool:
+        """Whether the peer speaks HTTP/2; what does not is told so, where it can read that."""
+        start = self._data[: len(PREFACE)]
+        if start == PREFACE:
+            self._prefaced, self._position = True, len(PREFACE)
+            self.greet()
+            return True
+        if not PREFACE.startswith(start):
+            if b" HTTP/1." in self._data[:MAX_FRAME_BYTES]:
+                self.write(_NOT_HTTP2)
+            self.hang_up()
+        return False
+
+    def _take_frames(self) -> None:
+        data, position = self._data, self._position
+        size = len(data)
+        for _ in range(FRAMES_A_TURN):
+            if size - position < HEAD_BYTES:
+                return
+            high, low, kind, flags, stream = HEAD.unpack_from(data, position)
+            length = high << 8 | low
+            if length > MAX_FRAME_BYTES:
+                raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+            end = position + HEAD_BYTES + length
+            if end > size:
+                return
+            if self.calls_begun >= CALLS_A_TURN:
+                break
+            payload = data[position + HEAD_BYTES : end]
+            self._position = position = end
+            if kind == DATA and not self._block_of[0]:
+                self.take_data(flags, stream & MAX_WINDOW, payload)
+            elif kind == HEADERS and not self._block_of[0] and self._greeted:
+                self._take_headers(flags, stream & MAX_WINDOW, payload)
+            else:
+                self._take_other(kind, flags, stream & MAX_WINDOW, payload)
+            if self._closing:
+                return
+        if not self._turn_asked:
+            self._turn_asked = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn_asked = False
+        if not self._closing:
+            self._advance()
+
+    def _take_headers(self, flags: int, stream: int, payload: bytes) -> None:
+        if flags & PADDED:
+            payload = unpadded(payload)
+        if flags & HAS_PRIORITY:
+            if len(payload) < _SIZES[PRIORITY]:
+                raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, "HEADERS without its priority")
+            payload = payload[_SIZES[PRIORITY] :]
+        if flags & END_HEADERS:
+            self.take_block(flags, stream, payload)
+            return
+        self._block_of = stream, flags
+        self._block += payload
+        if not stream:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "HEADERS on stream 0")
+
+    def _take_other(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """A frame that is no whole call's, [6]."""
+        if not self._greeted and (kind != SETTINGS or flags & ACK):
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS must come first")
+        if (kind == CONTINUATION) != bool(self._block_of[0]):
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "CONTINUATION out of its place")
+        if len(payload) != _SIZES.get(kind, len(payload)):
+            raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, f"a frame of kind {kind}, misshapen")
+        if kind in (SETTINGS, PING, GOAWAY) and stream:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"kind {kind} on stream {stream}")
+        if kind == CONTINUATION:
+            self._take_continuation(flags, stream, payload)
+        elif kind == WINDOW_UPDATE:
+            self._take_window_update(stream, number(payload))
+        elif kind == SETTINGS:
+            self._take_settings(flags, payload)
+        elif kind == PING:
+            self._take_ping(flags, payload)
+        elif kind == RST_STREAM:
+            self.take_reset(stream)
+        elif kind == PRIORITY and not stream:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        elif kind == PUSH_PROMISE:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+        # Other kinds are to be passed over, [5.5].
+
+    def _take_continuation(self, flags: int, stream: int, payload: bytes) -> None:
+        first, first_flags = self._block_of
+        if stream != first:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "CONTINUATION of another call")
+        self._block += payload or b"\x00" * HEAD_BYTES  # an empty one is not for nothing
+        if len(self._block) > MAX_BLOCK_BYTES:
+            raise ConnectionFaultError(
+                Fault.ENHANCE_YOUR_CALM, f"metadata over {MAX_BLOCK_BYTES} bytes"
+            )
+        if flags & END_HEADERS:
+            block, self._block, self._block_of = bytes(self._block), bytearray(), (0, 0)
+            self.take_block(first_flags, first, block)
+
+    def _take_settings(self, flags: int, payload: bytes) -> None:
+        if flags & ACK:
+            if payload:
+                raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
+            return
+        self._greeted = True
+        for name, value in read_settings(payload):
+            if name == HEADER_TABLE_SIZE and value < FIRST_TABLE_BYTES:
+                self._table_note = EMPTY_TABLE
+            elif name == INITIAL_WINDOW_SIZE:
+                self.sending.take_settings(value, None)
+            elif name == MAX_FRAME_SIZE:
+                self.sending.take_settings(None, value)
+        self.write(_ACKNOWLEDGED)
+
+    def _take_ping(self, flags: int, payload: bytes) -> None:
+        if not flags & ACK:
+            self.write(frame(PING, ACK, 0, payload))
+        elif payload == PARTING:
+            self.take_parting()
+
+    def _take_window_update(self, stream: int, increment: int) -> None:
+        if stream:
+            self.widen(stream, increment)
+        elif increment:
+            self.sending.widen(increment)
+        else:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+
+    # The end.
+
+    def end(self, fault: Fault, words: str) -> None:
+        """Drops all calls and tells the peer why."""
+        self._closing = True
+        self._data, self._position = b"", 0
+        self.write(goaway(self.last, fault, words))
+        self.drop_calls()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Closes, once what is written has gone out and the peer had a chance to read it."""
+        self._closing, self._since = True, asyncio.get_running_loop().time()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Drops the connection and everything in flight on it."""
+        self._closing = True
+        self._transport.abort()
+
+    def _set_reading(self) -> None:
+        """Reads, or does not, as the state asks."""
+        held = len(self._data) - self._position
+        wanted = not self._write_paused and (not self._turn_asked or held <= MAX_HELD_BYTES)
+        if wanted == self._read_paused and not self._transport.is_closing():
+            self._read_paused = not wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def beginning(self, stream: int, block: bytes, flags: int = 0) -> bytes:
+        """The first HEADERS frame of an answer."""
+        if self._table_note:
+            block, self._table_note = self._table_note + block, b""
+        return frame(HEADERS, END_HEADERS | flags, stream, block)
+
+    # What is said of calls.
+
+    def take_data(self, flags: int, stream: int, payload: bytes) -> None:
+        """DATA has come, perhaps padded."""
+        raise NotImplementedError
+
+    def take_block(self, flags: int, stream: int, block: bytes) -> None:
+        """A header block has come, whole."""
+        raise NotImplementedError
+
+    def widen(self, stream: int, increment: int) -> None:
+        """The peer takes more of a call; by 0 is a fault."""
+        raise NotImplementedError
+
+    def take_reset(self, stream: int) -> None:
+        """The peer breaks a call off."""
+        raise NotImplementedError
+
+    def take_parting(self) -> None:
+        """The peer has answered the PING behind our first GOAWAY."""
+        raise NotImplementedError
+
+    def answered(self, call: Sender) -> None:
+        """A call has its status, and all before it is written."""
+        raise NotImplementedError
+
+    def drop_calls(self) -> None:
+        """Nobody waits for any answer any more."""
+        raise NotImplementedError
+
+
+def _name_of(address: object) -> str:
+    """A peer, as gRPC names it."""
+    if not isinstance(address, tuple):
+        return "unix:"
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

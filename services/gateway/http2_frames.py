@@ -1,0 +1,120 @@
+"""HTTP/2's frames as bytes: what is read from their heads, and those a server writes.
+
+In: numbers and payloads. Out: frames, by RFC 9113 (sections 4 and 6). Nothing here has a state.
+"""
+
+import struct
+from enum import IntEnum
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client says first (RFC 9113, 3.4)."""
+HEAD_BYTES = 9
+MAX_FRAME_BYTES = 16_384
+"""The largest payload taken: the least that may be announced, and what clients send unasked."""
+MAX_WINDOW = 2**31 - 1
+FIRST_WINDOW = 65_535
+"""Of a connection and of each call, until its receiver says otherwise."""
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
+PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
+
+END_STREAM = 0x1
+ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+
+HEADER_TABLE_SIZE, MAX_CONCURRENT_STREAMS = 0x1, 0x3
+INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 0x4, 0x5, 0x6
+
+HEAD = struct.Struct(">HBBBI")
+"""A frame's head: its length in two parts (16 and 8 bits), kind, flags, stream."""
+_SETTING = struct.Struct(">HI")
+_STREAM_BITS = 0x7FFF_FFFF
+
+
+class Fault(IntEnum):
+    """Why a connection or a stream is ended (RFC 9113, 7)."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    FLOW_CONTROL_ERROR = 0x3
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    ENHANCE_YOUR_CALM = 0xB
+
+
+class ConnectionFaultError(Exception):
+    """The peer breaks the protocol in a way that ends the connection.
+
+    Args:
+        fault: which rule.
+        words: for whoever reads the GOAWAY frame.
+    """
+
+    def __init__(self, fault: Fault, words: str) -> None:
+        super().__init__(words)
+        self.fault = fault
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One frame."""
+    size = len(payload)
+    return HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """A SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*item) for item in values.items()))
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """What a SETTINGS frame says, in its order.
+
+    Raises:
+        ConnectionFaultError: it is no list of settings, or a value is outside its range.
+    """
+    if len(payload) % _SETTING.size:
+        raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
+    found = list(_SETTING.iter_unpack(payload))
+    for name, value in found:
+        if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise ConnectionFaultError(Fault.FLOW_CONTROL_ERROR, "a window over 2^31-1")
+        if name == MAX_FRAME_SIZE and not MAX_FRAME_BYTES <= value < 1 << 24:
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE of no sense")
+    return found
+
+
+def reset(stream: int, fault: Fault) -> bytes:
+    """A RST_STREAM frame."""
+    return frame(RST_STREAM, 0, stream, fault.to_bytes(4, "big"))
+
+
+def window_update(stream: int, increment: int) -> bytes:
+    """A WINDOW_UPDATE frame."""
+    return frame(WINDOW_UPDATE, 0, stream, increment.to_bytes(4, "big"))
+
+
+def goaway(last_stream: int, fault: Fault, words: str = "") -> bytes:
+    """A GOAWAY frame."""
+    payload = last_stream.to_bytes(4, "big") + fault.to_bytes(4, "big") + words.encode()
+    return frame(GOAWAY, 0, 0, payload)
+
+
+def number(payload: bytes) -> int:
+    """The 31 bits that WINDOW_UPDATE carries; its length has been checked."""
+    return int.from_bytes(payload, "big") & _STREAM_BITS
+
+
+def unpadded(payload: bytes) -> bytes:
+    """A payload of DATA or HEADERS without the padding that its flags announce.
+
+    Raises:
+        ConnectionFaultError: the padding is longer than the payload.
+    """
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "padding beyond the frame")
+    return payload[1 : len(payload) - payload[0]]

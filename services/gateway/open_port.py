@@ -1,0 +1,174 @@
+"""A port of the gateway, whatever is spoken on it: its limits, its connections, its start and end.
+
+The protocol's own part is a kind of `OpenPort`, with what its connections share, and a kind of
+connection, which ends itself when it has lasted too long or is asked to.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.errors import ServingError
+from services.gateway.http_compression import CompressionThreads
+from services.telemetry.metrics import Metrics
+
+READ_BYTES = 64 * 1024
+"""One read; the loop has its turn after 32 of them on one connection."""
+BACKLOG = 1024
+_MAX_SWEEP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortLimits:
+    """The limits of one port."""
+
+    max_request_bytes: int
+    """Largest body or message, before and after decompression."""
+    max_connections: int
+    """Connections open at once; the next one is refused."""
+    keep_alive_timeout_s: float
+    """How long a connection may stay open without a request."""
+    receive_timeout_s: float
+    """How long a request may take to arrive, from its first byte to its last; and how long a peer
+    may take to read nothing of what is written to it."""
+    max_age_s: float = 0
+    """After it, with a tenth of chance, a connection of gRPC takes no new calls; 0 for never."""
+    grace_s: float = 0
+    """How long calls under way may then still take."""
+
+
+class OpenConnection(asyncio.BufferedProtocol):
+    """What a port's server asks of each connection."""
+
+    __slots__ = ()
+
+    def sweep(self) -> None:
+        """Ends what has lasted too long."""
+        raise NotImplementedError
+
+    def close_if_idle(self) -> None:
+        """Closes, at once or when what is in flight has its answer."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Drops the connection and everything in flight on it."""
+        raise NotImplementedError
+
+
+class OpenPort:
+    """What all connections of one port share.
+
+    Attributes:
+        limits: never changed.
+        read_buffer: where every connection reads; emptied before the next one does.
+        connections: all that are open.
+        now: the event loop's time, renewed by the server's timer.
+        stopping: whether connections end with their next answer.
+        empty: set while no connection is open.
+        threads: for what zlib should not do on the loop.
+        metrics: where refusals are counted.
+    """
+
+    def __init__(self, limits: PortLimits, metrics: Metrics) -> None:
+        self.limits = limits
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.connections: set[OpenConnection] = set()
+        self.now = 0.0
+        self.stopping = False
+        self.empty = asyncio.Event()
+        self.empty.set()
+        self.threads = CompressionThreads()
+        self.metrics = metrics
+
+    def tick(self) -> None:
+        """Renews the clock."""
+        self.now = asyncio.get_running_loop().time()
+
+    def opened(self, connection: OpenConnection) -> None:
+        """A connection was made."""
+        self.connections.add(connection)
+        self.empty.clear()
+
+    def closed(self, connection: OpenConnection) -> None:
+        """A connection was lost."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self.empty.set()
+
+    def count_refusal(self, error: ServingError) -> None:
+        """Counts a request or connection that a limit or the protocol's rules refused."""
+        self.metrics.refusals.labels(type(error).__name__).inc()
+
+
+class PortServer:
+    """Listens, watches over the connections of a port, stops in peace.
+
+    Args:
+        port: what they share.
+        connect: makes one.
+        tls: with it, the port speaks TLS.
+    """
+
+    def __init__(
+        self,
+        port: OpenPort,
+        connect: Callable[[], OpenConnection],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._port = port
+        self._connect = connect
+        self._tls = tls
+        self._listening: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        # Coarse on purpose: one timer looks through all connections.
+        limits = port.limits
+        times_s = (limits.keep_alive_timeout_s, limits.receive_timeout_s, limits.max_age_s)
+        self._sweep_s = min(_MAX_SWEEP_S, *(time_s / 4 for time_s in times_s if time_s))
+
+    async def start(self, listening: socket.socket) -> None:
+        """Begins to answer on a bound socket, which from now on belongs to the server."""
+        self._sweep()
+        handshake_s = self._port.limits.receive_timeout_s if self._tls is not None else None
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=listening,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=handshake_s,
+        )
+
+    def part(self) -> None:
+        """Closes each connection with its next answer, which says so; takes new ones as before."""
+        self._port.stopping = True
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new connection, closes idle ones, and answers what is in flight.
+
+        Args:
+            grace_s: after it, whatever is still open is dropped.
+        """
+        port = self._port
+        if self._listening is not None:
+            self._listening.close()
+        port.stopping = True
+        for connection in tuple(port.connections):
+            connection.close_if_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await port.empty.wait()
+        for connection in tuple(port.connections):
+            connection.abort()
+        await port.empty.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+        port.threads.close()
+
+    def _sweep(self) -> None:
+        self._port.tick()
+        for connection in tuple(self._port.connections):
+            connection.sweep()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._sweep_s, self._sweep)
