@@ -1,8 +1,4 @@
-"""What callers may do with gRPC connections: open many, be silent, grow old, ping.
-
-A gRPC connection lasts as long as both ends do, and its caller resolves the server's name no more:
-whoever came before a new server will never ask it. So a server may end connections of some age:
-it says so (GOAWAY), the caller makes another one and resolves the name for it.
+"""What callers may do with connections of a server of grpcio: open many, be silent, ping.
 
 A caller learns of a machine that died by pings alone (keepalive, gRPC's proposal A8). grpcio's
 server ends connections that ping more than every five minutes while it has nothing to send, so a
@@ -27,23 +23,17 @@ class ConnectionLimits:
         max_connections: open at once; what comes beyond them is closed without a word.
         idle_s: how long a connection may stay open without a call.
         handshake_s: how long it may take to speak TLS and HTTP/2.
-        max_age_s: after it, with a tenth of chance, a connection takes no new calls.
-        grace_s: how long calls under way may then still take.
     """
 
     max_connections: int = 0
     idle_s: float = 0
     handshake_s: float = 0
-    max_age_s: float = 0
-    grace_s: float = 0
 
     def options(self) -> list[tuple[str, int]]:
-        """The options of grpcio's server (for ages gRPC's proposal A9); none for no limit."""
+        """The options of grpcio's server; none for no limit."""
         moments = {
             "grpc.max_connection_idle_ms": self.idle_s,
             "grpc.server_handshake_timeout_ms": self.handshake_s,
-            "grpc.max_connection_age_ms": self.max_age_s,
-            "grpc.max_connection_age_grace_ms": self.grace_s if self.max_age_s else 0,
         }
         found = [
             (name, max(1, round(limit_s * _MILLISECONDS)))

@@ -11,6 +11,7 @@ Rules kept here:
 """
 
 import asyncio
+import contextlib
 
 from services.gateway.http2_frames import (
     ACK,
@@ -326,7 +327,8 @@ class Http2Connection(OpenConnection):
         """Closes, once what is written has gone out and the peer had a chance to read it."""
         self._closing, self._since = True, asyncio.get_running_loop().time()
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # nobody is there any more
+                self._transport.write_eof()
         else:
             self._transport.close()
 

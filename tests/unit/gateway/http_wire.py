@@ -16,8 +16,9 @@ import uvloop
 from services.errors import ServingError
 from services.gateway.http_body import Body
 from services.gateway.http_exchange import Exchange, Opener
-from services.gateway.http_port import HttpLimits, HttpPort
+from services.gateway.http_port import HttpPort
 from services.gateway.http_protocol import HttpConnection
+from services.gateway.open_port import PortLimits
 from services.telemetry.metrics import Metrics
 
 MAX_REQUEST_BYTES = 200_000
@@ -190,7 +191,7 @@ def wire(route: Any = None, **limits: Any) -> Wire:
     return Wire(make_port(route or echo_route(), **limits))
 
 
-def make_limits(**limits: Any) -> HttpLimits:
+def make_limits(**limits: Any) -> PortLimits:
     """Limits that no test reaches, but for those it names."""
     roomy = {
         "max_request_bytes": MAX_REQUEST_BYTES,
@@ -198,7 +199,7 @@ def make_limits(**limits: Any) -> HttpLimits:
         "keep_alive_timeout_s": 75.0,
         "receive_timeout_s": 60.0,
     }
-    return HttpLimits(**(roomy | limits))
+    return PortLimits(**(roomy | limits))
 
 
 def make_port(route: Opener, **limits: Any) -> HttpPort:

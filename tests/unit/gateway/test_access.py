@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -105,8 +106,7 @@ class Place:
         self.verified: list[str] = []
         self.grpc = GrpcEdge(
             *edges,
-            max_request_bytes=2**20,
-            max_calls=8,
+            limits=make_limits(),
             verifications=VerificationDesk(self._verify, "this_machine"),
             door=self.door,
         )
@@ -123,8 +123,7 @@ class Place:
             directory.announce(ServedVersion(lane=lane, state="ready", signature=signature))
             directory.make_live(lane)
             self.queue.open(lane, self.worker)
-        self.address = f"127.0.0.1:{self.grpc.bind('127.0.0.1', 0)}"
-        self.grpc.start()
+        self._socket: socket.socket | None = None
 
     async def _verify(self, model: str, version: int | None, progress: Progress) -> Verified:
         self.verified.append(model)
@@ -143,7 +142,11 @@ class Place:
         self, method: str, message: Any, *, service: str = SERVICE, **metadata: str
     ) -> tuple[str, str, dict[str, str]]:
         """The status, the details and the trailing metadata of a call over gRPC."""
-        async with grpc.aio.insecure_channel(self.address) as channel:
+        if self._socket is None:
+            self._socket = socket.create_server(("127.0.0.1", 0))
+            await self.grpc.start(self._socket)
+        address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        async with grpc.aio.insecure_channel(address) as channel:
             call = channel.unary_unary(
                 f"/{service}/{method}", type(message).SerializeToString, lambda data: data
             )

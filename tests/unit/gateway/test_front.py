@@ -15,7 +15,6 @@ from model_store.signature import Signature, TensorSpec
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
 from services.gateway.verification_desk import VerificationDesk
-from services.grpc_connections import NO_LIMIT, ConnectionLimits
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
@@ -132,7 +131,7 @@ async def test_an_old_connection_is_asked_to_go_and_calls_go_on() -> None:
 
 
 async def test_who_pings_every_second_is_not_sent_away() -> None:
-    """As long as nothing is said meanwhile; grpcio would take three pings for an attack."""
+    """A server of grpcio would take three pings for an attack."""
     pings = [
         ("grpc.keepalive_time_ms", 1100),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -169,7 +168,7 @@ async def test_grpc_connections_over_the_limit_are_closed() -> None:
                 await reader.readexactly(1)  # the server's own settings
         reader, refused = await asyncio.open_connection("127.0.0.1", where.grpc_port)
         async with asyncio.timeout(TIMEOUT_S):
-            assert await reader.read() == b""
+            assert b"2 connections are open here, the limit" in await reader.read()
         refused.close()
         kept[0][1].close()
         with grpc.insecure_channel(f"127.0.0.1:{where.grpc_port}") as channel:
@@ -179,24 +178,3 @@ async def test_grpc_connections_over_the_limit_are_closed() -> None:
             )
             assert said.status == health_pb2.HealthCheckResponse.SERVING
         kept[1][1].close()
-
-
-@pytest.mark.parametrize(
-    ("limits", "options"),
-    [
-        (NO_LIMIT, {}),
-        (
-            ConnectionLimits(max_age_s=300, grace_s=60),
-            {
-                "grpc.max_connection_age_ms": 300_000,
-                "grpc.max_connection_age_grace_ms": 60_000,
-            },
-        ),
-        (
-            ConnectionLimits(max_age_s=0.0001, grace_s=60),
-            {"grpc.max_connection_age_ms": 1, "grpc.max_connection_age_grace_ms": 60_000},
-        ),
-    ],
-)
-def test_limits_in_the_words_of_grpcio(limits: ConnectionLimits, options: dict[str, int]) -> None:
-    assert dict(limits.options()) == options

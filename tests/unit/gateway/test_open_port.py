@@ -1,4 +1,4 @@
-"""The HTTP server on real sockets and the loop it runs on in earnest."""
+"""A port of HTTP/1 on real sockets and the loop it runs on in earnest."""
 
 import asyncio
 import contextlib
@@ -6,12 +6,15 @@ import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.gateway.http_server import HttpServer
+from services.gateway.http_port import HttpPort
+from services.gateway.http_protocol import HttpConnection
+from services.gateway.open_port import PortServer
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import (
     MAX_REQUEST_BYTES,
@@ -52,7 +55,8 @@ class Running:
         self.route: type[Echo] = type("_Echo", (Signalling,), {"__slots__": (), **lists})
         self.happened: asyncio.Event = lists["happened"]  # type: ignore[assignment]
         bounds = make_limits(**limits)
-        self.server = HttpServer(lambda _: self.route, bounds, Metrics("test"), tls)
+        port = HttpPort(lambda _: self.route, bounds, Metrics("test"))
+        self.server = PortServer(port, partial(HttpConnection, port), tls)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
 
