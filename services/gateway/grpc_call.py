@@ -146,8 +146,8 @@ class Call:
 
     def _take_messages(self) -> None:
         """Takes each message that is there, unless one is being decompressed."""
-        partial = self._partial
-        while not self._taking and not self.is_over and len(partial) >= PREFIX_BYTES:
+        while not self._taking and not self.is_over and len(self._partial) >= PREFIX_BYTES:
+            partial = self._partial
             size = int.from_bytes(partial[1:PREFIX_BYTES], "big")
             limit = self.connection.port.limits.max_request_bytes
             if size > limit:
@@ -155,20 +155,30 @@ class Call:
             if len(partial) < PREFIX_BYTES + size:
                 break
             flag = partial[0]
-            message = bytes(memoryview(partial)[PREFIX_BYTES : PREFIX_BYTES + size])
-            self.connection.unfinished_bytes -= PREFIX_BYTES + size
-            del partial[: PREFIX_BYTES + size]
+            message = self._cut(size)
             self.since = self.connection.port.now
             if flag == 0:
                 self.take(message)
             else:
                 self._decompress(flag, message)
         if self.has_ended and not self._taking and not self.is_over:
-            if partial:
+            if self._partial:
                 raise InvalidRequestError("the call ends within a message")
             self.end()
 
-    def _decompress(self, flag: int, message: bytes) -> None:
+    def _cut(self, size: int) -> Body:
+        """The first message of what was received, which is gone from there then."""
+        partial = self._partial
+        self.connection.unfinished_bytes -= PREFIX_BYTES + size
+        if len(partial) == PREFIX_BYTES + size:  # it is all there is: not to be copied
+            self._partial = bytearray()
+            del partial[:PREFIX_BYTES]
+            return partial
+        message = partial[PREFIX_BYTES : PREFIX_BYTES + size]
+        del partial[: PREFIX_BYTES + size]
+        return message
+
+    def _decompress(self, flag: int, message: Body) -> None:
         encoding = self.head.encoding
         if flag != 1 or not encoding:
             raise InvalidRequestError(
@@ -275,8 +285,9 @@ class Call:
 
     def forget_input(self) -> None:
         """Drops what was received and not taken."""
-        self.connection.unfinished_bytes -= len(self._partial)
-        self._partial = bytearray()
+        if self._partial:
+            self.connection.unfinished_bytes -= len(self._partial)
+            self._partial = bytearray()
 
 
 class UnaryCall(Call):

@@ -30,7 +30,12 @@ def naming_input(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise InvalidRequestError(f"input '{name}': {error}") from error
+        raise unreadable_input(name, error) from error
+
+
+def unreadable_input(name: str, error: ValueError) -> InvalidRequestError:
+    """The refusal of an input that cannot be read."""
+    return InvalidRequestError(f"input '{name}': {error}")
 
 
 def refuse_unsupported(parameters: Iterable[str]) -> None:

@@ -323,7 +323,7 @@ class TlsMetrics:
         )
         self.handshake_failures = Counter(
             "flambeau_tls_handshake_failures",
-            "TLS handshakes of REST that failed, as with a caller whose certificate is missing or "
+            "TLS handshakes that failed, as with a caller whose certificate is missing or "
             "of a foreign authority.",
             registry=registry,
         )

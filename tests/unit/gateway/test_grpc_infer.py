@@ -1,7 +1,6 @@
 """One inference between its connection and admission: every order of answer and departure."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -140,10 +139,10 @@ def good_request(**fields: Any) -> pb.ModelInferRequest:
     return request
 
 
-def good_answer() -> InferReply:
+def good_answer(outputs: Any = None) -> InferReply:
     return InferReply(
         lane=Lane("m", 1),
-        outputs={"y": np.array([[3, 4]], np.float32)},
+        outputs=outputs or {"y": np.array([[3, 4]], np.float32)},
         datatypes={"y": "FP32"},
         batch_rows=1,
         queue_s=0.0,
@@ -243,7 +242,8 @@ def test_fault_of_our_own(world: World, caplog: pytest.LogCaptureFixture) -> Non
 
 def test_answer_that_cannot_be_written(world: World) -> None:
     call = world.begin()
-    world.answer(replace(good_answer(), outputs={"y": cast(Any, object())}))
+    outputs = {"y": cast(Any, object())}
+    world.answer(good_answer(outputs))
     assert call.refusal is not None
     assert call.refusal[0].grpc_code == "INTERNAL"
     world.assert_over("INTERNAL")
