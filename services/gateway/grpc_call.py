@@ -160,7 +160,8 @@ class Call:
             if flag == 0:
                 self.take(message)
             else:
-                self._decompress(flag, message)
+                self._decompress(flag, message)  # which goes on from there, perhaps at once
+                return
         if self.has_ended and not self._taking and not self.is_over:
             if self._partial:
                 raise InvalidRequestError("the call ends within a message")

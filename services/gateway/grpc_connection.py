@@ -57,7 +57,7 @@ class GrpcConnection(Http2Connection):
 
     __slots__ = (
         "_age_s", "_calls", "_headers", "_heads", "_leaving", "_left_at", "_opened", "_read_bytes",
-        "_told", "port", "unfinished_bytes",
+        "_told", "_unheard", "port", "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, port: GrpcPort) -> None:
@@ -66,6 +66,8 @@ class GrpcConnection(Http2Connection):
         self._headers = HeaderBlocks()
         self._heads: dict[bytes, GrpcHead] = {}
         self._calls: dict[int, Call] = {}
+        # Streams of calls that have their status, on which the caller may still speak.
+        self._unheard: set[int] = set()
         self.unfinished_bytes = self._read_bytes = 0
         # Whether the end was announced, and the last stream that is still taken.
         self._leaving = False
@@ -107,6 +109,10 @@ class GrpcConnection(Http2Connection):
         call = self._calls.get(stream)
         if call is None:
             self._check_known(stream)
+            if stream in self._unheard:
+                self._unheard.remove(stream)
+                if not flags & END_STREAM:
+                    self.write(reset(stream, Fault.NO_ERROR))
             return  # of a call that has its status
         if call.has_ended:
             self._reset(call, Fault.STREAM_CLOSED)
@@ -160,6 +166,7 @@ class GrpcConnection(Http2Connection):
     def take_reset(self, stream: int) -> None:
         """The caller does not wait any more."""
         self._check_known(stream)
+        self._unheard.discard(stream)
         call = self._calls.pop(stream, None)
         if call is not None:
             self._drop(call)
@@ -176,7 +183,7 @@ class GrpcConnection(Http2Connection):
         if over is not None:
             over.forget_input()
             if not over.has_ended:
-                self.write(reset(call.id, Fault.NO_ERROR))
+                self._leave_unheard(call.id)
         self._rest()
 
     def drop_calls(self) -> None:
@@ -217,6 +224,16 @@ class GrpcConnection(Http2Connection):
                 del self._heads[next(iter(self._heads))]
             self._heads[block] = head
         return head
+
+    def _leave_unheard(self, stream: int) -> None:
+        """A call has its status while its caller still speaks: the rest is passed over.
+
+        Who goes on for long is told to stop, [8.1]; to be told at once keeps some from reading
+        the status (curl 7.88).
+        """
+        self._unheard.add(stream)
+        if len(self._unheard) > MAX_CALLS:
+            self.write(reset(self._unheard.pop(), Fault.NO_ERROR))
 
     def _reset(self, call: Call, fault: Fault) -> None:
         """Ends a call whose peer breaks the rules of streams."""
