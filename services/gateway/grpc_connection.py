@@ -173,8 +173,9 @@ class GrpcConnection(Http2Connection):
     def answered(self, call: Sender) -> None:
         """A call has its status."""
         over = self._calls.pop(call.id, None)
-        if over is not None and not over.has_ended:
-            self.write(reset(call.id, Fault.NO_ERROR))
+        if over is not None:
+            if not over.has_ended:
+                self.write(reset(call.id, Fault.NO_ERROR))
             over.forget_input()
         self._rest()
 
