@@ -126,13 +126,17 @@ class Call:
         """
         size = len(data) - PREFIX_BYTES
         self.has_ended = ended
+        if self.is_over:
+            return  # what is left of its answer waits for the caller
         try:
             if (
                 ended
                 and not self._partial
+                and not self._taking
                 and size >= 0
                 and data[0] == 0
                 and int.from_bytes(data[1:PREFIX_BYTES], "big") == size
+                and size <= self.connection.port.limits.max_request_bytes
             ):
                 # What nearly every call is: one message in one frame.
                 self.take(data[PREFIX_BYTES:])
@@ -160,8 +164,7 @@ class Call:
             if flag == 0:
                 self.take(message)
             else:
-                self._decompress(flag, message)  # which goes on from there, perhaps at once
-                return
+                self._decompress(flag, message)
         if self.has_ended and not self._taking and not self.is_over:
             if self._partial:
                 raise InvalidRequestError("the call ends within a message")
@@ -185,22 +188,27 @@ class Call:
             raise InvalidRequestError(
                 "a message is marked as compressed, and grpc-encoding does not say how"
             )
-        self._taking = True
+        self._taking = at_once = True
+        connection = self.connection
+        connection.unfinished_bytes += len(message)
 
         def taken(outcome: Body | ServingError) -> None:
             self._taking = False
+            connection.unfinished_bytes -= len(message)
             if self.is_over:
                 return
             try:
                 if isinstance(outcome, ServingError):
                     raise outcome
                 self.take(outcome)
-                self._take_messages()
+                if not at_once:  # else whoever called goes on
+                    self._take_messages()
             except ServingError as error:
                 self.refuse(error)
 
-        port = self.connection.port
+        port = connection.port
         port.threads.decompress(message, encoding, port.limits.max_request_bytes, taken)
+        at_once = False
 
     # What an answer writes.
 
@@ -264,9 +272,8 @@ class Call:
     def answer_http(self, status: int) -> None:
         """Ends a request that is none of gRPC with a status of HTTP."""
         self.is_over = True
-        self.connection.write(
-            _headers(END_STREAM, self.id, http2_headers.write([(":status", str(status))]))
-        )
+        block = http2_headers.write([(":status", str(status))])
+        self.connection.write(self.connection.beginning(self.id, block, END_STREAM))
         self.connection.answered(self)
 
     def _finish(self, trailers: bytes) -> None:
@@ -352,10 +359,10 @@ def failure(error: Exception) -> ServingError:
 
 def _percent_encoded(words: str) -> str:
     """Words as `grpc-message` has them, no longer than callers take."""
-    encoded = quote(words, safe=_READABLE)
+    encoded = quote(words, safe=_READABLE, errors="replace")
     while len(encoded) > _MAX_WORDS_BYTES:
         words = words[: len(words) // 2]
-        encoded = quote(words, safe=_READABLE)
+        encoded = quote(words, safe=_READABLE, errors="replace")
     return encoded
 
 

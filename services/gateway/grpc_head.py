@@ -21,6 +21,7 @@ MAX_METADATA_BYTES = 16 * 1024
 
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_NO_VALUE = re.compile(rb"[\0\r\n]")
 _CONNECTION_FIELDS = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
@@ -95,13 +96,23 @@ def _checked(fields: Fields) -> tuple[dict[bytes, bytes], dict[str, str]]:
             if name not in _PSEUDO or name in pseudo or plain:
                 raise MalformedError
             pseudo[name] = value
-        elif not _NAME.fullmatch(name) or name in _CONNECTION_FIELDS:
+        elif not _is_sound(name, value):
             raise MalformedError
         else:
             plain.setdefault(name.decode(), value.decode("latin-1"))
     if not {b":method", b":scheme", b":path"} <= pseudo.keys():
         raise MalformedError
     return pseudo, plain
+
+
+def _is_sound(name: bytes, value: bytes) -> bool:
+    """Whether a field may be in a request (RFC 9113, 8.2)."""
+    return (
+        _NAME.fullmatch(name) is not None
+        and name not in _CONNECTION_FIELDS
+        and not _NO_VALUE.search(value)
+        and (name != b"te" or value == b"trailers")
+    )
 
 
 def _timeout_s(value: str) -> float | None:

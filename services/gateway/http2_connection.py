@@ -94,9 +94,10 @@ class Http2Connection(OpenConnection):
     """
 
     __slots__ = (
-        "_block", "_block_of", "_closing", "_data", "_greeted", "_position", "_prefaced",
-        "_read_buffer", "_read_paused", "_since", "_table_note", "_transport", "_turn_asked",
-        "_unsent_bytes", "_write_paused", "calls_begun", "last", "peer", "sending", "write",
+        "_block", "_block_cost", "_block_of", "_closing", "_data", "_greeted", "_position",
+        "_prefaced", "_read_buffer", "_read_paused", "_since", "_table_note", "_transport",
+        "_turn_asked", "_unsent_bytes", "_write_paused", "calls_begun", "last", "peer", "sending",
+        "write",
     )  # fmt: skip
 
     def __init__(self, read_buffer: memoryview) -> None:
@@ -108,10 +109,12 @@ class Http2Connection(OpenConnection):
         self._position = 0
         self._turn_asked = False
         self._prefaced = self._greeted = False
-        # A header block that goes on, and its stream and flags; a note in front of our next one.
+        # A header block that goes on, what its frames cost, and its stream and flags.
         self._block = bytearray()
+        self._block_cost = 0
         self._block_of = (0, 0)
-        self._table_note = b""
+        # In front of our next block; the first one gives the table up, whatever SETTINGS follow.
+        self._table_note = EMPTY_TABLE
         self.last = self.calls_begun = 0
         self._closing = False
         self._read_paused = self._write_paused = False
@@ -242,6 +245,7 @@ class Http2Connection(OpenConnection):
             return
         self._block_of = stream, flags
         self._block += payload
+        self._block_cost = len(payload)
         if not stream:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "HEADERS on stream 0")
 
@@ -275,8 +279,9 @@ class Http2Connection(OpenConnection):
         first, first_flags = self._block_of
         if stream != first:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "CONTINUATION of another call")
-        self._block += payload or b"\x00" * HEAD_BYTES  # an empty one is not for nothing
-        if len(self._block) > MAX_BLOCK_BYTES:
+        self._block += payload
+        self._block_cost += HEAD_BYTES + len(payload)  # an empty one is not for nothing
+        if self._block_cost > MAX_BLOCK_BYTES:
             raise ConnectionFaultError(
                 Fault.ENHANCE_YOUR_CALM, f"metadata over {MAX_BLOCK_BYTES} bytes"
             )
@@ -290,14 +295,15 @@ class Http2Connection(OpenConnection):
                 raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
             return
         self._greeted = True
-        for name, value in read_settings(payload):
-            if name == HEADER_TABLE_SIZE and value < FIRST_TABLE_BYTES:
-                self._table_note = EMPTY_TABLE
-            elif name == INITIAL_WINDOW_SIZE:
-                self.sending.take_settings(value, None)
-            elif name == MAX_FRAME_SIZE:
-                self.sending.take_settings(None, value)
+        found = dict(read_settings(payload))
+        # Acknowledged first: what the new windows let through may not come before, nor may
+        # anything come behind it if it ends the connection.
         self.write(_ACKNOWLEDGED)
+        if found.get(HEADER_TABLE_SIZE, FIRST_TABLE_BYTES) < FIRST_TABLE_BYTES:
+            self._table_note = EMPTY_TABLE
+        if self.sending.waiting:
+            self.calls_begun = CALLS_A_TURN  # all calls that wait are looked at
+        self.sending.take_settings(found.get(INITIAL_WINDOW_SIZE), found.get(MAX_FRAME_SIZE))
 
     def _take_ping(self, flags: int, payload: bytes) -> None:
         if not flags & ACK:
@@ -326,9 +332,11 @@ class Http2Connection(OpenConnection):
     def hang_up(self) -> None:
         """Closes, once what is written has gone out and the peer had a chance to read it."""
         self._closing, self._since = True, asyncio.get_running_loop().time()
+        self._data, self._position = b"", 0
         if self._transport.can_write_eof():
             with contextlib.suppress(OSError):  # nobody is there any more
                 self._transport.write_eof()
+            self._set_reading()
         else:
             self._transport.close()
 

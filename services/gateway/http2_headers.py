@@ -6,7 +6,7 @@ the few fields of an answer are literals, and most of their bytes are known befo
 
 from collections.abc import Iterable, Sequence
 
-from hpack import Decoder, HPACKError
+from hpack import Decoder, HPACKDecodingError, HPACKError
 from hpack.table import HeaderTable
 
 from services.gateway.http2_frames import ConnectionFaultError, Fault
@@ -22,15 +22,37 @@ EMPTY_TABLE = b"\x20"
 Fields = Sequence[tuple[bytes, bytes]]
 
 
-class _WatchedTable(HeaderTable):
-    """Counts its changes: a block means the same as long as there are none."""
+_MAX_RESIZES = 2
+"""Of the table, that a block may begin with (RFC 7541, 4.2)."""
 
-    changes = 0
+
+class _WatchedTable(HeaderTable):
+    """Counts its changes: a block means the same as long as there are none.
+
+    Attributes:
+        changes: in all.
+        resizes: in this block.
+    """
+
+    changes = resizes = 0
 
     def add(self, name: bytes, value: bytes) -> None:
         """A field enters the table."""
         self.changes += 1
         super().add(name, value)
+
+    @property
+    def maxsize(self) -> int:
+        """Of the table; less than before drops its oldest fields."""
+        return self._maxsize
+
+    @maxsize.setter
+    def maxsize(self, newmax: int) -> None:
+        self.changes += 1
+        self.resizes += 1
+        if self.resizes > _MAX_RESIZES:
+            raise HPACKDecodingError(f"the table is resized more than {_MAX_RESIZES} times")
+        HeaderTable.maxsize.fset(self, newmax)  # type: ignore[attr-defined]
 
 
 class HeaderBlocks:
@@ -53,12 +75,12 @@ class HeaderBlocks:
             ConnectionFaultError: it cannot be read, or is over the limit.
         """
         table = self._table
-        before = table.changes, table.maxsize
+        before, table.resizes = table.changes, 0
         try:
             fields = tuple(self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise ConnectionFaultError(Fault.COMPRESSION_ERROR, str(error)[:200]) from error
-        return fields, before == (table.changes, table.maxsize)
+        return fields, before == table.changes
 
 
 def write(fields: Iterable[tuple[str, str]]) -> bytes:

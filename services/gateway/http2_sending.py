@@ -1,10 +1,11 @@
 """What may be written on one HTTP/2 connection, and when: the peer's windows (RFC 9113, 5.2).
 
 In: messages of calls, and the peer's SETTINGS and WINDOW_UPDATEs. Out: frames, as the windows
-allow; the rest waits here. Calls that wait take turns, a frame each.
+allow; the rest waits here. Calls that may send take turns, a frame each; those whose own window is
+empty wait apart, so that an update costs no more than what it lets through.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -31,7 +32,7 @@ class Sender(Protocol):
         id: of its stream.
         credit: what the peer's updates gave beyond the first window, less what was sent.
         unsent: pieces of DATA that wait, and at last the frames behind them, as bytes.
-        has_moved: set when the peer took some of it.
+        has_moved: set when the peer took some of it, and when there is some.
     """
 
     id: int
@@ -48,19 +49,21 @@ class Sending:
         sent: told of a call that has nothing more to send.
     """
 
-    __slots__ = ("_first", "_frame_bytes", "_sent", "_waiting", "_window", "_write")
+    __slots__ = ("_first", "_frame_bytes", "_sent", "_stuck", "_turns", "_window", "_write")
 
     def __init__(self, write: Callable[[bytes], None], sent: Callable[[Sender], None]) -> None:
         self._write = write
         self._sent = sent
         self._window = self._first = FIRST_WINDOW
         self._frame_bytes = MAX_FRAME_BYTES
-        self._waiting: deque[Sender] = deque()
+        # Calls that wait for the connection's window alone, in turn; and for their own.
+        self._turns: OrderedDict[Sender, None] = OrderedDict()
+        self._stuck: dict[Sender, None] = {}
 
     @property
     def waiting(self) -> bool:
         """Whether anything waits for the peer."""
-        return bool(self._waiting)
+        return bool(self._turns or self._stuck)
 
     def fits(self, call: Sender, size: int) -> bool:
         """Whether this much DATA may be sent at once, as one frame; if so it counts as sent."""
@@ -85,7 +88,8 @@ class Sending:
         """
         if call.unsent is None:
             call.unsent = deque()
-            self._waiting.append(call)
+            call.has_moved = True  # its peer's time to take it begins
+            self._turns[call] = None
         call.unsent.extend(pieces)
         if ending:
             call.unsent.append(ending)
@@ -97,7 +101,9 @@ class Sending:
             self._frame_bytes = min(frame_bytes, MAX_WRITTEN_FRAME_BYTES)
         if first_window is not None:
             self._first = first_window
-            self.resume()
+            self._turns.update(self._stuck)
+            self._stuck.clear()
+        self.resume()
 
     def widen(self, increment: int) -> None:
         """The peer takes more on the connection.
@@ -108,7 +114,7 @@ class Sending:
         if self._window + increment > MAX_WINDOW:
             raise ConnectionFaultError(Fault.FLOW_CONTROL_ERROR, "a window over 2^31-1")
         self._window += increment
-        if self._waiting:
+        if self._turns:
             self.resume()
 
     def widen_call(self, call: Sender, increment: int) -> bool:
@@ -116,7 +122,9 @@ class Sending:
         call.credit += increment
         if self._first + call.credit > MAX_WINDOW:
             return False
-        if call.unsent is not None:
+        if call in self._stuck:
+            del self._stuck[call]
+            self._turns[call] = None
             self.resume()
         return True
 
@@ -124,45 +132,41 @@ class Sending:
         """The call is over; what it has not sent is dropped."""
         if call.unsent is not None:
             call.unsent = None
-            self._waiting.remove(call)
+            self._turns.pop(call, None)
+            self._stuck.pop(call, None)
 
     def resume(self) -> None:
         """Sends what may be sent, a frame of each call in turn."""
-        waiting, stuck = self._waiting, 0
-        while stuck < len(waiting):
-            call = waiting[0]
-            moved = self._send_one(call)
+        turns = self._turns
+        while turns and self._window > 0:
+            call = next(iter(turns))
+            own = self._first + call.credit
+            if own <= 0:
+                del turns[call]
+                self._stuck[call] = None
+                continue
+            self._send_one(call, min(self._window, own, self._frame_bytes))
             if call.unsent:
-                waiting.rotate(-1)
-                stuck = 0 if moved else stuck + 1
+                turns.move_to_end(call)
             else:
-                waiting.popleft()
-                call.unsent = None
+                self.forget(call)
 
-    def _send_one(self, call: Sender) -> bool:
+    def _send_one(self, call: Sender, room: int) -> None:
         """Sends one frame of DATA, and what ends the call if that comes next."""
         unsent = call.unsent
         assert unsent, "a call that waits has something to send"
-        moved = False
-        if isinstance(unsent[0], memoryview):
-            room = min(self._window, self._first + call.credit, self._frame_bytes)
-            if room <= 0:
-                return False
-            piece = unsent.popleft()
-            assert isinstance(piece, memoryview)
-            if len(piece) > room:
-                unsent.appendleft(piece[room:])
-                piece = piece[:room]
-            size = len(piece)
-            self._window -= size
-            call.credit -= size
-            call.has_moved = True
-            self._write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, call.id), piece)))
-            moved = True
+        piece = unsent.popleft()
+        assert isinstance(piece, memoryview), "what ends a call goes with its last DATA"
+        if len(piece) > room:
+            unsent.appendleft(piece[room:])
+            piece = piece[:room]
+        size = len(piece)
+        self._window -= size
+        call.credit -= size
+        call.has_moved = True
+        self._write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, call.id), piece)))
         ending = unsent[0] if unsent else None
         if isinstance(ending, bytes):
             unsent.clear()
             self._write(ending)
             self._sent(call)
-            moved = True
-        return moved
