@@ -25,6 +25,7 @@ from model_store.manifest import Parent
 from model_store.signature import Signature
 from training.datasets import Splits
 from training.errors import StoppedError
+from training.kept_memory import freed_memory_kept
 from training.learning.activation_checkpoint import activations_recomputed
 from training.learning.checkpoint import CheckpointFolder
 from training.learning.compilation import compiling
@@ -94,6 +95,7 @@ class _Learned:
     but a share of them."""
 
 
+@freed_memory_kept()
 def train(
     recipe: Recipe,
     splits: Splits,
@@ -162,6 +164,7 @@ def train(
     )
 
 
+@freed_memory_kept()
 def assist(
     recipe: Recipe,
     splits: Splits,
