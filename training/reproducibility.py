@@ -39,7 +39,7 @@ def unwritten_memory_shown() -> Iterator[Callable[[], None]]:
 
     Torch fills all new memory with NaN while it is to be deterministic, so that such a mistake is
     no matter of chance. Where there is none the filling changes no bit, and of a CNN on the CPU it
-    takes a fiftieth of each step: one step shows as much as all that do the same.
+    takes a hundredth of each step: one step shows as much as all that do the same.
 
     Yields:
         The function; what it does ends with the block.
