@@ -92,6 +92,11 @@ def test_nothing_deserialises_by_pickle(path: Path) -> None:
     assert "allow_pickle=True" not in text
 
 
+WHAT_OTHERS_ARE_TOLD = ["training/kept_memory.py"]
+"""Looks whether a variable of the C library is set, so as not to decide what a person has decided;
+nothing of ours is configured by it."""
+
+
 def test_only_configuration_reads_the_environment() -> None:
     readers = [
         relative(path)
@@ -99,7 +104,7 @@ def test_only_configuration_reads_the_environment() -> None:
         if not relative(path).startswith(("tests", "bench"))
         and re.search(r"os\.(environ(?!\.setdefault)|getenv)", path.read_text())
     ]
-    assert readers == []
+    assert readers == WHAT_OTHERS_ARE_TOLD
 
 
 def test_every_skip_gives_its_reason() -> None:

@@ -25,6 +25,7 @@ from model_store.manifest import Parent
 from model_store.signature import Signature
 from training.datasets import Splits
 from training.errors import StoppedError
+from training.kept_memory import freed_memory_kept
 from training.learning.activation_checkpoint import activations_recomputed
 from training.learning.checkpoint import CheckpointFolder
 from training.learning.compilation import compiling
@@ -51,7 +52,7 @@ from training.learning.transfer import FirstWeights, TransferReport
 from training.learning.weight_average import WeightAverage
 from training.model import build_model, try_model
 from training.recipe import Recipe, TrainPart
-from training.reproducibility import reproducible
+from training.reproducibility import reproducible, unwritten_memory_shown
 from training.rows.loading import Loader
 from training.run_folder import PhaseFolder, RunFolder, write_atomically
 from training.together.batch_norms import batch_norms_shared
@@ -83,6 +84,18 @@ class Trained:
     """The version it began with."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """What a phase leaves behind."""
+
+    state: TrainState
+    """How it ended."""
+    last_epoch: int | None
+    """The epoch whose saved weights the model has; None where those are an average, or it has had
+    but a share of them."""
+
+
+@freed_memory_kept()
 def train(
     recipe: Recipe,
     splits: Splits,
@@ -127,9 +140,8 @@ def train(
             write_atomically(folder.transfer, transfer.to_json())
             for line in transfer.lines():
                 say(console, f"from {first.parent.words}: {line}")
-        state = _learn(model, recipe, loss, splits, folder, console, resume, watcher, ranks)
-    weights, qat_weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch), None
-    load_model(model, str(weights))
+        learned = _learn(model, recipe, loss, splits, folder, console, resume, watcher, ranks)
+    state, weights, qat_weights = learned.state, _take_best(model, learned, folder), None
     later = partial(_fine_tune, loss=loss, splits=splits, console=console, resume=resume)
     if recipe.prune is not None and recipe.prune.at is None:
         say(console, prune(model, recipe.prune, example_of(splits.train)))
@@ -152,6 +164,7 @@ def train(
     )
 
 
+@freed_memory_kept()
 def assist(
     recipe: Recipe,
     splits: Splits,
@@ -212,10 +225,21 @@ def _fine_tune(
     """
     held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
     with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic), held:
-        state = _learn(model, recipe, loss, splits, folder, console, resume, watcher)
-    weights = CheckpointFolder(folder.checkpoints).weights_path(state.best_epoch)
-    load_model(model, str(weights))
-    return weights, state
+        learned = _learn(model, recipe, loss, splits, folder, console, resume, watcher)
+    return _take_best(model, learned, folder), learned.state
+
+
+def _take_best(model: nn.Module, learned: _Learned, folder: PhaseFolder) -> Path:
+    """Gives the model of a phase the weights of its best epoch.
+
+    Returns:
+        Where they lie.
+    """
+    best = learned.state.best_epoch
+    weights = CheckpointFolder(folder.checkpoints).weights_path(best)
+    if learned.last_epoch != best:  # reading them takes their memory once more
+        load_model(model, str(weights))
+    return weights
 
 
 def _learn(
@@ -228,7 +252,7 @@ def _learn(
     resume: bool,
     watcher: Watcher,
     ranks: Ranks = ALONE,
-) -> TrainState:
+) -> _Learned:
     """Epochs until they or the patience run out; the folder keeps the best weights."""
     device = training_device(recipe.train.device)
     with memory_named(recipe):  # it alone may be too large for a GPU
@@ -287,7 +311,7 @@ def _learn(
     pruning.close()
     whole.to(CPU)
     ranks.leave()
-    return state
+    return _Learned(state, state.epoch if average.evaluated is whole else None)
 
 
 @contextlib.contextmanager
@@ -314,13 +338,16 @@ def _train_epoch(
     """One pass over the training rows, or what is left of it."""
     since, waited_s = time.perf_counter(), loader.waited_s
     first_step = state.step - state.in_epoch
-    for number, window in enumerate(loader.windows(state.epoch, state.in_epoch), state.in_epoch):
-        pruning.before_step(first_step + number)
-        run.figures.add(run.stepper.step(window, first_step + number, state.rate_factor))
-        for look in after_step:
-            look()
-        progress.advance(loader.rows_of(number))
-        run.end_step(state, number + 1)
+    windows = enumerate(loader.windows(state.epoch, state.in_epoch), state.in_epoch)
+    with unwritten_memory_shown() as shown:
+        for number, window in windows:
+            pruning.before_step(first_step + number)
+            run.figures.add(run.stepper.step(window, first_step + number, state.rate_factor))
+            shown()
+            for look in after_step:
+                look()
+            progress.advance(loader.rows_of(number))
+            run.end_step(state, number + 1)
     metrics = run.end_figures()
     share = (loader.waited_s - waited_s) / max(time.perf_counter() - since, 1e-9)
     return {**metrics, "train/wait_share": share}

@@ -4,14 +4,15 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, load_model
 from torch import nn
+from torch.utils import deterministic as torch_deterministic
 
 from tests.unit.training.recipes import DATA, recipe, splits
 from training import networks
@@ -69,12 +70,36 @@ def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
     assert trained(tmp_path, chosen).state.epoch < 50
 
 
-def test_the_model_that_is_returned_is_that_of_the_best_epoch(tmp_path: Path) -> None:
-    still = recipe(
-        train={"epochs": 3}, optim={"adamw": {"lr": 1e-12}}, stop={"metric": "val/accuracy"}
-    )
-    found = trained(tmp_path, still)
-    assert found.state.best_epoch < found.state.epoch  # the means of the norms still moved
+LEARNS = {"optim": {"adamw": {"lr": 1e-2}}, "stop": {"metric": "val/loss"}}
+STILL = {"optim": {"adamw": {"lr": 1e-12}}, "stop": {"metric": "val/accuracy"}}
+"""Only the means of norms move, so that the first epoch is the best."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "best", "reads"),
+    [
+        (LEARNS, 3, 0),
+        (LEARNS | {"train": {"epochs": 3, "ema": 0.5}}, 3, 1),
+        (STILL, 1, 1),
+    ],
+    ids=["last is best", "average", "first is best"],
+)
+def test_the_best_weights_are_read_again_only_where_the_model_has_others(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    best: int,
+    reads: int,
+) -> None:
+    read: list[str] = []
+
+    def load(model: nn.Module, weights: str) -> None:
+        read.append(weights)
+        load_model(model, weights)
+
+    monkeypatch.setattr("training.learning.loop.load_model", load)
+    found = trained(tmp_path, recipe(**{"train": {"epochs": 3}, **changes}))
+    assert (found.state.best_epoch, len(read)) == (best, reads)
     expected = load_file(found.weights)
     for name, tensor in found.model.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
@@ -135,6 +160,53 @@ def test_a_loss_that_is_no_number_stops_the_run(
     monkeypatch.setattr("tests.unit.training.test_loop.splits", lambda: broken)
     with pytest.raises(DivergedError, match=r"the loss is nan at step 0 .* lower optim.adamw.lr"):
         trained(tmp_path, recipe())
+
+
+def is_filled() -> bool:
+    return bool(torch_deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+
+
+class SeesUnwritten(nn.Linear):
+    """Takes down whether new memory is filled with NaN, in training and beside it."""
+
+    seen: ClassVar[list[tuple[bool, bool]]] = []
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        filled = torch.are_deterministic_algorithms_enabled() and is_filled()
+        self.seen.append((self.training, filled))
+        return super().forward(image.flatten(1))
+
+
+def test_memory_that_nothing_has_written_shows_in_the_first_step_of_each_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "SeesUnwritten", SeesUnwritten, raising=False)
+    monkeypatch.setattr(SeesUnwritten, "seen", [])
+    args = {"in_features": 64, "out_features": 3}
+    model = {"target": "training.networks:SeesUnwritten", "args": args}
+    trained(tmp_path, recipe(model=model, train={"epochs": 2}))
+    in_training = [filled for training, filled in SeesUnwritten.seen if training]
+    assert in_training == [True, False, False, False, False] * 2
+    assert all(filled for training, filled in SeesUnwritten.seen if not training)
+    assert is_filled()
+
+
+class ReadsUnwritten(nn.Linear):
+    """Adds what happens to lie in memory."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        found = super().forward(image.flatten(1))
+        return found + torch.empty_like(found) if self.training else found
+
+
+def test_a_model_that_reads_what_nothing_has_written_stops_in_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "ReadsUnwritten", ReadsUnwritten, raising=False)
+    args = {"in_features": 64, "out_features": 3}
+    model = {"target": "training.networks:ReadsUnwritten", "args": args}
+    with pytest.raises(DivergedError, match="the loss is nan at step 0"):
+        trained(tmp_path, recipe(model=model))
 
 
 class LosesItself(nn.Module):
