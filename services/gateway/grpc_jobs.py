@@ -22,8 +22,7 @@ from services.queueing.records import InferReply
 
 SERVICE = "flambeau.v1.JobService"
 MAX_WAITING = 64
-"""Calls that may wait for a job to be over, for each holds one of the threads that answer all
-calls. Those beyond get an answer at once."""
+"""Calls that may wait for a job to be over. Those beyond get an answer at once."""
 _RAW = pb.ModelInferRequest(raw_input_contents=[b""])
 """Stands for a request whose answer is to be raw."""
 

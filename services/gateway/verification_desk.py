@@ -26,7 +26,7 @@ from services.queueing.verification_records import Verified, Verify
 VerifyFor = Literal["nobody", "this_machine"]
 
 MAX_WAIT_S = 10.0
-"""The longest a caller may wait in one call, for it holds one of the threads that answer calls."""
+"""The longest a caller may wait in one call."""
 MAX_WAITING = 4
 """Calls that may wait at once; those beyond get an answer at once."""
 KEPT = 8
