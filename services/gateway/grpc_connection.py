@@ -36,6 +36,9 @@ from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnections
 
 UNFINISHED_MESSAGES = 4
 """Of the largest size, that a connection may hold in pieces."""
+FIELDS_A_CALL = 16
+BLOCK_BYTES_A_CALL = 512
+"""What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
 MAX_KNOWN_HEADS = 256
 MAX_KNOWN_BLOCK_BYTES = 4096
 SPARE_CONNECTIONS = 64
@@ -186,8 +189,11 @@ class GrpcConnection(Http2Connection):
             self._drop(call)
 
     def _check_known(self, stream: int) -> None:
-        """Refuses frames of calls that were never begun, [5.1]."""
-        if not stream & 1 or stream > self.last:
+        """Refuses frames of calls that were never begun, [5.1].
+
+        After our last GOAWAY there are calls that were begun and not taken.
+        """
+        if not stream & 1 or (stream > self.last and self._told == MAX_WINDOW):
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"a frame of no call, {stream}")
 
     def _begin(self, head: GrpcHead, stream: int, ended: bool) -> None:
@@ -206,6 +212,7 @@ class GrpcConnection(Http2Connection):
     def _learn(self, block: bytes) -> GrpcHead | None:
         """Reads a block that is not known; None if it begins no call."""
         fields, lasts = self._headers.read(block)
+        self.calls_begun += len(fields) // FIELDS_A_CALL + len(block) // BLOCK_BYTES_A_CALL
         if not lasts:
             self._heads.clear()
         try:
@@ -248,6 +255,8 @@ class GrpcConnection(Http2Connection):
             return
         self._leaving = True
         self._left_at = self.port.now
+        if not self._prefaced:
+            self.greet()
         if self._calls:
             # Calls that are on their way here may still come: until the PING is answered.
             self.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, PARTING))
@@ -265,16 +274,8 @@ class GrpcConnection(Http2Connection):
     def sweep(self) -> None:
         """Called by the port's timer: ends what has lasted too long."""
         now, limits = self.port.now, self.port.limits
-        if self._closing:
-            if now - self._since > LINGER_S:
-                self.abort()
-            return
-        if self._write_paused:
-            unsent = self._transport.get_write_buffer_size()
-            if unsent != self._unsent_bytes:
-                self._unsent_bytes, self._since = unsent, now
-            elif now - self._since > limits.receive_timeout_s:
-                self.abort()
+        if self._closing or self._write_paused:
+            self._sweep_unsent(now, limits.receive_timeout_s)
         elif not self._greeted:
             if now - self._opened > limits.receive_timeout_s:
                 self.hang_up()
@@ -282,7 +283,16 @@ class GrpcConnection(Http2Connection):
             self._sweep_calls(now, limits.receive_timeout_s)
         elif now - self._since > limits.keep_alive_timeout_s:
             self.close_if_idle()
-        self._sweep_age(now)
+        if not self._closing:
+            self._sweep_age(now)
+
+    def _sweep_unsent(self, now: float, limit_s: float) -> None:
+        """Gives up a peer that reads nothing, or does not hang up."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent_bytes:
+            self._unsent_bytes, self._since = unsent, now
+        elif now - self._since > (limit_s if unsent else LINGER_S):
+            self.abort()
 
     def _sweep_calls(self, now: float, limit_s: float) -> None:
         """Ends calls whose caller says nothing, or takes nothing of the answer."""
