@@ -35,7 +35,8 @@ from services.gateway.http2_sending import Sender
 from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 
 UNFINISHED_MESSAGES = 4
-"""Of the largest size, that a connection may hold in pieces."""
+"""Of the largest size, that a connection may hold in pieces; and as many bytes of answers that its
+caller does not take, before its next calls are refused."""
 FIELDS_A_CALL = 16
 BLOCK_BYTES_A_CALL = 512
 """What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
@@ -59,8 +60,8 @@ class GrpcConnection(Http2Connection):
     """
 
     __slots__ = (
-        "_age_s", "_calls", "_headers", "_heads", "_leaving", "_left_at", "_opened", "_read_bytes",
-        "_told", "port", "unfinished_bytes",
+        "_age_s", "_calls", "_headers", "_heads", "_leaving", "_left_at", "_limit_bytes", "_opened",
+        "_read_bytes", "_told", "port", "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, port: GrpcPort) -> None:
@@ -70,6 +71,7 @@ class GrpcConnection(Http2Connection):
         self._heads: dict[bytes, GrpcHead] = {}
         self._calls: dict[int, Call] = {}
         self.unfinished_bytes = self._read_bytes = 0
+        self._limit_bytes = UNFINISHED_MESSAGES * port.limits.max_request_bytes
         # Whether the end was announced, and the last stream that is still taken.
         self._leaving = False
         self._told = MAX_WINDOW
@@ -117,7 +119,7 @@ class GrpcConnection(Http2Connection):
         if flags & PADDED:
             payload = unpadded(payload)
         call.receive(payload, bool(flags & END_STREAM))
-        limit = UNFINISHED_MESSAGES * self.port.limits.max_request_bytes
+        limit = self._limit_bytes
         if self.unfinished_bytes > limit:
             call.refuse(
                 OverloadedError(
@@ -203,9 +205,15 @@ class GrpcConnection(Http2Connection):
             call.answer_http(head.http_status)
             return
         call = self._calls[stream] = head.open(self, head, stream)
-        if head.refusal is not None:
+        refusal = head.refusal
+        if self.sending.unsent_bytes > self._limit_bytes:
+            refusal = OverloadedError(
+                f"{self._limit_bytes} bytes of answers on this connection wait for their caller, "
+                f"the limit ({UNFINISHED_MESSAGES} x max_request_bytes); take them first"
+            )
+        if refusal is not None:
             call.has_ended = ended
-            call.refuse(head.refusal)
+            call.refuse(refusal)
         elif ended:
             call.receive(b"", True)
 

@@ -21,6 +21,7 @@ from services.gateway.http2_frames import (
     frame,
     reset,
     settings,
+    window_update,
 )
 from services.gateway.http2_headers import MAX_BLOCK_BYTES
 from tests.unit.gateway.http2_wire import (
@@ -172,6 +173,34 @@ async def test_answered_call_that_is_not_taken_collects_nothing() -> None:
     assert w.answers()[1].messages == [b"a"]
     assert w.answers()[1].status == 3
     assert w.answers()[1].reset is None
+
+
+async def test_answers_that_are_not_taken_are_limited() -> None:
+    """Whoever takes none of them begins no more calls, until it does."""
+    w = wire(greeting=PREFACE + settings({INITIAL_WINDOW_SIZE: 0}))
+    size = MAX_REQUEST_BYTES // 2
+    stream = iter(range(1, 1000, 2))
+    for _ in range(2 * UNFINISHED_MESSAGES):
+        one = next(stream)
+        w.send(begin(one) + sent_of(one, message(b"x" * size)) + frame(DATA, END_STREAM, one))
+        await settle()
+    assert not any(answer.ended for answer in w.answers().values())
+    for flags in (0, END_STREAM):
+        one = next(stream)
+        w.send(begin(one, flags=flags))
+        answer = w.answers()[one]
+        assert answer.status == RESOURCE_EXHAUSTED
+        assert f"{LIMIT} bytes of answers" in answer.words
+    w.send(reset(1, Fault.CANCEL))
+    w.send(window_update(0, LIMIT) + window_update(3, LIMIT))
+    one = next(stream)
+    w.send(call(one, b""))
+    await settle()
+    assert w.answers()[one].status is None, "it waits for its own window"
+    w.send(window_update(one, 100))
+    assert w.answers()[one].status == 0
+    w.lose()
+    assert w.connection.sending.unsent_bytes == 0
 
 
 # Fields.

@@ -103,6 +103,7 @@ async def part(w: Wire, desk: Desk) -> None:
     assert w.connection.unfinished_bytes == 0
     assert not w.connection._calls
     assert not w.connection.sending.waiting
+    assert w.connection.sending.unsent_bytes == 0
     for held in desk.held:
         held.release()
     await settle()
