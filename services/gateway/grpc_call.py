@@ -301,11 +301,12 @@ class Call:
 class UnaryCall(Call):
     """A call of one message, which is answered by one."""
 
-    __slots__ = ("_message",)
+    __slots__ = ("_held_bytes", "_message")
 
     def __init__(self, connection: "GrpcConnection", head: "GrpcHead", stream: int) -> None:
         super().__init__(connection, head, stream)
         self._message: Body | None = None
+        self._held_bytes = 0
 
     def begin(self, message: Body) -> None:
         """Starts the work."""
@@ -316,14 +317,26 @@ class UnaryCall(Call):
         if self._message is not None:
             raise InvalidRequestError("a second message in a call that takes one")
         self._message = message
+        if not self.has_ended:
+            # Until then it costs us what a message in pieces does.
+            self._held_bytes = len(message)
+            self.connection.unfinished_bytes += self._held_bytes
 
     def end(self) -> None:
         """Starts the work on the one message."""
         message, self._message = self._message, None
+        if self._held_bytes:
+            self.forget_input()
         if message is None:
             self.refuse(InvalidRequestError("the call has no message"))
         else:
             self.begin(message)
+
+    def forget_input(self) -> None:
+        """The message, too."""
+        super().forget_input()
+        self.connection.unfinished_bytes -= self._held_bytes
+        self._held_bytes, self._message = 0, None
 
 
 class SimpleCall(UnaryCall):

@@ -35,7 +35,11 @@ from services.gateway.http2_sending import Sender
 from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 
 UNFINISHED_MESSAGES = 4
-"""Of the largest size, that a connection may hold in pieces."""
+"""Of the largest size, that a connection may hold in pieces; and as many bytes of answers that its
+caller does not take, before its next calls are refused."""
+FIELDS_A_CALL = 16
+BLOCK_BYTES_A_CALL = 512
+"""What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
 MAX_KNOWN_HEADS = 256
 MAX_KNOWN_BLOCK_BYTES = 4096
 SPARE_CONNECTIONS = 64
@@ -56,8 +60,8 @@ class GrpcConnection(Http2Connection):
     """
 
     __slots__ = (
-        "_age_s", "_calls", "_headers", "_heads", "_leaving", "_left_at", "_opened", "_read_bytes",
-        "_told", "_unheard", "port", "unfinished_bytes",
+        "_age_s", "_calls", "_headers", "_heads", "_leaving", "_left_at", "_limit_bytes", "_opened",
+        "_read_bytes", "_told", "_unheard", "port", "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, port: GrpcPort) -> None:
@@ -69,6 +73,7 @@ class GrpcConnection(Http2Connection):
         # Streams of calls that have their status, on which the caller may still speak.
         self._unheard: set[int] = set()
         self.unfinished_bytes = self._read_bytes = 0
+        self._limit_bytes = UNFINISHED_MESSAGES * port.limits.max_request_bytes
         # Whether the end was announced, and the last stream that is still taken.
         self._leaving = False
         self._told = MAX_WINDOW
@@ -120,7 +125,7 @@ class GrpcConnection(Http2Connection):
         if flags & PADDED:
             payload = unpadded(payload)
         call.receive(payload, bool(flags & END_STREAM))
-        limit = UNFINISHED_MESSAGES * self.port.limits.max_request_bytes
+        limit = self._limit_bytes
         if self.unfinished_bytes > limit:
             call.refuse(
                 OverloadedError(
@@ -193,8 +198,11 @@ class GrpcConnection(Http2Connection):
             self._drop(call)
 
     def _check_known(self, stream: int) -> None:
-        """Refuses frames of calls that were never begun, [5.1]."""
-        if not stream & 1 or stream > self.last:
+        """Refuses frames of calls that were never begun, [5.1].
+
+        After our last GOAWAY there are calls that were begun and not taken.
+        """
+        if not stream & 1 or (stream > self.last and self._told == MAX_WINDOW):
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"a frame of no call, {stream}")
 
     def _begin(self, head: GrpcHead, stream: int, ended: bool) -> None:
@@ -204,15 +212,22 @@ class GrpcConnection(Http2Connection):
             call.answer_http(head.http_status)
             return
         call = self._calls[stream] = head.open(self, head, stream)
-        if head.refusal is not None:
+        refusal = head.refusal
+        if self.sending.unsent_bytes > self._limit_bytes:
+            refusal = OverloadedError(
+                f"{self._limit_bytes} bytes of answers on this connection wait for their caller, "
+                f"the limit ({UNFINISHED_MESSAGES} x max_request_bytes); take them first"
+            )
+        if refusal is not None:
             call.has_ended = ended
-            call.refuse(head.refusal)
+            call.refuse(refusal)
         elif ended:
             call.receive(b"", True)
 
     def _learn(self, block: bytes) -> GrpcHead | None:
         """Reads a block that is not known; None if it begins no call."""
         fields, lasts = self._headers.read(block)
+        self.calls_begun += len(fields) // FIELDS_A_CALL + len(block) // BLOCK_BYTES_A_CALL
         if not lasts:
             self._heads.clear()
         try:
@@ -265,6 +280,8 @@ class GrpcConnection(Http2Connection):
             return
         self._leaving = True
         self._left_at = self.port.now
+        if not self._prefaced:
+            self.greet()
         if self._calls:
             # Calls that are on their way here may still come: until the PING is answered.
             self.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, PARTING))
@@ -282,16 +299,8 @@ class GrpcConnection(Http2Connection):
     def sweep(self) -> None:
         """Called by the port's timer: ends what has lasted too long."""
         now, limits = self.port.now, self.port.limits
-        if self._closing:
-            if now - self._since > LINGER_S:
-                self.abort()
-            return
-        if self._write_paused:
-            unsent = self._transport.get_write_buffer_size()
-            if unsent != self._unsent_bytes:
-                self._unsent_bytes, self._since = unsent, now
-            elif now - self._since > limits.receive_timeout_s:
-                self.abort()
+        if self._closing or self._write_paused:
+            self._sweep_unsent(now, limits.receive_timeout_s)
         elif not self._greeted:
             if now - self._opened > limits.receive_timeout_s:
                 self.hang_up()
@@ -299,7 +308,16 @@ class GrpcConnection(Http2Connection):
             self._sweep_calls(now, limits.receive_timeout_s)
         elif now - self._since > limits.keep_alive_timeout_s:
             self.close_if_idle()
-        self._sweep_age(now)
+        if not self._closing:
+            self._sweep_age(now)
+
+    def _sweep_unsent(self, now: float, limit_s: float) -> None:
+        """Gives up a peer that reads nothing, or does not hang up."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent_bytes:
+            self._unsent_bytes, self._since = unsent, now
+        elif now - self._since > (limit_s if unsent else LINGER_S):
+            self.abort()
 
     def _sweep_calls(self, now: float, limit_s: float) -> None:
         """Ends calls whose caller says nothing, or takes nothing of the answer."""

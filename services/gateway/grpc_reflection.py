@@ -25,7 +25,7 @@ logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "grpc.reflection.v1alpha.ServerReflection"
 MAX_WAITING = 64
-"""Questions of one call that may wait for their answers."""
+"""Questions of one call that may wait for their answers, and answers for their caller."""
 
 
 class GrpcReflection:
@@ -76,7 +76,7 @@ class _Questions(Call):
             self._waiting.append(pb.ServerReflectionRequest.FromString(bytes(message)))
         except DecodeError:
             raise InvalidRequestError(NO_MESSAGE) from None
-        if len(self._waiting) > MAX_WAITING:
+        if len(self._waiting) + len(self.unsent or ()) > MAX_WAITING:
             raise InvalidRequestError(f"over {MAX_WAITING} questions at once; await the answers")
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._answer())

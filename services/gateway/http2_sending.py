@@ -47,9 +47,14 @@ class Sending:
     Args:
         write: takes frames.
         sent: told of a call that has nothing more to send.
+
+    Attributes:
+        unsent_bytes: of DATA that waits.
     """
 
-    __slots__ = ("_first", "_frame_bytes", "_sent", "_stuck", "_turns", "_window", "_write")
+    __slots__ = (
+        "_first", "_frame_bytes", "_sent", "_stuck", "_turns", "_window", "_write", "unsent_bytes",
+    )  # fmt: skip
 
     def __init__(self, write: Callable[[bytes], None], sent: Callable[[Sender], None]) -> None:
         self._write = write
@@ -59,6 +64,7 @@ class Sending:
         # Calls that wait for the connection's window alone, in turn; and for their own.
         self._turns: OrderedDict[Sender, None] = OrderedDict()
         self._stuck: dict[Sender, None] = {}
+        self.unsent_bytes = 0
 
     @property
     def waiting(self) -> bool:
@@ -91,6 +97,7 @@ class Sending:
             call.has_moved = True  # its peer's time to take it begins
             self._turns[call] = None
         call.unsent.extend(pieces)
+        self.unsent_bytes += sum(map(len, pieces))
         if ending:
             call.unsent.append(ending)
         self.resume()
@@ -131,6 +138,7 @@ class Sending:
     def forget(self, call: Sender) -> None:
         """The call is over; what it has not sent is dropped."""
         if call.unsent is not None:
+            self.unsent_bytes -= sum(len(one) for one in call.unsent if isinstance(one, memoryview))
             call.unsent = None
             self._turns.pop(call, None)
             self._stuck.pop(call, None)
@@ -162,6 +170,7 @@ class Sending:
             piece = piece[:room]
         size = len(piece)
         self._window -= size
+        self.unsent_bytes -= size
         call.credit -= size
         call.has_moved = True
         self._write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, call.id), piece)))

@@ -403,8 +403,11 @@ class Client:
             self._read += len(data)
             if not data:
                 return
-            for event in self.h2.receive_data(data):
-                self._take(event)
+            # One at a time: h2 would take the largest size of frames from before the first.
+            for one in read_frames(data):
+                whole = frame(one.kind, one.flags, one.stream, one.payload)
+                for event in self.h2.receive_data(whole):
+                    self._take(event)
 
     def begin(self, path: str = "/t/Echo", *, ended: bool = False, **metadata: Any) -> int:
         """Begins a call; returns its stream."""

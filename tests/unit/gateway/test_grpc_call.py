@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.errors import ModelNotReadyError, RateLimitedError, ServingError
 from services.gateway.grpc_call import Call, SimpleCall, UnaryCall
+from services.gateway.http2_connection import MAX_CALLS
 from services.gateway.http2_frames import (
     DATA,
     END_HEADERS,
@@ -164,7 +165,7 @@ async def test_refused_call(sent: bytes, status: int, words: str) -> None:
     assert (answer.status, answer.ended) == (status, True)
     assert words in unquote(answer.words)
     ended = any(one.flags & END_STREAM for one in read_frames(sent))
-    assert answer.reset == (None if ended else Fault.NO_ERROR), "it need not send the rest"
+    assert answer.reset is None, "a caller that still speaks might not read its status"
     assert len(desk.refused) == 1
     assert not desk.abandoned
     assert w.connection.unfinished_bytes == 0
@@ -172,6 +173,28 @@ async def test_refused_call(sent: bytes, status: int, words: str) -> None:
         w.send(frame(DATA, END_STREAM, 1, b"what was on its way"))
     w.send(call(3))
     assert w.answers()[3].status == 0
+
+
+async def test_caller_who_goes_on_after_its_status_is_told_to_stop() -> None:
+    w = wire(max_request_bytes=1024)
+    w.send(begin(1) + frame(DATA, 0, 1, b"\x00\x00\xff\xff\xff"))
+    assert w.answers()[1].status == RESOURCE_EXHAUSTED
+    assert w.answers()[1].reset is None
+    w.send(frame(DATA, 0, 1, b"more"))
+    assert w.answers()[1].reset == Fault.NO_ERROR
+    sent = len(w.written)
+    w.send(frame(DATA, 0, 1, b"and more") + frame(DATA, END_STREAM, 1, b"which was on its way"))
+    assert len(w.written) == sent, "told once"
+
+
+async def test_callers_who_never_end_are_told_to_stop() -> None:
+    """What is remembered of them is limited."""
+    w = wire(max_request_bytes=1024)
+    for number in range(MAX_CALLS + 1):
+        w.send(begin(2 * number + 1) + frame(DATA, 0, 2 * number + 1, b"\x00\x00\xff\xff\xff"))
+        await settle()
+    resets = [answer.reset for answer in w.answers().values()]
+    assert resets.count(Fault.NO_ERROR) == 1
 
 
 @pytest.mark.parametrize("size", [1023, 1024, 1025, 16_000])

@@ -118,7 +118,12 @@ class World:
             fields.append((b"grpc-timeout", timeout.encode()))
         head = GrpcHead(fields)
         route = InferRoute(cast(Any, self), cast(Any, self), head)
-        return Call(route, cast(Any, SimpleNamespace(port=SimpleNamespace(now=0.0))), head, 1)
+        return Call(
+            route,
+            cast(Any, SimpleNamespace(port=SimpleNamespace(now=0.0), unfinished_bytes=0)),
+            head,
+            1,
+        )
 
     def begin(self, request: Any = None, timeout: str = "", **fields: Any) -> Call:
         """A call whose message has come."""

@@ -270,6 +270,7 @@ def test_answers_arrive_whole_under_any_windows(
             assert answer.messages == [content]
         assert not client.goaways
         assert not client.wire.connection.sending.waiting
+        assert client.wire.connection.sending.unsent_bytes == 0
         assert client.wire.connection.unfinished_bytes == 0
 
     on_loop(test)
