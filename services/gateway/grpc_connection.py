@@ -181,7 +181,8 @@ class GrpcConnection(Http2Connection):
         if over is not None:
             if not over.has_ended:
                 self.write(reset(call.id, Fault.NO_ERROR))
-            over.forget_input()
+            if self.unfinished_bytes:
+                over.forget_input()
         self._rest()
 
     def drop_calls(self) -> None:
