@@ -186,7 +186,8 @@ class GrpcConnection(Http2Connection):
         """A call has its status."""
         over = self._calls.pop(call.id, None)
         if over is not None:
-            over.forget_input()
+            if self.unfinished_bytes:
+                over.forget_input()
             if not over.has_ended:
                 self._leave_unheard(call.id)
         self._rest()

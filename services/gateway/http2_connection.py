@@ -324,7 +324,6 @@ class Http2Connection(OpenConnection):
     def end(self, fault: Fault, words: str) -> None:
         """Drops all calls and tells the peer why."""
         self._closing = True
-        self._data, self._position = b"", 0
         self.write(goaway(self.last, fault, words))
         self.drop_calls()
         self.hang_up()

@@ -74,6 +74,8 @@ async def test_goaway_twice_with_a_ping_between() -> None:
     # What was on its way is taken.
     w.send(held(3) + call(5))
     assert w.answers()[5].status == 0
+    w.send(frame(PING, ACK, 0, b"another."))
+    assert lasts(w) == [MAX_WINDOW]
     w.send(parted(w))
     assert lasts(w) == [MAX_WINDOW, 5]
     w.send(parted(w))
@@ -138,7 +140,8 @@ async def test_caller_that_breaks_off_the_last_call() -> None:
     w = wire()
     w.send(held(1))
     w.connection.close_if_idle()
-    w.send(reset(1, Fault.CANCEL) + call(3))
+    # Nothing is said behind the end, whatever comes in the same breath.
+    w.send(reset(1, Fault.CANCEL) + call(3) + frame(PING, 0, 0, b"12345678"))
     assert lasts(w) == [MAX_WINDOW, 1]
     assert w.ended
 

@@ -358,6 +358,7 @@ async def test_last_words_can_be_read_by_a_peer_that_is_still_sending() -> None:
     assert not w.reading
     await settle()
     assert (w.reading, w.ended) == (True, True)
+    assert not w.connection._data, "it would stay for as long as the peer does"
 
 
 async def test_window_is_given_back() -> None:

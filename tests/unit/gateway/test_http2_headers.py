@@ -150,6 +150,15 @@ async def test_known_block_is_forgotten_with_what_it_names(between: bytes) -> No
     assert w.last_words() == (Fault.COMPRESSION_ERROR, "Invalid table index 62")
 
 
+async def test_block_that_changes_the_table_changes_it_each_time() -> None:
+    desk = Desk()
+    w = wire(desk)
+    first = entry(":path", "/first") + SHORT
+    w.send(start(1, first) + start(3, first))
+    w.send(start(5, bytes((INDEXED | FIRST_ENTRY + 1,)) + SHORT))
+    assert [found.head.path for found in desk.opened] == ["/first"] * 3
+
+
 async def test_trailers_change_the_table_too() -> None:
     desk = Desk()
     w = wire(desk)

@@ -122,7 +122,7 @@ async def run(pieces: list[bytes], releases: list[bool]) -> None:
     await part(w, desk)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.binary(max_size=300), st.booleans())
 def test_random_bytes(noise: bytes, greeted: bool) -> None:
     on_loop(lambda: run([GREETING if greeted else PREFACE, noise], []))
@@ -134,7 +134,7 @@ def test_random_bytes_without_a_preface(noise: bytes) -> None:
     on_loop(lambda: run([noise], []))
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(st.lists(frames(), max_size=25), st.lists(st.booleans(), max_size=25))
 def test_random_frames(found: list[bytes], releases: list[bool]) -> None:
     on_loop(lambda: run([GREETING, *found], releases))
@@ -143,7 +143,7 @@ def test_random_frames(found: list[bytes], releases: list[bool]) -> None:
 @pytest.mark.parametrize("flags", [0, END_STREAM])
 async def test_every_kind_on_every_stream(flags: int) -> None:
     """Each on a connection of its own, which has a call under way and one that is over."""
-    for kind in range(256):
+    for kind in (*range(12), 255):
         for stream in (0, 1, 3, 5, 2):
             await run([GREETING, *_calls(), frame(kind, flags, stream, b"\x00" * 8)], [])
 
