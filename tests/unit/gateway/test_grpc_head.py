@@ -56,6 +56,12 @@ def test_encoding(value: str, encoding: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("count", "refused"), [(450, False), (500, True)])
+def test_each_field_counts_for_more_than_its_letters(count: int, refused: bool) -> None:
+    found = [(n.encode(), v.encode()) for n, v in fields()] + [(b"a", b"b")] * count
+    assert (GrpcHead(found).refusal is not None) == refused
+
+
 async def test_metadata_reach_whoever_answers() -> None:
     desk = Desk()
     w = wire(desk)
