@@ -9,15 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.http2_headers import Fields
+from services.gateway.http2_headers import MAX_FIELDS_BYTES, Fields
 from services.gateway.http_errors import HeadTooLargeError
 
 if TYPE_CHECKING:
     from services.gateway.grpc_call import Call
     from services.gateway.grpc_connection import GrpcConnection
-
-MAX_METADATA_BYTES = 16 * 1024
-"""All of a call's metadata together; a token of an identity provider may take half of it."""
 
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
@@ -66,7 +63,7 @@ class GrpcHead:
         elif not self.text("content-type").startswith("application/grpc"):
             self.http_status = 415
         try:
-            if sum(len(n) + len(v) + _FIELD_BYTES for n, v in fields) > MAX_METADATA_BYTES:
+            if sum(len(n) + len(v) + _FIELD_BYTES for n, v in fields) > MAX_FIELDS_BYTES:
                 raise _too_much_metadata()
             self.timeout_s = _timeout_s(self.text("grpc-timeout"))
             self.encoding = _encoding(self.text("grpc-encoding"))
@@ -138,5 +135,5 @@ def _encoding(value: str) -> str:
 
 def _too_much_metadata() -> ServingError:
     return HeadTooLargeError(
-        f"the call's metadata are over {MAX_METADATA_BYTES} bytes, the limit; send less"
+        f"the call's metadata are over {MAX_FIELDS_BYTES} bytes, the limit; send less"
     )

@@ -49,7 +49,7 @@ from services.gateway.http2_frames import (
     unpadded,
     window_update,
 )
-from services.gateway.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES
+from services.gateway.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES, MAX_FIELDS_BYTES
 from services.gateway.http2_sending import Sender, Sending
 from services.gateway.open_port import READ_BYTES, OpenConnection
 
@@ -69,7 +69,7 @@ _GREETING = settings(
     {
         MAX_CONCURRENT_STREAMS: MAX_CALLS,
         INITIAL_WINDOW_SIZE: MAX_WINDOW,
-        MAX_HEADER_LIST_SIZE: MAX_BLOCK_BYTES,
+        MAX_HEADER_LIST_SIZE: MAX_FIELDS_BYTES,
     }
 ) + window_update(0, MAX_WINDOW - FIRST_WINDOW)
 _ACKNOWLEDGED = frame(SETTINGS, ACK, 0)

@@ -11,6 +11,9 @@ from hpack.table import HeaderTable
 
 from services.gateway.http2_frames import ConnectionFaultError, Fault
 
+MAX_FIELDS_BYTES = 16 * 1024
+"""Of one call's fields together, which callers are told; a token of an identity provider may take
+half of it. Those of more are refused in words."""
 MAX_BLOCK_BYTES = 64 * 1024
 """Of one call's fields, before and after they are read; beyond it the connection ends, for a
 table of which a part was not read is of no use. The limit that callers are told is lower."""

@@ -167,8 +167,9 @@ class PortServer:
         port.threads.close()
 
     def _sweep(self) -> None:
+        # Asked for first: a fault of ours in one connection is not to end all later sweeps.
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._sweep_s, self._sweep)
         self._port.tick()
         for connection in tuple(self._port.connections):
             connection.sweep()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._sweep_s, self._sweep)

@@ -89,13 +89,19 @@ class Desk:
 class Echo(UnaryCall):
     """Answers with the message it got: at once, or for `/t/Held` when the test says so."""
 
-    __slots__ = ("desk", "message")
+    __slots__ = ("desk", "got", "message")
 
     def __init__(self, desk: Desk, *args: Any) -> None:
         super().__init__(*args)
         self.desk = desk
         self.message = b""
+        self.got: list[bytes] = []
         desk.opened.append(self)
+
+    def take(self, message: Body) -> None:
+        """Remembers."""
+        super().take(message)
+        self.got.append(bytes(message))
 
     def begin(self, message: Body) -> None:
         """Answers now, or on `release`."""
@@ -122,17 +128,17 @@ class Echo(UnaryCall):
 class EchoAll(Call):
     """Answers each message with itself."""
 
-    __slots__ = ("desk", "taken")
+    __slots__ = ("desk", "got")
 
     def __init__(self, desk: Desk, *args: Any) -> None:
         super().__init__(*args)
         self.desk = desk
-        self.taken: list[bytes] = []
+        self.got: list[bytes] = []
         desk.opened.append(self)
 
     def take(self, message: Body) -> None:
         """Answers."""
-        self.taken.append(bytes(message))
+        self.got.append(bytes(message))
         self.send(bytes(message))
 
     def end(self) -> None:

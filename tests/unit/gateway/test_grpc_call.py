@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import zlib
+from functools import partial
 from urllib.parse import unquote
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.errors import ModelNotReadyError, RateLimitedError, ServingError
 from services.gateway.grpc_call import Call, SimpleCall, UnaryCall
+from services.gateway.grpc_head import GrpcHead
 from services.gateway.http2_connection import MAX_CALLS
 from services.gateway.http2_frames import (
     DATA,
@@ -22,12 +24,14 @@ from services.gateway.http2_frames import (
     frame,
     reset,
 )
+from services.gateway.http_body import Body
 from tests.unit.gateway.http2_wire import (
     GREETING,
     MAX_REQUEST_BYTES,
     Answer,
     Client,
     Desk,
+    EchoAll,
     Wire,
     begin,
     block,
@@ -122,6 +126,14 @@ def test_calls_cut_anywhere(
         assert w.connection.unfinished_bytes == 0
 
     on_loop(test)
+
+
+async def test_last_piece_that_looks_like_a_message() -> None:
+    w = wire()
+    content = b"ab" + message(b"x")
+    w.send(begin(1) + frame(DATA, 0, 1, message(content)[:7]))
+    w.send(frame(DATA, END_STREAM, 1, message(b"x")))
+    assert w.answers()[1].messages == [content]
 
 
 async def test_one_byte_at_a_time() -> None:
@@ -312,12 +324,13 @@ async def test_second_message_behind_one_in_a_thread() -> None:
     assert not desk.held
 
 
+@pytest.mark.parametrize("path", ["/t/Held", "/t/All"])
 @pytest.mark.parametrize("ending", ["reset", "lost"])
-async def test_caller_that_leaves_while_its_message_is_in_a_thread(ending: str) -> None:
+async def test_caller_that_leaves_while_its_message_is_in_a_thread(ending: str, path: str) -> None:
     desk = Desk()
     w = wire(desk)
     large = gzip.compress(b"x" * 150_000)
-    w.send(begin(1, "/t/Held", grpc_encoding="gzip"))
+    w.send(begin(1, path, grpc_encoding="gzip"))
     w.send(frame(DATA, END_STREAM, 1, message(large, 1)))
     if ending == "reset":
         w.send(reset(1, Fault.CANCEL))
@@ -326,6 +339,8 @@ async def test_caller_that_leaves_while_its_message_is_in_a_thread(ending: str) 
     while w.connection.unfinished_bytes:
         await settle()
     assert (len(desk.abandoned), desk.held) == (1, [])
+    (left,) = desk.opened
+    assert left.got == []
 
 
 @pytest.mark.parametrize(
@@ -410,6 +425,24 @@ async def test_call_has_one_status() -> None:
     held.send(b"late")
     held.finish()
     assert w.output == before
+
+
+async def test_messages_behind_the_end_of_a_call_are_not_taken() -> None:
+    class Once(EchoAll):
+        def take(self, message: Body) -> None:
+            super().take(message)
+            self.finish()
+
+    class Route(Desk):
+        def route(self, head: GrpcHead) -> None:
+            head.open = partial(Once, self)
+
+    desk = Route()
+    w = wire(desk)
+    w.send(begin(1) + frame(DATA, END_STREAM, 1, message(b"a") + message(b"b")))
+    (once,) = desk.opened
+    assert (once.got, w.answers()[1].messages, w.answers()[1].status) == ([b"a"], [b"a"], 0)
+    assert w.connection.unfinished_bytes == 0
 
 
 async def test_status_behind_messages() -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.grpc_head import MAX_METADATA_BYTES, GrpcHead, MalformedError
+from services.gateway.grpc_head import GrpcHead, MalformedError
 from services.gateway.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from services.gateway.http2_headers import MAX_FIELDS_BYTES
 from tests.unit.gateway.http2_wire import Desk, begin, block, call, fields, message, wire
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 3, 8, 12
@@ -56,6 +57,12 @@ def test_encoding(value: str, encoding: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("count", "refused"), [(450, False), (500, True)])
+def test_each_field_counts_for_more_than_its_letters(count: int, refused: bool) -> None:
+    found = [(n.encode(), v.encode()) for n, v in fields()] + [(b"a", b"b")] * count
+    assert (GrpcHead(found).refusal is not None) == refused
+
+
 async def test_metadata_reach_whoever_answers() -> None:
     desk = Desk()
     w = wire(desk)
@@ -73,7 +80,7 @@ async def test_metadata_reach_whoever_answers() -> None:
     [
         ({"grpc_encoding": "br"}, UNIMPLEMENTED, "use gzip, deflate or identity"),
         ({"grpc_timeout": "soon"}, INVALID_ARGUMENT, "is 'soon'"),
-        ({"x": "y" * MAX_METADATA_BYTES}, RESOURCE_EXHAUSTED, f"over {MAX_METADATA_BYTES} bytes"),
+        ({"x": "y" * MAX_FIELDS_BYTES}, RESOURCE_EXHAUSTED, f"over {MAX_FIELDS_BYTES} bytes"),
     ],
 )
 @pytest.mark.parametrize("ended", [True, False])

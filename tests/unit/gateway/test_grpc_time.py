@@ -112,6 +112,19 @@ async def test_each_message_of_a_stream_has_its_time() -> None:
     assert w.answers()[1].status == DEADLINE_EXCEEDED
 
 
+async def test_each_message_of_a_stream_has_its_time_whatever_is_answered() -> None:
+    desk = Desk()
+    w = wire(desk, NO_WINDOW, receive_timeout_s=5)
+    w.send(begin(1, "/t/All") + frame(DATA, 0, 1, message(b"a")))
+    at(w, 1)
+    at(w, 5)
+    w.send(frame(DATA, 0, 1, message(b"b")))
+    at(w, 9)
+    assert not desk.opened[0].is_over
+    at(w, 10.1)
+    assert desk.opened[0].is_over
+
+
 async def test_work_may_take_longer_than_a_message() -> None:
     desk = Desk()
     w = wire(desk, receive_timeout_s=5)

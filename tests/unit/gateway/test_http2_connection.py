@@ -226,7 +226,7 @@ async def test_second_head_that_is_no_end() -> None:
         fields()[1:],
         fields()[:1] + fields()[2:],
         fields()[:2] + fields()[3:],
-        [*fields(), (":path", "/late")],
+        [*fields()[:2], *fields()[3:], (":path", "/late")],
         [(":path", "/twice"), *fields()],
         [(":status", "200"), *fields()],
         [*fields(), ("Upper", "x")],
@@ -372,6 +372,8 @@ async def test_window_is_given_back() -> None:
     (update,) = w.frames(WINDOW_UPDATE)[1:]
     given = int.from_bytes(update.payload, "big")
     assert (update.stream, given) == (0, 2**30 - 20_000 + 2 * len(client_bytes) + 256)
+    w.send(frame(DATA, 0, 1, client_bytes))
+    assert len(w.frames(WINDOW_UPDATE)) == 2
 
 
 async def test_settings_that_answer_the_last_call_of_a_leaving_connection() -> None:

@@ -264,3 +264,34 @@ def test_tls(certificate: Path) -> None:
             assert (await everything(reader, writer))[0].status == 400
 
     on_loop(test)
+
+
+def test_fault_in_a_sweep_ends_no_later_one() -> None:
+    async def body() -> None:
+        swept = asyncio.Event()
+        faults: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: faults.append(str(context["exception"]))
+        )
+        port = HttpPort(lambda _: Echo, make_limits(keep_alive_timeout_s=0.01), Metrics("test"))
+
+        class Faulty(HttpConnection):
+            __slots__ = ()
+
+            def sweep(self) -> None:
+                if faults:
+                    swept.set()
+                else:
+                    raise ZeroDivisionError("ours")
+
+        server = PortServer(port, partial(Faulty, port))
+        listening = socket.create_server(("127.0.0.1", 0))
+        await server.start(listening)
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        async with asyncio.timeout(WAIT_S):
+            await swept.wait()
+        assert faults == ["ours"]
+        writer.close()
+        await server.stop(WAIT_S)
+
+    on_loop(body)
