@@ -46,8 +46,6 @@ SPARE_CONNECTIONS = 64
 """Connections beyond the limit that are still told so; the next ones are dropped."""
 PARTING_S = 1.0
 """How long calls that were on their way when we said that we leave may take to be here."""
-LINGER_S = 2.0
-"""How long a peer may take to read why its connection ends, and to hang up."""
 _READ_WINDOW = MAX_WINDOW // 2
 
 
@@ -301,7 +299,7 @@ class GrpcConnection(Http2Connection):
         """Called by the port's timer: ends what has lasted too long."""
         now, limits = self.port.now, self.port.limits
         if self._closing or self._write_paused:
-            self._sweep_unsent(now, limits.receive_timeout_s)
+            self.sweep_unsent(now, limits.receive_timeout_s)
         elif not self._greeted:
             if now - self._opened > limits.receive_timeout_s:
                 self.hang_up()
@@ -311,14 +309,6 @@ class GrpcConnection(Http2Connection):
             self.close_if_idle()
         if not self._closing:
             self._sweep_age(now)
-
-    def _sweep_unsent(self, now: float, limit_s: float) -> None:
-        """Gives up a peer that reads nothing, or does not hang up."""
-        unsent = self._transport.get_write_buffer_size()
-        if unsent != self._unsent_bytes:
-            self._unsent_bytes, self._since = unsent, now
-        elif now - self._since > (limit_s if unsent else LINGER_S):
-            self.abort()
 
     def _sweep_calls(self, now: float, limit_s: float) -> None:
         """Ends calls whose caller says nothing, or takes nothing of the answer."""

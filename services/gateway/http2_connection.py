@@ -95,15 +95,15 @@ class Http2Connection(OpenConnection):
 
     __slots__ = (
         "_block", "_block_cost", "_block_of", "_closing", "_data", "_greeted", "_position",
-        "_prefaced", "_read_buffer", "_read_paused", "_since", "_table_note", "_transport",
-        "_turn_asked", "_unsent_bytes", "_write_paused", "calls_begun", "last", "peer", "sending",
+        "_prefaced", "_read_buffer", "_read_paused", "_table_note", 
+        "_turn_asked", "_write_paused", "calls_begun", "last", "peer", "sending",
         "write",
     )  # fmt: skip
 
     def __init__(self, read_buffer: memoryview) -> None:
+        super().__init__(asyncio.get_running_loop().time())
         self._read_buffer = read_buffer
         self.peer = ""
-        self._transport: asyncio.Transport
         # What was read and not yet understood, from `_position` on.
         self._data = b""
         self._position = 0
@@ -118,9 +118,6 @@ class Http2Connection(OpenConnection):
         self.last = self.calls_begun = 0
         self._closing = False
         self._read_paused = self._write_paused = False
-        # Since when it has been idle, closing, or its peer has not taken the bytes we have for it.
-        self._since = asyncio.get_running_loop().time()
-        self._unsent_bytes = 0
 
     # What the transport calls.
 

@@ -26,8 +26,6 @@ from services.gateway.open_port import READ_BYTES, OpenConnection
 MAX_PIPELINED = 32
 SPARE_CONNECTIONS = 64
 """Connections beyond the limit that are still told so; the next ones are dropped."""
-LINGER_S = 2.0
-"""How long a refused peer may take to read its refusal and hang up."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END = b"\r\n\r\n"
@@ -39,13 +37,12 @@ class HttpConnection(OpenConnection):
     __slots__ = (
         "_advancing", "_began", "_body", "_closing", "_data", "_dropped_bytes", "_ended",
         "_flush_asked", "_incoming", "_last", "_out", "_partial", "_position", "_probe",
-        "_read_paused", "_since", "_transport", "_unread", "_unsent_bytes", "_waiting",
-        "_write_paused", "port",
+        "_read_paused", "_unread", "_waiting", "_write_paused", "port",
     )  # fmt: skip
 
     def __init__(self, port: HttpPort) -> None:
+        super().__init__(port.now)
         self.port = port
-        self._transport: asyncio.Transport
         # What was read and not yet understood, from `_position` on; kept only while held back.
         self._data = b""
         self._position = 0
@@ -70,9 +67,6 @@ class HttpConnection(OpenConnection):
         self._closing = False
         self._read_paused = False
         self._write_paused = False
-        # Since when it has been idle, or its peer has not taken the bytes we have for it.
-        self._since = port.now
-        self._unsent_bytes = 0
 
     # What the transport calls.
 
@@ -389,7 +383,7 @@ class HttpConnection(OpenConnection):
         """Called by the port's timer: ends what has lasted too long."""
         now, limits = self.port.now, self.port.limits
         if self._closing or self._write_paused:
-            self._sweep_unsent(now, limits.receive_timeout_s)
+            self.sweep_unsent(now, limits.receive_timeout_s)
         elif self._incoming is not None or self._partial:
             if not self._read_paused and now - self._began > limits.receive_timeout_s:
                 self._refuse(
@@ -400,14 +394,6 @@ class HttpConnection(OpenConnection):
                 )
         elif not self._waiting and now - self._since > limits.keep_alive_timeout_s:
             self._hang_up()
-
-    def _sweep_unsent(self, now: float, limit_s: float) -> None:
-        """A peer must take some of what we have for it within the limit."""
-        unsent = self._transport.get_write_buffer_size()
-        if unsent != self._unsent_bytes:
-            self._unsent_bytes, self._since = unsent, now
-        if now - self._since > (limit_s if unsent else LINGER_S):
-            self.abort()
 
     def close_if_idle(self) -> None:
         """Closes unless a request is in flight or arriving."""

@@ -18,6 +18,8 @@ from services.telemetry.metrics import Metrics
 READ_BYTES = 64 * 1024
 """One read; the loop has its turn after 32 of them on one connection."""
 BACKLOG = 1024
+LINGER_S = 2.0
+"""How long a peer may take to read why its connection ends, and to hang up."""
 _MAX_SWEEP_S = 1.0
 
 
@@ -41,13 +43,27 @@ class PortLimits:
 
 
 class OpenConnection(asyncio.BufferedProtocol):
-    """What a port's server asks of each connection."""
+    """What a port's server asks of each connection, and what all kinds have in common."""
 
-    __slots__ = ()
+    __slots__ = ("_since", "_transport", "_unsent_bytes")
+
+    def __init__(self, now: float) -> None:
+        self._transport: asyncio.Transport
+        # Since when it has been idle, closing, or its peer has not taken the bytes we have for it.
+        self._since = now
+        self._unsent_bytes = 0
 
     def sweep(self) -> None:
         """Ends what has lasted too long."""
         raise NotImplementedError
+
+    def sweep_unsent(self, now: float, limit_s: float) -> None:
+        """Gives up a peer that takes nothing of what is written, or does not hang up at the end."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent_bytes:
+            self._unsent_bytes, self._since = unsent, now
+        elif now - self._since > (limit_s if unsent else LINGER_S):
+            self.abort()
 
     def close_if_idle(self) -> None:
         """Closes, at once or when what is in flight has its answer."""

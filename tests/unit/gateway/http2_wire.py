@@ -44,10 +44,9 @@ from services.gateway.http2_frames import (
     frame,
 )
 from services.gateway.http_body import Body
-from services.gateway.open_port import PortLimits
 from services.telemetry.metrics import Metrics
+from tests.unit.gateway.http_wire import FakeTransport, make_limits
 
-MAX_REQUEST_BYTES = 200_000
 GREETING = PREFACE + frame(SETTINGS, 0, 0)
 
 
@@ -152,13 +151,7 @@ class EchoAll(Call):
 
 def make_port(desk: Desk | None = None, **limits: Any) -> GrpcPort:
     """A port with limits that no test reaches, but for those it names."""
-    roomy = {
-        "max_request_bytes": MAX_REQUEST_BYTES,
-        "max_connections": 4096,
-        "keep_alive_timeout_s": 75.0,
-        "receive_timeout_s": 60.0,
-    }
-    port = GrpcPort((desk or Desk()).route, PortLimits(**(roomy | limits)), Metrics("test"))
+    port = GrpcPort((desk or Desk()).route, make_limits(**limits), Metrics("test"))
     port.tick()
     return port
 
@@ -166,91 +159,12 @@ def make_port(desk: Desk | None = None, **limits: Any) -> GrpcPort:
 # The transport.
 
 
-class Wire:
-    """A transport that keeps what is written and delivers what the test sends."""
+class Wire(FakeTransport):
+    """One on which gRPC is spoken."""
 
     def __init__(self, port: GrpcPort) -> None:
-        self.written: list[bytes] = []
-        self.unsent_bytes = 0
-        self.reading = True
-        self.ended = self.closed = self.aborted = self.lost = False
-        self._unread = b""
         self.connection = GrpcConnection(port)
-        self.connection.connection_made(self)  # type: ignore[arg-type]
-
-    # What a connection uses of its transport.
-
-    def get_extra_info(self, name: str) -> Any:
-        """Where the peer is."""
-        assert name == "peername"
-        return ("127.0.0.1", 50_000)
-
-    def write(self, data: bytes) -> None:
-        """Keeps it."""
-        assert not self.ended, "written after the end"
-        assert not self.lost, "written to nobody"
-        self.written.append(bytes(data))
-
-    def write_eof(self) -> None:
-        """Ends our direction."""
-        assert not self.lost
-        self.ended = True
-
-    def can_write_eof(self) -> bool:
-        """As TCP."""
-        return True
-
-    def get_write_buffer_size(self) -> int:
-        """What the peer has not taken; the test sets it."""
-        return self.unsent_bytes
-
-    def pause_reading(self) -> None:
-        """Keeps what comes."""
-        assert self.reading
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        """Delivers what was kept, later as a real transport."""
-        assert not self.reading
-        self.reading = True
-        asyncio.get_running_loop().call_soon(self.send, b"")
-
-    def is_closing(self) -> bool:
-        """Whether `close` or `abort` was called."""
-        return self.closed or self.aborted
-
-    def close(self) -> None:
-        """Loses the connection, later as a real transport."""
-        if not self.is_closing():
-            self.closed = True
-            asyncio.get_running_loop().call_soon(self.lose)
-
-    def abort(self) -> None:
-        """As close."""
-        self.close()
-        self.aborted = True
-
-    # What a test does.
-
-    def lose(self) -> None:
-        """The peer is gone."""
-        if not self.lost:
-            self.lost = self.closed = True
-            self.connection.connection_lost(None)
-
-    def send(self, data: bytes) -> None:
-        """The peer's bytes arrive, as far as they are read."""
-        self._unread += data
-        while self._unread and self.reading and not self.is_closing():
-            buffer = self.connection.get_buffer(-1)
-            count = min(len(buffer), len(self._unread))
-            buffer[:count], self._unread = self._unread[:count], self._unread[count:]
-            self.connection.buffer_updated(count)
-
-    @property
-    def output(self) -> bytes:
-        """All that was written."""
-        return b"".join(self.written)
+        super().__init__(self.connection)
 
     def frames(self, *kinds: int) -> "list[Frame]":
         """What was written, of these kinds or of all."""

@@ -18,7 +18,7 @@ from services.gateway.http_body import Body
 from services.gateway.http_exchange import Exchange, Opener
 from services.gateway.http_port import HttpPort
 from services.gateway.http_protocol import HttpConnection
-from services.gateway.open_port import PortLimits
+from services.gateway.open_port import OpenConnection, PortLimits
 from services.telemetry.metrics import Metrics
 
 MAX_REQUEST_BYTES = 200_000
@@ -62,20 +62,25 @@ def echo_route() -> type[Echo]:
     return type("Echoes", (Echo,), {"__slots__": (), "held": [], "abandoned": [], "refused": []})
 
 
-class Wire:
+class FakeTransport:
     """A transport that keeps what is written and delivers what the test sends."""
 
-    def __init__(self, port: HttpPort) -> None:
+    def __init__(self, connection: OpenConnection) -> None:
         self.written: list[bytes] = []
         self.write_calls = 0
         self.unsent_bytes = 0
         self.reading = True
-        self.ended = self.closed = self.aborted = False
+        self.ended = self.closed = self.aborted = self.lost = False
         self._unread = b""
-        self.connection = HttpConnection(port)
-        self.connection.connection_made(self)  # type: ignore[arg-type]
+        self._connection = connection
+        connection.connection_made(self)  # type: ignore[arg-type]
 
     # What a connection uses of its transport.
+
+    def get_extra_info(self, name: str) -> Any:
+        """Where the peer is."""
+        assert name == "peername"
+        return ("127.0.0.1", 50_000)
 
     def write(self, data: bytes) -> None:
         """Keeps it."""
@@ -84,6 +89,7 @@ class Wire:
     def writelines(self, parts: Iterable[bytes]) -> None:
         """Keeps them."""
         assert not self.ended, "written after the end"
+        assert not self.lost, "written to nobody"
         self.write_calls += 1
         self.written += [bytes(part) for part in parts]
 
@@ -118,7 +124,7 @@ class Wire:
         """Loses the connection, later as a real transport."""
         if not self.is_closing():
             self.closed = True
-            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+            asyncio.get_running_loop().call_soon(self.lose)
 
     def abort(self) -> None:
         """As close."""
@@ -127,19 +133,33 @@ class Wire:
 
     # What a test does.
 
+    def lose(self) -> None:
+        """The peer is gone."""
+        if not self.lost:
+            self.lost = self.closed = True
+            self._connection.connection_lost(None)
+
     def send(self, data: bytes) -> None:
         """The peer's bytes arrive, as far as they are read."""
         self._unread += data
         while self._unread and self.reading and not self.is_closing():
-            buffer = self.connection.get_buffer(-1)
+            buffer = memoryview(self._connection.get_buffer(-1))
             count = min(len(buffer), len(self._unread))
             buffer[:count], self._unread = self._unread[:count], self._unread[count:]
-            self.connection.buffer_updated(count)
+            self._connection.buffer_updated(count)
 
     @property
     def output(self) -> bytes:
         """All that was written."""
         return b"".join(self.written)
+
+
+class Wire(FakeTransport):
+    """One on which HTTP/1 is spoken."""
+
+    def __init__(self, port: HttpPort) -> None:
+        self.connection = HttpConnection(port)
+        super().__init__(self.connection)
 
     def answers(self, methods: Iterable[str] = ()) -> "list[Answer]":
         """All answers in full; the method of each request matters where it is HEAD."""

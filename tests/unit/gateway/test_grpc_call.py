@@ -27,7 +27,6 @@ from services.gateway.http2_frames import (
 from services.gateway.http_body import Body
 from tests.unit.gateway.http2_wire import (
     GREETING,
-    MAX_REQUEST_BYTES,
     Answer,
     Client,
     Desk,
@@ -43,6 +42,7 @@ from tests.unit.gateway.http2_wire import (
     settle,
     wire,
 )
+from tests.unit.gateway.http_wire import MAX_REQUEST_BYTES
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED = 3, 8
 TRAILERS = block([("x-checksum", "1")])
@@ -67,7 +67,9 @@ def calls(draw: st.DrawFn) -> tuple[list[bytes], list[bytes], bool]:
     contents = draw(st.lists(CONTENTS, min_size=0 if many else 1, max_size=4 if many else 1))
     encoded = draw(st.booleans())
     stream = b"".join(
-        message(gzip.compress(content), 1) if encoded and draw(st.booleans()) else message(content)
+        message(gzip.compress(content, mtime=0), 1)
+        if encoded and draw(st.booleans())
+        else message(content)
         for content in contents
     )
     cuts = sorted({draw(st.integers(0, len(stream))) for _ in range(draw(st.integers(0, 6)))})
@@ -274,7 +276,7 @@ async def test_compressed_message(encoding: str, size: int, path: str) -> None:
     w.connection.sending.widen(2**30)
     w.connection.sending.take_settings(2**30, None)
     plain = b"x" * size
-    packed = gzip.compress(plain) if encoding == "gzip" else zlib.compress(plain)
+    packed = gzip.compress(plain, mtime=0) if encoding == "gzip" else zlib.compress(plain)
     w.send(begin(1, path, grpc_encoding=encoding))
     w.send(frame(DATA, END_STREAM, 1, message(packed, 1)))
     while path == "/t/Held" and not desk.held:
@@ -288,7 +290,7 @@ async def test_compressed_message(encoding: str, size: int, path: str) -> None:
 async def test_many_small_compressed_messages() -> None:
     desk = Desk()
     w = wire(desk)
-    packed = gzip.compress(b"a")
+    packed = gzip.compress(b"a", mtime=0)
     count = 16_000 // len(message(packed))
     w.send(begin(1, "/t/All", grpc_encoding="gzip"))
     for _ in range(4):
@@ -301,7 +303,7 @@ async def test_many_small_compressed_messages() -> None:
 async def test_plain_message_does_not_overtake_one_in_a_thread(at_once: bool) -> None:
     desk = Desk()
     w = wire(desk)
-    large = gzip.compress(b"x" * 150_000)
+    large = gzip.compress(b"x" * 150_000, mtime=0)
     w.connection.sending.widen(2**30)
     w.connection.sending.take_settings(2**30, None)
     w.send(begin(1, "/t/All", grpc_encoding="gzip") + frame(DATA, 0, 1, message(large, 1)))
@@ -317,7 +319,7 @@ async def test_plain_message_does_not_overtake_one_in_a_thread(at_once: bool) ->
 async def test_second_message_behind_one_in_a_thread() -> None:
     desk = Desk()
     w = wire(desk)
-    large = gzip.compress(b"x" * 150_000)
+    large = gzip.compress(b"x" * 150_000, mtime=0)
     w.send(begin(1, "/t/Held", grpc_encoding="gzip") + frame(DATA, 0, 1, message(large, 1)))
     w.send(frame(DATA, END_STREAM, 1, message(b"second")))
     assert "a second message" in unquote((await answered(w, 1)).words)
@@ -329,7 +331,7 @@ async def test_second_message_behind_one_in_a_thread() -> None:
 async def test_caller_that_leaves_while_its_message_is_in_a_thread(ending: str, path: str) -> None:
     desk = Desk()
     w = wire(desk)
-    large = gzip.compress(b"x" * 150_000)
+    large = gzip.compress(b"x" * 150_000, mtime=0)
     w.send(begin(1, path, grpc_encoding="gzip"))
     w.send(frame(DATA, END_STREAM, 1, message(large, 1)))
     if ending == "reset":
@@ -347,9 +349,9 @@ async def test_caller_that_leaves_while_its_message_is_in_a_thread(ending: str, 
     ("packed", "status", "words"),
     [
         (b"nonsense", INVALID_ARGUMENT, "not valid gzip"),
-        (gzip.compress(b"abc")[:-1], INVALID_ARGUMENT, "too early"),
-        (gzip.compress(b"abc") + b"more", INVALID_ARGUMENT, "one stream"),
-        (gzip.compress(b"\0" * (MAX_REQUEST_BYTES + 1)), RESOURCE_EXHAUSTED, "over"),
+        (gzip.compress(b"abc", mtime=0)[:-1], INVALID_ARGUMENT, "too early"),
+        (gzip.compress(b"abc", mtime=0) + b"more", INVALID_ARGUMENT, "one stream"),
+        (gzip.compress(b"\0" * (MAX_REQUEST_BYTES + 1), mtime=0), RESOURCE_EXHAUSTED, "over"),
     ],
 )
 async def test_compressed_message_that_is_none(packed: bytes, status: int, words: str) -> None:

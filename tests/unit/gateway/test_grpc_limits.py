@@ -26,7 +26,6 @@ from services.gateway.http2_frames import (
 from services.gateway.http2_headers import MAX_BLOCK_BYTES
 from tests.unit.gateway.http2_wire import (
     GREETING,
-    MAX_REQUEST_BYTES,
     Desk,
     Wire,
     begin,
@@ -38,6 +37,7 @@ from tests.unit.gateway.http2_wire import (
     settle,
     wire,
 )
+from tests.unit.gateway.http_wire import MAX_REQUEST_BYTES
 
 RESOURCE_EXHAUSTED = 8
 LIMIT = UNFINISHED_MESSAGES * MAX_REQUEST_BYTES
@@ -148,7 +148,7 @@ async def test_compressed_messages_that_wait_for_a_thread_are_limited() -> None:
     desk = Desk()
     w = wire(desk)
     noise = bytes(range(256)) * 400
-    packed = gzip.compress(noise, 0)
+    packed = gzip.compress(noise, 0, mtime=0)
     for stream in range(1, 41, 2):
         w.send(begin(stream, "/t/Held", grpc_encoding="gzip"))
         w.send(sent_of(stream, message(packed, 1)) + frame(DATA, END_STREAM, stream))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.gateway.grpc_connection import LINGER_S, PARTING_S
+from services.gateway.grpc_connection import PARTING_S
 from services.gateway.http2_frames import (
     DATA,
     END_STREAM,
@@ -15,6 +15,7 @@ from services.gateway.http2_frames import (
     settings,
     window_update,
 )
+from services.gateway.open_port import LINGER_S
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Desk,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.gateway.http_exchange import Exchange
-from services.gateway.http_protocol import LINGER_S
+from services.gateway.open_port import LINGER_S
 from tests.unit.gateway.http_wire import (
     Echo,
     Wire,
