@@ -42,8 +42,6 @@ BLOCK_BYTES_A_CALL = 512
 """What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
 MAX_KNOWN_HEADS = 256
 MAX_KNOWN_BLOCK_BYTES = 4096
-SPARE_CONNECTIONS = 64
-"""Connections beyond the limit that are still told so; the next ones are dropped."""
 PARTING_S = 1.0
 """How long calls that were on their way when we said that we leave may take to be here."""
 _READ_WINDOW = MAX_WINDOW // 2
@@ -85,16 +83,12 @@ class GrpcConnection(Http2Connection):
         port = self.port
         port.opened(self)
         limit = port.limits.max_connections
-        if len(port.connections) > limit + SPARE_CONNECTIONS:
-            self.abort()
-        elif len(port.connections) > limit:
-            error = TooManyConnectionsError(
-                f"{limit} connections are open here, the limit (max_connections); "
-                "retry later or add servers"
-            )
+        if len(port.connections) > limit:
+            # Without a word: who has been greeted comes back at once, and others wait longer and
+            # longer (gRPC's connection backoff).
+            error = TooManyConnectionsError(f"{limit} connections are open (max_connections)")
             port.count_refusal(error)
-            self.greet()
-            self.end(Fault.ENHANCE_YOUR_CALM, str(error))
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is there any more."""

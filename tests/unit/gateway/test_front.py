@@ -168,7 +168,7 @@ async def test_grpc_connections_over_the_limit_are_closed() -> None:
                 await reader.readexactly(1)  # the server's own settings
         reader, refused = await asyncio.open_connection("127.0.0.1", where.grpc_port)
         async with asyncio.timeout(TIMEOUT_S):
-            assert b"2 connections are open here, the limit" in await reader.read()
+            assert await reader.read() == b""
         refused.close()
         kept[0][1].close()
         with grpc.insecure_channel(f"127.0.0.1:{where.grpc_port}") as channel:
