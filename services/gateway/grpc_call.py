@@ -10,8 +10,10 @@ Rules kept here:
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
+
+from google.protobuf.message import DecodeError, Message
 
 from services.errors import InvalidRequestError, ServingError
 from services.gateway import http2_headers
@@ -50,6 +52,8 @@ _BEGINNING = http2_headers.STATUS_200 + http2_headers.write(
 _OK = http2_headers.write([("grpc-status", "0")])
 _JOINED_BYTES = 64 * 1024
 """Up to this, a copy costs less than a second piece to write."""
+
+M = TypeVar("M", bound=Message)
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -227,7 +231,7 @@ class Call:
         ending = _headers(END_STREAM, self.id, trailers)
         prefix = b"\x00" + len(message).to_bytes(4, "big")
         connection = self.connection
-        beginning = b"" if self._begun else connection.beginning(self.id, _BEGINNING)
+        beginning = connection.beginning(self.id, _BEGINNING)
         if connection.sending.fits(self, size):
             head = HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id)
             if size <= _JOINED_BYTES:
@@ -363,6 +367,20 @@ class SimpleCall(UnaryCall):
         except Exception as error:
             logger.exception("a call failed in the gateway")
             self.fail(failure(error))
+
+
+def parsed(message: type[M], body: Body) -> M:
+    """A request.
+
+    Raises:
+        InvalidRequestError: the bytes are not this message, such as text not in UTF-8.
+    """
+    try:
+        return message.FromString(body)  # type: ignore[arg-type]  # takes a bytearray, too
+    except DecodeError:
+        raise InvalidRequestError(
+            "the request is not a valid message of this call: broken, or text not in UTF-8"
+        ) from None
 
 
 def failure(error: Exception) -> ServingError:

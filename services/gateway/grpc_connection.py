@@ -56,7 +56,7 @@ class GrpcConnection(Http2Connection):
     """
 
     __slots__ = (
-        "_age_s", "_calls", "_headers", "_heads", "_leaving", "_left_at", "_limit_bytes", "_opened",
+        "_age_s", "_calls", "_headers", "_heads", "_left_at", "_limit_bytes", "_opened",
         "_read_bytes", "_told", "_unheard", "port", "unfinished_bytes",
     )  # fmt: skip
 
@@ -70,10 +70,9 @@ class GrpcConnection(Http2Connection):
         self._unheard: set[int] = set()
         self.unfinished_bytes = self._read_bytes = 0
         self._limit_bytes = UNFINISHED_MESSAGES * port.limits.max_request_bytes
-        # Whether the end was announced, and the last stream that is still taken.
-        self._leaving = False
+        # When the end was announced, and the last stream that is still taken.
+        self._left_at: float | None = None
         self._told = MAX_WINDOW
-        self._left_at = 0.0
         self._opened = port.now
         self._age_s = port.limits.max_age_s * random.uniform(0.9, 1.1)  # noqa: S311  # not a secret
 
@@ -171,7 +170,7 @@ class GrpcConnection(Http2Connection):
 
     def take_parting(self) -> None:
         """What was on its way when we announced the end is here."""
-        if self._leaving:
+        if self._left_at is not None:
             self._leave_now()
 
     def answered(self, call: Sender) -> None:
@@ -264,14 +263,13 @@ class GrpcConnection(Http2Connection):
         """A call is over; perhaps it was the last one."""
         if not self._calls:
             self._since = self.port.now
-            if self._leaving and not self._closing:
+            if self._left_at is not None and not self._closing:
                 self._leave_now()
 
     def close_if_idle(self) -> None:
         """Says that the connection ends, and ends it when the last call is over, [6.8]."""
-        if self._leaving or self._closing:
+        if self._left_at is not None or self._closing:
             return
-        self._leaving = True
         self._left_at = self.port.now
         if not self._prefaced:
             self.greet()
@@ -322,7 +320,7 @@ class GrpcConnection(Http2Connection):
                 self._reset(call, Fault.CANCEL)
 
     def _sweep_age(self, now: float) -> None:
-        if not self._leaving:
+        if self._left_at is None:
             if self._age_s and now - self._opened > self._age_s:
                 self.close_if_idle()
         elif now - self._left_at > PARTING_S:

@@ -13,19 +13,19 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from protos import open_inference_pb2 as pb
 from services.access.audit import refusals_audited
 from services.access.caller import Visitor
-from services.errors import InvalidRequestError, ServingError, UnsupportedError
+from services.errors import ServingError, UnsupportedError
 from services.gateway import grpc_health, grpc_reflection
 from services.gateway.admission import Admission
-from services.gateway.grpc_call import SimpleCall, failure
+from services.gateway.grpc_call import Call, SimpleCall, failure, parsed
 from services.gateway.grpc_connection import GrpcConnection
 from services.gateway.grpc_head import GrpcHead
 from services.gateway.grpc_health import GrpcHealth
-from services.gateway.grpc_infer import NO_MESSAGE, InferenceCall, InferRoute, secret_in
+from services.gateway.grpc_infer import InferenceCall, InferRoute, secret_in
 from services.gateway.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.grpc_jobs import GrpcJobs
 from services.gateway.grpc_port import GrpcPort
@@ -113,7 +113,7 @@ class GrpcEdge:
         if route is not None:
             route(head)
             return
-        head.open = partial(SimpleCall, _never)
+        head.open = Call
         head.refusal = head.refusal or UnsupportedError(
             f"there is no method '{head.path[:200]}' here; reflection lists those there are"
         )
@@ -157,7 +157,7 @@ class GrpcEdge:
 
         def start(body: Body, call: SimpleCall) -> None:
             visitor = self._visitor(call, is_open)
-            request = _parsed(message, body)
+            request = parsed(message, body)
             visitor.take_request()
             call.reply(answer(request, visitor).SerializeToString())
 
@@ -173,7 +173,7 @@ class GrpcEdge:
                 # Whom the door knows is asked for the scope once it is clear for which model.
                 self._verification.check(call.connection.peer, is_known=self._door is not None)
             visitor = self._visitor(call, act=act)
-            request = _parsed(message, body)
+            request = parsed(message, body)
             task = asyncio.get_running_loop().create_task(run(request, visitor, call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -250,19 +250,3 @@ def _opening(open_call: Any) -> Route:
         head.open = open_call
 
     return route
-
-
-def _never(_: Body, __: SimpleCall) -> None:
-    raise AssertionError("the call was refused by its head")
-
-
-def _parsed(message: type[Message], body: Body) -> Message:
-    """A request.
-
-    Raises:
-        InvalidRequestError: the bytes are not this message, such as text not in UTF-8.
-    """
-    try:
-        return message.FromString(bytes(body))
-    except DecodeError:
-        raise InvalidRequestError(NO_MESSAGE) from None

@@ -64,7 +64,9 @@ class GrpcHead:
             self.http_status = 415
         try:
             if sum(len(n) + len(v) + _FIELD_BYTES for n, v in fields) > MAX_FIELDS_BYTES:
-                raise _too_much_metadata()
+                raise HeadTooLargeError(
+                    f"the call's metadata are over {MAX_FIELDS_BYTES} bytes, the limit; send less"
+                )
             self.timeout_s = _timeout_s(self.text("grpc-timeout"))
             self.encoding = _encoding(self.text("grpc-encoding"))
         except ServingError as error:
@@ -131,9 +133,3 @@ def _encoding(value: str) -> str:
             f"grpc-encoding '{value[:40]}' is not understood; use gzip, deflate or identity"
         )
     return value
-
-
-def _too_much_metadata() -> ServingError:
-    return HeadTooLargeError(
-        f"the call's metadata are over {MAX_FIELDS_BYTES} bytes, the limit; send less"
-    )

@@ -6,13 +6,11 @@ Source: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2 as pb
 
 from services.errors import InvalidRequestError, NotFoundError
-from services.gateway.grpc_call import SimpleCall, UnaryCall
+from services.gateway.grpc_call import SimpleCall, UnaryCall, parsed
 from services.gateway.grpc_head import GrpcHead
-from services.gateway.grpc_infer import NO_MESSAGE
 from services.gateway.http_body import Body
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ class GrpcHealth:
             NotFoundError: there is no such service.
             InvalidRequestError: the message is none.
         """
-        service = _service(message)
+        service = parsed(pb.HealthCheckRequest, message).service
         if service not in self._services:
             raise NotFoundError(f"no service '{service[:128]}' is here")
         call.reply(self._status(service))
@@ -92,7 +90,7 @@ class _Watch(UnaryCall):
     def begin(self, message: Body) -> None:
         """Tells what is, and then what changes."""
         try:
-            self.service = _service(message)
+            self.service = parsed(pb.HealthCheckRequest, message).service
         except InvalidRequestError as error:
             self.fail(error)
             return
@@ -101,11 +99,3 @@ class _Watch(UnaryCall):
     def abandon(self) -> None:
         """The caller has left."""
         self._health.forget(self)
-
-
-def _service(message: Body) -> str:
-    try:
-        service: str = pb.HealthCheckRequest.FromString(bytes(message)).service
-    except DecodeError:
-        raise InvalidRequestError(NO_MESSAGE) from None
-    return service

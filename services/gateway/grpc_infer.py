@@ -11,14 +11,12 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from protos import open_inference_pb2 as pb
 from services.access.credential import secret_of
 from services.errors import DeadlineExceededError, InvalidRequestError, ServingError
 from services.gateway import grpc_codec, http2_headers
 from services.gateway.admission import Admission, InferCall
-from services.gateway.grpc_call import UnaryCall, failure
+from services.gateway.grpc_call import UnaryCall, failure, parsed
 from services.gateway.grpc_head import GrpcHead
 from services.gateway.http_body import Body
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
@@ -38,7 +36,6 @@ TIMEOUT_ROUNDING = 0.01
 of it, and by a network's delay. Who leaves that close to the end is out of time."""
 NETWORK_DELAY_S = 0.005
 WAY_BACK_S = 0.002
-NO_MESSAGE = "the request is not a valid message of this call: broken, or text not in UTF-8"
 
 
 class InferRoute:
@@ -89,9 +86,9 @@ class InferenceCall(UnaryCall):
         """Reads the request and lets it in."""
         route = self._route
         try:
-            request = self._request = pb.ModelInferRequest.FromString(message)  # type: ignore[arg-type]
-        except DecodeError:
-            self.refuse(InvalidRequestError(NO_MESSAGE))
+            request = self._request = parsed(pb.ModelInferRequest, message)
+        except InvalidRequestError as error:
+            self.refuse(error)
             return
         model = request.model_name
         record = self._record = route.ledger.open(

@@ -9,13 +9,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from services.errors import InvalidRequestError
-from services.gateway.grpc_call import Call, failure
+from services.gateway.grpc_call import Call, failure, parsed
 from services.gateway.grpc_head import GrpcHead
-from services.gateway.grpc_infer import NO_MESSAGE
 from services.gateway.http_body import Body
 
 if TYPE_CHECKING:
@@ -72,10 +70,7 @@ class _Questions(Call):
 
     def take(self, message: Body) -> None:
         """A question."""
-        try:
-            self._waiting.append(pb.ServerReflectionRequest.FromString(bytes(message)))
-        except DecodeError:
-            raise InvalidRequestError(NO_MESSAGE) from None
+        self._waiting.append(parsed(pb.ServerReflectionRequest, message))
         if len(self._waiting) + len(self.unsent or ()) > MAX_WAITING:
             raise InvalidRequestError(f"over {MAX_WAITING} questions at once; await the answers")
         if self._task is None:

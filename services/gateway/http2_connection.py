@@ -10,6 +10,7 @@ Rules kept here:
 - nothing is read while the peer does not read what is written to it.
 """
 
+import abc
 import asyncio
 import contextlib
 
@@ -94,14 +95,13 @@ class Http2Connection(OpenConnection):
     """
 
     __slots__ = (
-        "_block", "_block_cost", "_block_of", "_closing", "_data", "_greeted", "_position",
-        "_prefaced", "_read_buffer", "_read_paused", "_table_note", 
-        "_turn_asked", "_write_paused", "calls_begun", "last", "peer", "sending",
+        "_block", "_block_cost", "_block_of", "_data", "_greeted", "_position", "_prefaced",
+        "_read_buffer", "_table_note", "_turn_asked", "calls_begun", "last", "peer", "sending",
         "write",
     )  # fmt: skip
 
     def __init__(self, read_buffer: memoryview) -> None:
-        super().__init__(asyncio.get_running_loop().time())
+        super().__init__(self._now())
         self._read_buffer = read_buffer
         self.peer = ""
         # What was read and not yet understood, from `_position` on.
@@ -116,8 +116,6 @@ class Http2Connection(OpenConnection):
         # In front of our next block; the first one gives the table up, whatever SETTINGS follow.
         self._table_note = EMPTY_TABLE
         self.last = self.calls_begun = 0
-        self._closing = False
-        self._read_paused = self._write_paused = False
 
     # What the transport calls.
 
@@ -150,13 +148,6 @@ class Http2Connection(OpenConnection):
         self._closing = True
         self._data, self._position = b"", 0
         self.drop_calls()
-
-    def pause_writing(self) -> None:
-        """The peer does not read; neither do we."""
-        self._write_paused = True
-        self._since = asyncio.get_running_loop().time()
-        self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._set_reading()
 
     def resume_writing(self) -> None:
         """The peer has read."""
@@ -327,7 +318,7 @@ class Http2Connection(OpenConnection):
 
     def hang_up(self) -> None:
         """Closes, once what is written has gone out and the peer had a chance to read it."""
-        self._closing, self._since = True, asyncio.get_running_loop().time()
+        self._closing, self._since = True, self._now()
         self._data, self._position = b"", 0
         if self._transport.can_write_eof():
             with contextlib.suppress(OSError):  # nobody is there any more
@@ -336,21 +327,10 @@ class Http2Connection(OpenConnection):
         else:
             self._transport.close()
 
-    def abort(self) -> None:
-        """Drops the connection and everything in flight on it."""
-        self._closing = True
-        self._transport.abort()
-
     def _set_reading(self) -> None:
         """Reads, or does not, as the state asks."""
         held = len(self._data) - self._position
-        wanted = not self._write_paused and (not self._turn_asked or held <= MAX_HELD_BYTES)
-        if wanted == self._read_paused and not self._transport.is_closing():
-            self._read_paused = not wanted
-            if wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        self._read(not self._write_paused and (not self._turn_asked or held <= MAX_HELD_BYTES))
 
     def beginning(self, stream: int, block: bytes, flags: int = 0) -> bytes:
         """The first HEADERS frame of an answer."""
@@ -360,33 +340,33 @@ class Http2Connection(OpenConnection):
 
     # What is said of calls.
 
+    @abc.abstractmethod
     def take_data(self, flags: int, stream: int, payload: bytes) -> None:
         """DATA has come, perhaps padded."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def take_block(self, flags: int, stream: int, block: bytes) -> None:
         """A header block has come, whole."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def widen(self, stream: int, increment: int) -> None:
         """The peer takes more of a call; by 0 is a fault."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def take_reset(self, stream: int) -> None:
         """The peer breaks a call off."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def take_parting(self) -> None:
         """The peer has answered the PING behind our first GOAWAY."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def answered(self, call: Sender) -> None:
         """A call has its status, and all before it is written."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def drop_calls(self) -> None:
         """Nobody waits for any answer any more."""
-        raise NotImplementedError
 
 
 def _name_of(address: object) -> str:

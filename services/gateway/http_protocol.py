@@ -35,9 +35,9 @@ class HttpConnection(OpenConnection):
     """One connection of an `HttpPort`."""
 
     __slots__ = (
-        "_advancing", "_began", "_body", "_closing", "_data", "_dropped_bytes", "_ended",
-        "_flush_asked", "_incoming", "_last", "_out", "_partial", "_position", "_probe",
-        "_read_paused", "_unread", "_waiting", "_write_paused", "port",
+        "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_ended", "_flush_asked",
+        "_incoming", "_last", "_out", "_partial", "_position", "_probe", "_unread", "_waiting",
+        "port",
     )  # fmt: skip
 
     def __init__(self, port: HttpPort) -> None:
@@ -64,9 +64,6 @@ class HttpConnection(OpenConnection):
         self._ended = False
         self._unread = False
         self._dropped_bytes = 0
-        self._closing = False
-        self._read_paused = False
-        self._write_paused = False
 
     # What the transport calls.
 
@@ -122,13 +119,6 @@ class HttpConnection(OpenConnection):
         self.port.closed(self)
         for exchange in abandoned:
             exchange.abandon()
-
-    def pause_writing(self) -> None:
-        """The peer does not read; neither do we."""
-        self._write_paused = True
-        self._since = self._now()
-        self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._set_reading()
 
     def resume_writing(self) -> None:
         """The peer has read."""
@@ -371,13 +361,8 @@ class HttpConnection(OpenConnection):
         if self._ended and not self._closing:
             # Reading on is how a peer that hangs up is seen.
             wanted = self._dropped_bytes <= self.port.limits.max_request_bytes + READ_BYTES
-        if wanted == self._read_paused and not self._transport.is_closing():
-            self._read_paused = not wanted
-            if wanted:
-                self._began = self._now()
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        if self._read(wanted) and wanted:
+            self._began = self._now()
 
     def sweep(self) -> None:
         """Called by the port's timer: ends what has lasted too long."""
@@ -399,11 +384,3 @@ class HttpConnection(OpenConnection):
         """Closes unless a request is in flight or arriving."""
         if not (self._waiting or self._incoming or self._partial or self._data or self._closing):
             self._hang_up()
-
-    def abort(self) -> None:
-        """Drops the connection and everything in flight on it."""
-        self._closing = True
-        self._transport.abort()
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

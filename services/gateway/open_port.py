@@ -4,6 +4,7 @@ The protocol's own part is a kind of `OpenPort`, with what its connections share
 connection, which ends itself when it has lasted too long or is asked to.
 """
 
+import abc
 import asyncio
 import contextlib
 import socket
@@ -42,20 +43,23 @@ class PortLimits:
     """How long calls under way may then still take."""
 
 
-class OpenConnection(asyncio.BufferedProtocol):
+class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
     """What a port's server asks of each connection, and what all kinds have in common."""
 
-    __slots__ = ("_since", "_transport", "_unsent_bytes")
+    __slots__ = (
+        "_closing", "_read_paused", "_since", "_transport", "_unsent_bytes", "_write_paused",
+    )  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self._transport: asyncio.Transport
+        self._closing = self._read_paused = self._write_paused = False
         # Since when it has been idle, closing, or its peer has not taken the bytes we have for it.
         self._since = now
         self._unsent_bytes = 0
 
+    @abc.abstractmethod
     def sweep(self) -> None:
         """Ends what has lasted too long."""
-        raise NotImplementedError
 
     def sweep_unsent(self, now: float, limit_s: float) -> None:
         """Gives up a peer that takes nothing of what is written, or does not hang up at the end."""
@@ -65,13 +69,39 @@ class OpenConnection(asyncio.BufferedProtocol):
         elif now - self._since > (limit_s if unsent else LINGER_S):
             self.abort()
 
+    @abc.abstractmethod
     def close_if_idle(self) -> None:
         """Closes, at once or when what is in flight has its answer."""
-        raise NotImplementedError
 
     def abort(self) -> None:
         """Drops the connection and everything in flight on it."""
-        raise NotImplementedError
+        self._closing = True
+        self._transport.abort()
+
+    def pause_writing(self) -> None:
+        """The peer does not read; neither do we."""
+        self._write_paused = True
+        self._since = self._now()
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._set_reading()
+
+    @abc.abstractmethod
+    def _set_reading(self) -> None:
+        """Reads, or does not, as the state asks."""
+
+    def _read(self, wanted: bool) -> bool:
+        """Has the transport read from now on, or not. Returns whether that is news."""
+        if wanted != self._read_paused or self._transport.is_closing():
+            return False
+        self._read_paused = not wanted
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+        return True
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
 
 class OpenPort:

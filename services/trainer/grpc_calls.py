@@ -20,8 +20,8 @@ from services.access.caller import Visitor
 from services.access.credential import secret_of
 from services.access.door import Door
 from services.errors import ServingError
-from services.grpc_connections import NO_LIMIT, PINGS, ConnectionLimits
 from services.ports import port_error
+from services.trainer.grpc_connections import NO_LIMIT, PINGS, ConnectionLimits
 from services.trainer.job_desk import JobDesk, Submission
 from services.trainer.records import JobEvent, TrainingJob
 

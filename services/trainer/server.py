@@ -27,7 +27,6 @@ from services.access.door import Door
 from services.access.shared_rates import SharedRates
 from services.access.tenants import Tenants
 from services.errors import QueueUnavailableError
-from services.grpc_connections import ConnectionLimits
 from services.ports import listen, metrics_server
 from services.process import process_name, stop_on_signals
 from services.queueing.redis_streams.clients import SCHEMES, RedisClients
@@ -36,6 +35,7 @@ from services.tls import Certificates, open_certificates
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Executor
 from services.trainer.grpc_calls import GrpcEdge
+from services.trainer.grpc_connections import ConnectionLimits
 from services.trainer.http_connections import HttpLimits, LimitedConnection
 from services.trainer.job_desk import JobDesk
 from services.trainer.job_store import JobStore

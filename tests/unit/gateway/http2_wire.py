@@ -4,14 +4,12 @@
 a test breaks the rules itself, it writes frames by hand (`frame`, `block`, `begin`).
 """
 
-import asyncio
 import struct
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import uvloop
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import (
@@ -48,17 +46,6 @@ from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import FakeTransport, make_limits
 
 GREETING = PREFACE + frame(SETTINGS, 0, 0)
-
-
-def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs a test's body on the loop the server runs on."""
-    uvloop.run(test())
-
-
-async def settle() -> None:
-    """Lets everything happen that the loop has been asked for."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 # Who answers.

@@ -18,7 +18,7 @@ from services.gateway.http_body import Body
 from services.gateway.http_exchange import Exchange, Opener
 from services.gateway.http_port import HttpPort
 from services.gateway.http_protocol import HttpConnection
-from services.gateway.open_port import OpenConnection, PortLimits
+from services.gateway.open_port import OpenConnection, OpenPort, PortLimits
 from services.telemetry.metrics import Metrics
 
 MAX_REQUEST_BYTES = 200_000
@@ -280,6 +280,16 @@ def refused(w: Wire, status: int, words: str) -> Iterator[None]:
     w.send(request())
     assert w.output == before
     w.connection.connection_lost(None)
+
+
+def refusals(port: OpenPort) -> float:
+    """All that were counted."""
+    return sum(
+        sample.value
+        for family in port.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "flambeau_refusals_total"
+    )
 
 
 async def settle() -> None:

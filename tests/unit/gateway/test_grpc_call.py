@@ -37,12 +37,10 @@ from tests.unit.gateway.http2_wire import (
     call,
     make_port,
     message,
-    on_loop,
     read_frames,
-    settle,
     wire,
 )
-from tests.unit.gateway.http_wire import MAX_REQUEST_BYTES
+from tests.unit.gateway.http_wire import MAX_REQUEST_BYTES, on_loop, settle
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED = 3, 8
 TRAILERS = block([("x-checksum", "1")])

@@ -39,10 +39,9 @@ from tests.unit.gateway.http2_wire import (
     fields,
     make_port,
     message,
-    on_loop,
-    settle,
     wire,
 )
+from tests.unit.gateway.http_wire import on_loop, settle
 
 WAIT_S = 10.0
 

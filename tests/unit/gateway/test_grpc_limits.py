@@ -33,24 +33,12 @@ from tests.unit.gateway.http2_wire import (
     fields,
     make_port,
     message,
-    settle,
     wire,
 )
-from tests.unit.gateway.http_wire import MAX_REQUEST_BYTES
+from tests.unit.gateway.http_wire import MAX_REQUEST_BYTES, refusals, settle
 
 RESOURCE_EXHAUSTED = 8
 LIMIT = UNFINISHED_MESSAGES * MAX_REQUEST_BYTES
-
-
-def refusals(w: Wire) -> float:
-    """All that were counted."""
-    families = w.connection.port.metrics.registry.collect()
-    return sum(
-        sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == "flambeau_refusals_total"
-    )
 
 
 # Connections and calls.
@@ -64,7 +52,7 @@ async def test_connections_beyond_the_limit_are_closed_without_a_word() -> None:
         w.send(GREETING + call(1))
         assert w.answers()[1].status == 0
     assert [(w.aborted, w.output) for w in wires[2:]] == [(True, b"")] * 2
-    assert refusals(wires[2]) == 2
+    assert refusals(port) == 2
     await settle()
     wires[0].lose()
     later = Wire(port)

@@ -19,15 +19,8 @@ from services.gateway.http2_frames import (
     reset,
     settings,
 )
-from tests.unit.gateway.http2_wire import (
-    Desk,
-    Wire,
-    begin,
-    call,
-    message,
-    settle,
-    wire,
-)
+from tests.unit.gateway.http2_wire import Desk, Wire, begin, call, message, wire
+from tests.unit.gateway.http_wire import settle
 
 INVALID_ARGUMENT, NOT_FOUND = 3, 5
 NO_WINDOW = PREFACE + settings({INITIAL_WINDOW_SIZE: 0})

@@ -47,9 +47,9 @@ from tests.unit.gateway.http2_wire import (
     fields,
     make_port,
     message,
-    settle,
     wire,
 )
+from tests.unit.gateway.http_wire import settle
 
 HELD = call(1, path="/t/Held")
 HEAD = block(fields())

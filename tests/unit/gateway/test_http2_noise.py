@@ -34,10 +34,9 @@ from tests.unit.gateway.http2_wire import (
     fields,
     make_port,
     message,
-    on_loop,
-    settle,
     wire,
 )
+from tests.unit.gateway.http_wire import on_loop, settle
 
 PATHS = ["/t/Echo", "/t/Held", "/t/All"]
 STREAMS = st.one_of(st.sampled_from([1, 3, 5, 7, 9]), st.sampled_from([0, 2, 1001, 2**31 + 1]))

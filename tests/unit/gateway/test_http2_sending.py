@@ -19,15 +19,8 @@ from services.gateway.http2_frames import (
     Fault,
 )
 from services.gateway.http2_sending import MAX_WRITTEN_FRAME_BYTES, Sending, Unsent
-from tests.unit.gateway.http2_wire import (
-    Client,
-    Desk,
-    Wire,
-    make_port,
-    message,
-    on_loop,
-    read_frames,
-)
+from tests.unit.gateway.http2_wire import Client, Desk, Wire, make_port, message, read_frames
+from tests.unit.gateway.http_wire import on_loop
 
 END = b"the end"
 

@@ -17,6 +17,7 @@ from tests.unit.gateway.http_wire import (
     echo_route,
     make_port,
     on_loop,
+    refusals,
     refused,
     request,
     said,
@@ -265,17 +266,6 @@ def test_caller_that_hangs_up_abandons_what_it_asked_for() -> None:
 # Refusals.
 
 
-def refusals(w: Wire) -> float:
-    """All that were counted."""
-    families = w.connection.port.metrics.registry.collect()
-    return sum(
-        sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == "flambeau_refusals_total"
-    )
-
-
 def post(*lines: bytes) -> bytes:
     return b"\r\n".join([b"POST / HTTP/1.1", b"host: x", *lines, b"", b""])
 
@@ -309,7 +299,7 @@ def test_refusal(sent: bytes, status: int, words: str, before: bytes) -> None:
         w = wire()
         with refused(w, status, words):
             w.send(before + sent)
-        assert refusals(w) == 1
+        assert refusals(w.connection.port) == 1
 
     on_loop(test)
 

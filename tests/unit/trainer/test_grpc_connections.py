@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.grpc_connections import NO_LIMIT, ConnectionLimits
+from services.trainer.grpc_connections import NO_LIMIT, ConnectionLimits
 
 
 @pytest.mark.parametrize(
