@@ -29,8 +29,6 @@ HORIZON_S = 10.0
 """A deadline further away than this counts as this far away."""
 PRIORITY_STEP_S = 10.0
 """What one step of priority is worth, in seconds of deadline."""
-PROBE_EVERY = 64
-"""Every so many runs a size beside the best is tried, when enough waits: machines change."""
 
 NEAR_S = 1.0
 NEAR_RUNS = 4.0
@@ -271,7 +269,8 @@ class Batcher:
 
         Dead and hopeless entries met on the way are removed; if that changed the group, (0, 0).
         """
-        curve, most = group.curve, self._most_rows(group)
+        curve = group.curve
+        most = curve.rows_to_run(group.rows)
         if within_s < math.inf:
             most = min(most, curve.rows_within(within_s))
         padded = self._rules.padded_rows
@@ -306,16 +305,6 @@ class Batcher:
             if rows >= most:
                 break
         return count, rows
-
-    def _most_rows(self, group: _Group) -> int:
-        """The most rows worth a batch now."""
-        curve = group.curve
-        if curve.runs % PROBE_EVERY == PROBE_EVERY - 1:
-            upwards = curve.runs // PROBE_EVERY % 2 == 0
-            probe = curve.size_beside_best(1 if upwards else -1)
-            if group.rows >= max(probe, curve.best_rows):
-                return probe
-        return curve.best_rows
 
     def _padded_length(self, entries: list[Entry], bucket: int | None) -> int | None:
         if self._rules.padding is None or bucket is None:

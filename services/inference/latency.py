@@ -5,7 +5,9 @@ batch. Out: expected seconds of a batch, and the size at which the most rows a s
 
 A curve is kept at powers of two and interpolated between. An observation scales its two
 neighbours by how far it lay from the expectation, bounded, so that one interrupted run does not
-unteach what a thousand taught.
+unteach what a thousand taught; and all others by half as much, for a machine that has become
+faster or slower is that for all sizes. Without this, whichever size ran in the fastest minute
+looked best ever after: no other one ran any more to show that it, too, was faster now.
 """
 
 import itertools
@@ -14,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 
 LEARNING_RATE = 0.2
+KINSHIP = 0.5
+"""How much of what a run teaches its own size counts for the others."""
 MAX_SURPRISE = 2.0
 """One observation counts as at most twice, and at least half, of what was expected."""
 FIRST_SPREAD = 0.1
@@ -23,6 +27,8 @@ MAX_CURVES = 64
 DOUBT = 0.9
 MAX_DOUBTS = 44
 """Doubts in a row that still count: together they come to a hundredth of what was learned."""
+PROBE_EVERY = 64
+"""Runs from one try of a size beside the best to the next."""
 FAMILIAR = 100
 HANDLING_S = 1e-4
 """What a batch costs the event loop, which no run measures: it decides where models are tiny."""
@@ -46,6 +52,8 @@ class LatencyCurve:
         self._doubts = [0] * len(self._sizes)
         self.runs = 0
         """Runs learned from."""
+        self._probe_at = PROBE_EVERY - 1
+        self._probe_step = 1
         self.best_rows = max_rows
         """The size with the most rows a second; the smallest of equals."""
         self.best_s = 0.0
@@ -93,10 +101,21 @@ class LatencyCurve:
                 return rows
         return 1 if self._seconds else self.best_rows
 
-    def size_beside_best(self, steps: int) -> int:
-        """The size so many steps beyond the best, or before it; the outermost if there is none."""
-        at = bisect_left(self._sizes, self.best_rows) + steps
-        return self._sizes[min(max(at, 0), len(self._sizes) - 1)]
+    def rows_to_run(self, waiting: int) -> int:
+        """The best size; now and then, where as much waits, one beside it: machines change.
+
+        Args:
+            waiting: rows there are.
+        """
+        if self.runs < self._probe_at:
+            return self.best_rows
+        at = bisect_left(self._sizes, self.best_rows)
+        for step in (self._probe_step, -self._probe_step):
+            beside = at + step
+            if 0 <= beside < len(self._sizes) and self._sizes[beside] <= waiting:
+                self._probe_at, self._probe_step = self.runs + PROBE_EVERY, -step
+                return self._sizes[beside]
+        return self.best_rows
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learns from one run.
@@ -132,16 +151,18 @@ class LatencyCurve:
         return 1 + SPREADS_OF_CAUTION * self._spread
 
     def _correct(self, rows: int, ratio: float) -> None:
-        """Scales the sizes beside a run by what it took, as a multiple of what was expected."""
+        """Scales all sizes by what a run took, as a multiple of what was expected."""
         bounded = min(max(ratio, 1 / MAX_SURPRISE), MAX_SURPRISE)
-        for index, share in self._neighbours(rows):
+        for index, share in (neighbours := dict(self._neighbours(rows))).items():
             if self._doubts[index] and share >= 0.5:
                 # A guess is not worth a slow change; with one, many a run would come late.
                 self._doubts[index] = 0
                 self._seconds[index] *= ratio
                 bounded = 1.0
-            else:
-                self._seconds[index] *= 1 + LEARNING_RATE * share * (bounded - 1)
+        change = LEARNING_RATE * (bounded - 1)
+        for index in range(len(self._seconds)):
+            share = neighbours.get(index, 0.0)
+            self._seconds[index] *= 1 + change * (KINSHIP + (1 - KINSHIP) * share)
         self._spread += LEARNING_RATE * (abs(bounded - 1) - self._spread)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], ...]:

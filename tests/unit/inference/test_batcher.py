@@ -12,14 +12,13 @@ from model_store.signature import Padding, Signature, TensorSpec
 from services.inference.batcher import (
     HORIZON_S,
     PRIORITY_STEP_S,
-    PROBE_EVERY,
     Batch,
     Batcher,
     BatchRules,
     batch_rules,
     urgency,
 )
-from services.inference.latency import LatencyModel
+from services.inference.latency import PROBE_EVERY, LatencyModel
 from services.queueing.memory_queue import Entry
 from services.queueing.records import (
     DEFAULT_PRIORITY,
@@ -355,18 +354,12 @@ def test_a_request_larger_than_the_best_size_runs_alone() -> None:
     assert numbers(drained(made)) == [[0], [1], [2]]
 
 
-@pytest.mark.parametrize(
-    ("runs", "rows"),
-    [(0, 16), (PROBE_EVERY - 1, 32), (PROBE_EVERY, 16), (2 * PROBE_EVERY - 1, 8)],
-)
-def test_the_sizes_beside_the_best_are_tried_now_and_then(runs: int, rows: int) -> None:
+def test_a_size_beside_the_best_is_tried_when_it_is_due() -> None:
     seeds_s = {size: ms / 1000 for size, ms in CNN_MS.items()}
     chosen, latency = rules(max_rows=64), LatencyModel(64, seeds_s)
     made = filled(Batcher(chosen, latency), *(entry(n) for n in range(64)))
-    latency.curve((("x", (1,)),), 1).runs = runs
-    batch = made.next_batch(0.0)
-    assert batch is not None
-    assert batch.rows == rows
+    latency.curve((("x", (1,)),), 1).runs = PROBE_EVERY
+    assert [batch.rows for batch in drained(made)] == [32, 16, 16]
 
 
 def test_a_batch_stops_growing_where_its_earliest_deadline_would_be_missed() -> None:

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.latency import MAX_CURVES, MAX_DOUBTS, LatencyCurve, LatencyModel
+from services.inference.latency import (
+    KINSHIP,
+    MAX_CURVES,
+    MAX_DOUBTS,
+    PROBE_EVERY,
+    LatencyCurve,
+    LatencyModel,
+)
 
 CNN_S = {1: 0.014, 4: 0.044, 16: 0.161, 64: 0.864}
 """Measured once on a small machine: most rows a second, 99, at batch 16; 74 at 64."""
+CNN_32_S = 0.395
 
 sizes = st.integers(1, 64)
 seconds = st.floats(1e-6, 10.0)
@@ -51,13 +59,39 @@ def test_beyond_the_seeds_it_grows_in_proportion_and_below_them_it_stays() -> No
 def test_the_best_size_is_where_the_most_rows_a_second_come_out() -> None:
     curve = LatencyCurve(64, CNN_S)
     assert (curve.best_rows, curve.best_s) == (16, 0.161)
-    assert [curve.size_beside_best(steps) for steps in (-9, -1, 0, 1, 9)] == [1, 8, 16, 32, 64]
 
 
 def test_the_largest_batch_counts_though_it_is_no_power_of_two() -> None:
-    curve = LatencyCurve(48, {1: 1.0, 48: 2.0})
-    assert curve.best_rows == 48
-    assert curve.size_beside_best(-1) == 32
+    assert LatencyCurve(48, {1: 1.0, 48: 2.0}).best_rows == 48
+
+
+def tried(curve: LatencyCurve, waiting: int, runs: int) -> list[int]:
+    """What is run other than the best size, while so many rows always wait."""
+    found = []
+    for _ in range(runs):
+        rows = curve.rows_to_run(waiting)
+        if rows != curve.best_rows:
+            found.append(rows)
+        curve.observe(rows, curve.expected_s(rows))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("waiting", "beside"), [(32, [32, 8, 32]), (31, [8, 8, 8]), (8, [8, 8, 8]), (7, [])]
+)
+def test_sizes_beside_the_best_are_tried_now_and_then(waiting: int, beside: list[int]) -> None:
+    assert tried(LatencyCurve(64, CNN_S), waiting, 3 * PROBE_EVERY) == beside
+
+
+def test_nothing_is_tried_beyond_the_sizes_there_are() -> None:
+    assert tried(LatencyCurve(32, {1: 1.0, 32: 2.0}), 99, 2 * PROBE_EVERY) == [16, 16]
+    assert tried(LatencyCurve(1, {1: 1.0}), 99, 2 * PROBE_EVERY) == []
+
+
+def test_a_size_that_is_due_is_tried_once_enough_waits() -> None:
+    curve = LatencyCurve(64, CNN_S)
+    assert tried(curve, 1, 2 * PROBE_EVERY) == []
+    assert tried(curve, 32, 2) == [32]
 
 
 @pytest.mark.parametrize(
@@ -94,19 +128,28 @@ def test_one_run_never_unteaches_much(given_s: dict[int, float], rows: int, took
         assert 0.9 * was_s * (1 - 1e-9) <= curve.expected_s(size) <= 1.2 * was_s * (1 + 1e-9)
 
 
-def test_a_run_teaches_its_neighbours_only() -> None:
+def test_a_run_teaches_its_neighbours_most() -> None:
     curve = LatencyCurve(64, CNN_S)
     before = {size: curve.expected_s(size) for size in (1, 4, 8, 16, 32, 64)}
     curve.observe(6, 10.0)
-    changed = {size for size, was_s in before.items() if curve.expected_s(size) != was_s}
-    assert changed == {4, 8}
+    grown = {size: curve.expected_s(size) / was_s - 1 for size, was_s in before.items()}
+    for size, share in {1: 0.0, 4: 0.5, 8: 0.5, 16: 0.0, 32: 0.0, 64: 0.0}.items():
+        assert grown[size] == pytest.approx(0.2 * (KINSHIP + (1 - KINSHIP) * share))
 
 
 def test_the_best_size_follows_what_is_learned() -> None:
-    curve = LatencyCurve(64, {1: 0.01, 64: 0.64})
+    curve = LatencyCurve(64, {1: 0.02, 64: 0.64})
     assert curve.best_rows == 64
     taught(curve, lambda rows: 0.02 * rows, 64, 20)
     assert curve.best_rows == 32
+
+
+@pytest.mark.parametrize("speed", [0.7, 1.4])
+def test_a_machine_that_has_become_faster_makes_no_other_size_the_best(speed: float) -> None:
+    curve = LatencyCurve(64, CNN_S)
+    taught(curve, lambda rows: CNN_32_S / speed, 32, 200)
+    assert curve.expected_s(32) == pytest.approx(CNN_32_S / speed)
+    assert curve.best_rows == 16
 
 
 def test_unsteady_runs_make_it_cautious() -> None:
