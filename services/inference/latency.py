@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping
 
 LEARNING_RATE = 0.2
 KINSHIP = 0.5
-"""How much of what a run teaches its own size counts for the others."""
+"""How much of what a run teaches its own size counts for the others, on a logarithmic scale."""
 MAX_SURPRISE = 2.0
 """One observation counts as at most twice, and at least half, of what was expected."""
 FIRST_SPREAD = 0.1
@@ -159,10 +159,12 @@ class LatencyCurve:
                 self._doubts[index] = 0
                 self._seconds[index] *= ratio
                 bounded = 1.0
-        change = LEARNING_RATE * (bounded - 1)
+        # Powers of one factor: with sums, noise that leaves the size that runs where it is would
+        # move the others a little each time, and there are thousands of runs a second.
+        factor = 1 + LEARNING_RATE * (bounded - 1)
         for index in range(len(self._seconds)):
             share = neighbours.get(index, 0.0)
-            self._seconds[index] *= 1 + change * (KINSHIP + (1 - KINSHIP) * share)
+            self._seconds[index] *= factor ** (KINSHIP + (1 - KINSHIP) * share)
         self._spread += LEARNING_RATE * (abs(bounded - 1) - self._spread)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], ...]:

@@ -132,9 +132,9 @@ def test_a_run_teaches_its_neighbours_most() -> None:
     curve = LatencyCurve(64, CNN_S)
     before = {size: curve.expected_s(size) for size in (1, 4, 8, 16, 32, 64)}
     curve.observe(6, 10.0)
-    grown = {size: curve.expected_s(size) / was_s - 1 for size, was_s in before.items()}
+    grown = {size: curve.expected_s(size) / was_s for size, was_s in before.items()}
     for size, share in {1: 0.0, 4: 0.5, 8: 0.5, 16: 0.0, 32: 0.0, 64: 0.0}.items():
-        assert grown[size] == pytest.approx(0.2 * (KINSHIP + (1 - KINSHIP) * share))
+        assert grown[size] == pytest.approx(1.2 ** (KINSHIP + (1 - KINSHIP) * share))
 
 
 def test_the_best_size_follows_what_is_learned() -> None:
@@ -149,6 +149,15 @@ def test_a_machine_that_has_become_faster_makes_no_other_size_the_best(speed: fl
     curve = LatencyCurve(64, CNN_S)
     taught(curve, lambda rows: CNN_32_S / speed, 32, 200)
     assert curve.expected_s(32) == pytest.approx(CNN_32_S / speed)
+    assert curve.best_rows == 16
+
+
+def test_noise_moves_no_size_that_does_not_run() -> None:
+    curve = LatencyCurve(64, CNN_S)
+    for turn in range(20_000):
+        curve.observe(1, CNN_S[1] * (1.5 if turn % 10 == 0 else 0.95))
+    drift = curve.expected_s(1) / CNN_S[1]
+    assert curve.expected_s(64) == pytest.approx(CNN_S[64] * drift**KINSHIP)
     assert curve.best_rows == 16
 
 
