@@ -1,24 +1,11 @@
 """What every server process does at its beginning and at its end."""
 
 import asyncio
-import ctypes
 import gc
 import os
-import platform
 import secrets
 import signal
 import socket
-import struct
-import sys
-import threading
-
-TURN_NS = 500_000
-"""A third of the kernel's own on two cores."""
-SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-"""Numbers of a system call that the C library does not name."""
-_SCHED_ATTR = struct.Struct("=IIQiIQQQ")
-"""size, policy, flags, nice, priority, runtime, deadline, period"""
-_RESET_ON_FORK = 1
 
 
 def process_name(kind: str) -> str:
@@ -56,22 +43,3 @@ def stop_on_signals(asked: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-
-
-def take_short_turns() -> None:
-    """Has the kernel give the calling thread, an event loop's, the processor soon after it wakes.
-
-    A model that runs on the same core otherwise keeps it for its turn, which ends with a tick of
-    the clock, up to 4 ms later (overload of one core: p99 of refusals over REST from 3.5 to
-    2.5 ms). A shorter turn is an earlier one and no larger share. Threads and processes started
-    from now on have the usual turns, and no more than the usual priority.
-
-    Does nothing where there is no such thing: before Linux 6.12, on other systems, or where the
-    call is forbidden. Source: sched_setattr(2); `sched_runtime` under SCHED_OTHER.
-    """
-    call = SCHED_SETATTR.get(platform.machine()) if sys.platform == "linux" else None
-    if call is None:
-        return
-    nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    wanted = _SCHED_ATTR.pack(_SCHED_ATTR.size, 0, _RESET_ON_FORK, nice, 0, TURN_NS, 0, 0)
-    ctypes.CDLL(None).syscall(call, 0, wanted, 0)

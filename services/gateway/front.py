@@ -30,7 +30,7 @@ from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
 from services.ports import listen, metrics_server
-from services.process import freeze_garbage, take_short_turns
+from services.process import freeze_garbage
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import ServedVersion
@@ -171,7 +171,6 @@ class Front:
                 )
             )
             stack.enter_context(sampling_lag(self._metrics.loop_lag_seconds.labels()))
-            take_short_turns()
             ports = [found.getsockname()[1] for found in (http_socket, grpc_socket)]
             self._ports = (ports[0], ports[1], metrics_port)
             await self._grpc.start(grpc_socket)

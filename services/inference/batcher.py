@@ -136,11 +136,8 @@ class Batcher:
         """Entries that wait."""
         self.rows = 0
         """Rows that wait."""
-        self.far_s = math.inf
-        """A deadline further off than this is in no danger, so `finish_s` need not be asked."""
-        self._far_row_s = 0.0
-        """What each row that waits adds to it."""
-        self._look_far()
+        self._last_s = 0.0
+        """What the last batch takes, about."""
 
     def add(self, entry: Entry) -> None:
         """Sorts an entry in; its deadline and arrival decide where."""
@@ -158,7 +155,6 @@ class Batcher:
         rows = request.rows
         group.rows += rows
         self.rows += rows
-        self.far_s += rows * self._far_row_s
         self.waiting += 1
 
     def remove(self, entry: Entry) -> bool:
@@ -174,6 +170,19 @@ class Batcher:
             if entries[i].order != entry.order:
                 break
         return False
+
+    def is_far(self, request: InferRequest, slack: float) -> bool:
+        """Whether a deadline is in no danger, so that `finish_s` need not be asked.
+
+        Args:
+            request: not yet added.
+            slack: seconds until its deadline.
+        """
+        if slack < NEAR_S:
+            return False
+        curve = self._only or self._curve(self._key(request))
+        batches = 1 + self.rows / curve.best_rows
+        return slack >= NEAR_S + NEAR_RUNS * (batches * curve.best_s + self._last_s)
 
     def finish_s(self, request: InferRequest, now: float, runs_at_once: float = 1.0) -> float:
         """Seconds from when the lane is free until a request that arrives now would be done.
@@ -250,6 +259,7 @@ class Batcher:
                 continue  # its most urgent entries were hopeless, and are gone
             entries = group.entries[:count]
             self._took(group, 0, count)
+            self._last_s = group.curve.best_s
             return Batch(
                 entries,
                 rows,
@@ -320,7 +330,6 @@ class Batcher:
         group.rows -= rows
         self.rows -= rows
         self.waiting -= stop - start
-        self._look_far()
         if not group.entries:
             del self._groups[group.key]
 
@@ -360,12 +369,6 @@ class Batcher:
                 at = bisect_right(entries, order, key=_ORDER)
                 before += group.rows * at // len(entries)
         return before
-
-    def _look_far(self) -> None:
-        curve = self._only
-        if curve is not None:
-            self._far_row_s = NEAR_RUNS * curve.best_s / curve.best_rows
-            self.far_s = NEAR_S + NEAR_RUNS * curve.best_s + self.rows * self._far_row_s
 
     def _new_group(self, key: _Key, request: InferRequest) -> _Group:
         curve = self._curve(self._key(request))

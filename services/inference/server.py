@@ -23,12 +23,7 @@ from services.inference.configured_policy import serving_policy
 from services.inference.reconciler import Reconciler
 from services.inference.verification import Verifier
 from services.ports import metrics_server
-from services.process import (
-    freeze_garbage,
-    process_name,
-    stop_on_signals,
-    take_short_turns,
-)
+from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
@@ -106,7 +101,6 @@ class _Process:
             self._tracer.exporting() if self._tracer else contextlib.nullcontext(),
         ):
             stop_on_signals(asked)
-            take_short_turns()
             self._port = port
             async with self._receiver.running(), asyncio.TaskGroup() as tasks:
                 announcing = tasks.create_task(self._announcer.run(), name="announcer")

@@ -146,7 +146,8 @@ class Worker:
         slack = entry.request.deadline - now
         # Others may hold the whole device, and hold it long.
         displaced = not self._turns.free and not self._busy
-        if (slack < self._batcher.far_s or displaced) and self._is_late(entry, slack):
+        near = displaced or not self._batcher.is_far(entry.request, slack)
+        if near and self._is_late(entry, slack):
             return
         if slack < self._turns.tightest_s or now > self._turns.tight_until:
             self._turns.tighten(slack, now)

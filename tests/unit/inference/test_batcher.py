@@ -1,6 +1,5 @@
 """The batcher's laws, whatever arrives, dies or becomes hopeless."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -471,12 +470,22 @@ def test_a_request_takes_the_time_of_all_ahead_and_of_its_batch(
     assert found <= 0.012 * (sum(ahead) + MAX_ROWS) + 1e-9
 
 
-def test_a_deadline_beyond_far_is_one_that_would_be_made() -> None:
-    fixed = BatchRules(max_rows=MAX_ROWS)
-    made = batcher(fixed, {1: 0.5, 8: 0.6})
+@pytest.mark.parametrize("varies", [False, True])
+def test_a_deadline_that_is_far_is_one_that_would_be_made(varies: bool) -> None:
+    chosen = BatchRules(max_rows=MAX_ROWS, shapes_vary=varies)
+    made = batcher(chosen, {1: 0.5, 8: 0.6})
     filled(made, *(entry(n) for n in range(50)))
-    assert made.finish_s(entry(99).request, 0.0) < made.far_s < math.inf
-    assert batcher(rules()).far_s == math.inf
+    request = entry(99).request
+    need_s = made.finish_s(request, 0.0)
+    assert [made.is_far(request, n * need_s) for n in (1, 1.5, 8)] == [False, False, True]
+
+
+def test_a_batch_that_runs_makes_deadlines_behind_it_nearer() -> None:
+    made = filled(batcher(rules(), LINEAR_S), *(entry(n) for n in range(8)))
+    request = entry(99).request
+    assert made.next_batch(0.0) is not None
+    assert not made.is_far(request, 1.6)
+    assert made.is_far(request, 1.7)
 
 
 def test_doubt_makes_a_refused_request_look_shorter() -> None:
