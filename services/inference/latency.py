@@ -153,7 +153,8 @@ class LatencyCurve:
     def _correct(self, rows: int, ratio: float) -> None:
         """Scales all sizes by what a run took, as a multiple of what was expected."""
         bounded = min(max(ratio, 1 / MAX_SURPRISE), MAX_SURPRISE)
-        for index, share in (neighbours := dict(self._neighbours(rows))).items():
+        shares = dict(self._neighbours(rows))
+        for index, share in shares.items():
             if self._doubts[index] and share >= 0.5:
                 # A guess is not worth a slow change; with one, many a run would come late.
                 self._doubts[index] = 0
@@ -163,8 +164,8 @@ class LatencyCurve:
         # move the others a little each time, and there are thousands of runs a second.
         factor = 1 + LEARNING_RATE * (bounded - 1)
         for index in range(len(self._seconds)):
-            share = neighbours.get(index, 0.0)
-            self._seconds[index] *= factor ** (KINSHIP + (1 - KINSHIP) * share)
+            share = KINSHIP + (1 - KINSHIP) * shares.get(index, 0.0)
+            self._seconds[index] *= factor**share
         self._spread += LEARNING_RATE * (abs(bounded - 1) - self._spread)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], ...]:
