@@ -18,7 +18,8 @@ import uvloop
 from bench.peers import load as programs
 from bench.peers.load import Load
 from bench.peers.peer import Ask, Form
-from bench.shooters import Outcome, Shooter, open_shooter
+from bench.shooter import Outcome, Shooter
+from bench.shooters import open_shooter
 from bench.verdicts import MISSING, percentile
 from flambeau.server_process import ServerProcess
 
@@ -145,7 +146,7 @@ def _all_clients(
     server: ServerProcess, form: Form, asks: Sequence[Ask], clients: int, seconds: float
 ) -> "_Clients":
     async def run() -> _Clients:
-        shooter = await open_shooter(form, server.http, server.grpc, asks)
+        shooter = open_shooter(form, server.http, server.grpc, asks)
         try:
             done = _Clients(shooter, clients, seconds)
             await done.run()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.pinning import cores_apart
-from bench.shooters import Answered, Outcome, Shooter
+from bench.shooter import Answered, Outcome, Shooter
 
 SPIN_BELOW_S = 0.002
 """Timers are right to a millisecond; nearer than this the loop turns until the time has come."""

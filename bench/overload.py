@@ -31,7 +31,8 @@ from bench.peers.peer import Ask, Form
 from bench.pinned_server import end_with_exception, pinned_server
 from bench.pinning import become_client
 from bench.results_file import bench_store, write_results
-from bench.shooters import Outcome, open_shooter
+from bench.shooter import Outcome
+from bench.shooters import open_shooter
 from bench.verdicts import Verdict, percentile, ratio, table
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
@@ -218,7 +219,7 @@ def _offer(
 
     async def run() -> Shots:
         shots = Shots()
-        shooter = await open_shooter(form, server.http, server.grpc, [ask], DEADLINE_S)
+        shooter = open_shooter(form, server.http, server.grpc, [ask], DEADLINE_S)
         try:
             arrivals = poisson_arrivals(rate, seconds, SEED + number)
             await OpenLoop(shooter, arrivals, shots).run()

@@ -32,7 +32,8 @@ from bench.pinned_server import end_with_exception, pinned_server
 from bench.pinning import become_client
 from bench.process_figures import resident_mebibytes
 from bench.results_file import RESULTS, bench_store, write_results
-from bench.shooters import Outcome, Shooter, open_shooter
+from bench.shooter import Outcome, Shooter
+from bench.shooters import open_shooter
 from bench.verdicts import MISSING, Verdict, percentile
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
@@ -196,7 +197,7 @@ async def _scale(server: ServerProcess, streams: Sequence[tuple[StreamFigures, A
             for number, (figures, ask) in enumerate(streams):
                 form, shots = Form(figures.form), Shots()
                 rate = figures.offered_per_second
-                shooters.append(await open_shooter(form, server.http, server.grpc, [ask]))
+                shooters.append(open_shooter(form, server.http, server.grpc, [ask]))
                 arrivals = poisson_arrivals(rate, CALIBRATION_S, SEED + number)
                 tasks.create_task(OpenLoop(shooters[-1], arrivals, shots, spins=False).run())
                 trials.append((len(arrivals), shots))
@@ -226,8 +227,8 @@ async def _run(
         async with asyncio.timeout(seconds + 2 * LAST_ANSWERS_S), asyncio.TaskGroup() as tasks:
             for number, (figures, ask) in enumerate(streams):
                 form = Form(figures.form)
-                good = await open_shooter(form, server.http, server.grpc, [ask])
-                bad = await open_shooter(form, server.http, server.grpc, _wrong(form, ask))
+                good = open_shooter(form, server.http, server.grpc, [ask])
+                bad = open_shooter(form, server.http, server.grpc, _wrong(form, ask))
                 shooters += [good, bad]
                 tasks.create_task(_stream(good, figures, soak, seconds, SEED + 1000 * number))
                 tasks.create_task(_leave(good, soak, seconds, len(streams)))

@@ -13,8 +13,9 @@ from bench.open_loop import OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Form
 from bench.pinned_server import pinned_server
 from bench.process_figures import resident_mebibytes
+from bench.rest_shooter import RestShooter
 from bench.served_figures import LAG_BOUND_S
-from bench.shooters import Outcome, RestShooter
+from bench.shooter import Outcome
 from bench.verdicts import percentile
 from model_store.manifest import Manifest
 from model_store.store import ModelStore

@@ -34,8 +34,9 @@ from bench.open_loop import OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Ask, Form
 from bench.pinned_server import end_with_exception, pinned_server
 from bench.pinning import become_client
+from bench.rest_shooter import RestShooter
 from bench.results_file import bench_store, write_results
-from bench.shooters import Outcome, RestShooter
+from bench.shooter import Outcome
 from bench.verdicts import Verdict, percentile, ratio, table
 from bench.version_copy import copy_changed
 from flambeau.server_process import ServerProcess

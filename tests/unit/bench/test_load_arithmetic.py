@@ -14,7 +14,7 @@ from bench.overload import compared_with_best, load_figures
 from bench.overload import medians as load_medians
 from bench.served_figures import ServedFigure
 from bench.served_figures import medians as served_medians
-from bench.shooters import Outcome
+from bench.shooter import Outcome
 from bench.soak import growth_after
 from bench.swap import CALM_S, SETTLE_S, Swap, swap_figures, version_of
 from model_store.signature import Padding

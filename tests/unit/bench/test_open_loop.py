@@ -9,7 +9,7 @@ import pytest
 
 from bench import open_loop
 from bench.open_loop import OpenLoop, Shots, poisson_arrivals
-from bench.shooters import Answered, Outcome
+from bench.shooter import Answered, Outcome
 
 
 class ScriptedShooter:

@@ -10,8 +10,10 @@ import pytest
 from grpc import aio
 
 from bench.golden_model import http_request
+from bench.grpc_shooter import GrpcShooter
 from bench.peers.peer import Ask
-from bench.shooters import GrpcShooter, Outcome, RestShooter, Shooter
+from bench.rest_shooter import RestShooter
+from bench.shooter import Outcome, Shooter
 
 
 def ask(path: str, body: bytes, headers: Mapping[str, str]) -> Ask:
