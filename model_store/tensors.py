@@ -75,7 +75,7 @@ def element_count(shape: Sequence[int]) -> int:
     """
     if len(shape) > MAX_RANK:
         raise TensorError(f"a shape has {len(shape)} dimensions; give at most {MAX_RANK}")
-    if any(dimension < 0 for dimension in shape):
+    if shape and min(shape) < 0:
         raise TensorError(f"shape {list(shape)} has a negative dimension")
     count = math.prod(shape)
     # An array without elements must still have strides, which its other dimensions decide.

@@ -50,6 +50,13 @@ if TYPE_CHECKING:
     from services.access.caller import Caller
 
 
+MAX_KINDS = 4096
+"""Of requests of one signature that are remembered; then it begins anew."""
+
+_Kind = tuple[tuple[str, str, tuple[int, ...]], ...]
+"""Name, datatype and shape of each input."""
+
+
 class InputTensor(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One decoded input."""
 
@@ -81,53 +88,34 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class _Known:
-    """What is worked out once for each signature, so that no request pays for it."""
+    """Kinds of requests of one signature that have been checked, so that none is checked twice."""
 
-    __slots__ = ("inputs", "max_rows", "rows_by_shape", "signature")
+    __slots__ = ("_kinds", "_signature")
 
     def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self.rows_by_shape: dict[tuple[int, ...], int] = {}
-        """Of the only input, the shapes that have come; there are no more than rows fit."""
-        self.max_rows = signature.max_batch_size
-        # Shapes that vary take the slow way, which knows all the rules.
-        fixed = signature.padding is None and all(
-            -1 not in spec.shape[1:] for spec in signature.inputs
-        )
-        self.inputs = (
-            tuple((spec.name, spec.datatype, spec.shape[1:]) for spec in signature.inputs)
-            if fixed
-            else ()
-        )
+        self._signature = signature
+        self._kinds: dict[_Kind, tuple[int, int | None]] = {}
 
-    def rows_of(self, inputs: Sequence[InputTensor]) -> int:
-        """Rows of inputs that plainly fit: all there, in order, one batch size; else 0."""
-        if len(inputs) != len(self.inputs):
-            return 0
-        if len(inputs) == 1:
-            only = inputs[0]
-            name, datatype, _ = self.inputs[0]
-            if only.name != name or only.datatype != datatype:
-                return 0
-            shape = only.array.shape
-            return self.rows_by_shape.get(shape) or self._learn(shape)
-        rows = inputs[0].array.shape[:1]
-        for tensor, (name, datatype, tail) in zip(inputs, self.inputs, strict=True):
-            if (
-                tensor.name != name
-                or tensor.datatype != datatype
-                or tensor.array.shape != rows + tail
-            ):
-                return 0
-        return rows[0] if rows and rows[0] <= self.max_rows else 0
+    def check(self, inputs: Sequence[InputTensor]) -> tuple[int, int | None]:
+        """The rows of inputs and, for a padded model, their length.
 
-    def _learn(self, shape: tuple[int, ...]) -> int:
-        """Rows of a shape of the only input; 0 if it does not fit."""
-        tail = self.inputs[0][2]
-        if not shape or shape[1:] != tail or not 0 < shape[0] <= self.max_rows:
-            return 0
-        self.rows_by_shape[shape] = shape[0]
-        return shape[0]
+        Raises:
+            SignatureError: a rule of the signature that they break.
+        """
+        kind = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
+        return self._kinds.get(kind) or self._learn(kind)
+
+    def _learn(self, kind: _Kind) -> tuple[int, int | None]:
+        given = {name: (datatype, shape) for name, datatype, shape in kind}
+        if len(given) != len(kind):
+            raise SignatureError(f"an input occurs twice in {[name for name, _, _ in kind]}")
+        signature = self._signature
+        rows = signature.check_inputs(given)
+        length = signature.length_of({name: shape for name, (_, shape) in given.items()})
+        if len(self._kinds) >= MAX_KINDS:
+            self._kinds.clear()
+        self._kinds[kind] = rows, length
+        return rows, length
 
 
 class Admission:
@@ -183,10 +171,7 @@ class Admission:
             if tenant is not None and self._queue.unanswered * 2 >= self._room:
                 tenant.check_share(self._room)
             served, signature = self.directory.resolve(call.model, call.version)
-            known = self._known.get(id(signature)) or self._learn(signature)
-            rows, length = known.rows_of(call.inputs), None
-            if call.outputs or not rows:
-                rows, length = _check(call, served.lane, signature)
+            rows, length = self._check(call, served.lane, signature)
         except ServingError:
             if tenant is not None:
                 tenant.take(0, now)  # what is wrong counts, too
@@ -227,7 +212,7 @@ class Admission:
             ServingError: the model is not ready, or the request breaks one of its rules.
         """
         served, signature = self.directory.resolve(call.model, call.version)
-        rows, length = _check(call, served.lane, signature)
+        rows, length = self._check(call, served.lane, signature)
         if call.caller is not None:
             call.caller.tenant.take_rows(rows)
         return InferRequest(
@@ -271,23 +256,22 @@ class Admission:
 
         return lane, faster.lane if faster else None, told
 
+    def _check(
+        self, call: InferCall, lane: Lane, signature: Signature
+    ) -> tuple[int, int | None]:
+        """Every rule of the signature. Returns the rows and, for a padded model, the length."""
+        known = self._known.get(id(signature)) or self._learn(signature)
+        try:
+            found = known.check(call.inputs)
+            if call.outputs:
+                signature.check_outputs(call.outputs)
+        except SignatureError as error:
+            raise InvalidRequestError(f"model {lane}: {error}") from error
+        return found
+
     def _learn(self, signature: Signature) -> _Known:
-        """Works out a signature that is new, and forgets those that are not served any more."""
+        """Keeps a signature that is new, and forgets those that are not served any more."""
         live = {id(s.signature) for s in self.directory.all_versions()}
         self._known = {key: k for key, k in self._known.items() if key in live}
         known = self._known[id(signature)] = _Known(signature)
         return known
-
-
-def _check(call: InferCall, lane: Lane, signature: Signature) -> tuple[int, int | None]:
-    """Every rule of the signature. Returns the rows and, for a padded model, the length."""
-    given = {tensor.name: (tensor.datatype, tensor.array.shape) for tensor in call.inputs}
-    try:
-        if len(given) != len(call.inputs):
-            names = [tensor.name for tensor in call.inputs]
-            raise SignatureError(f"an input occurs twice in {names}")
-        rows = signature.check_inputs(given)
-        signature.check_outputs(call.outputs)
-    except SignatureError as error:
-        raise InvalidRequestError(f"model {lane}: {error}") from error
-    return rows, signature.length_of({name: shape for name, (_, shape) in given.items()})

@@ -68,6 +68,8 @@ class BatchRules:
     padding: Padding | None = None
     shapes_vary: bool = False
     """Whether any dimension but the batch differs from request to request."""
+    only_lengths_vary: bool = False
+    """Whether those that do are all the length, which `padding` makes one of a few."""
     row_elements: int = 1
     """Input elements of a row, where shapes do not vary."""
 
@@ -89,12 +91,19 @@ def batch_rules(
     """The rules a signature gives, and what the operator chose beside it."""
     tails = [spec.shape[1:] for spec in signature.inputs]
     vary = any(-1 in tail for tail in tails)
+    padding = signature.padding
+    only_lengths = padding is not None and all(
+        size != -1 or axis == padding.axis_of(spec.name)
+        for spec in signature.inputs
+        for axis, size in enumerate(spec.shape[1:], 1)
+    )
     return BatchRules(
         max_rows=signature.max_batch_size,
         preferred_rows=tuple(s for s in sorted(preferred_rows) if s <= signature.max_batch_size),
         wait_s=wait_s,
-        padding=signature.padding,
+        padding=padding,
         shapes_vary=vary,
+        only_lengths_vary=only_lengths,
         row_elements=1 if vary else sum(math.prod(tail) for tail in tails),
     )
 
@@ -131,6 +140,8 @@ class Batcher:
         self._groups: dict[_Key, _Group] = {}
         self._only = None if rules.shapes_vary else latency.curve(_FIXED, rules.row_elements)
         """The curve of a model all of whose inputs have one shape."""
+        self._by_length: dict[int, _Key] = {}
+        """Keys, where the length alone decides."""
         self._hopeless: list[Entry] = []
         self.waiting = 0
         """Entries that wait."""
@@ -395,8 +406,17 @@ class Batcher:
 
     def _key(self, request: InferRequest) -> _Key:
         """What must agree within a batch: every shape, with the length raised to its bucket."""
-        if not self._rules.shapes_vary:
+        rules, length = self._rules, request.length
+        if not rules.shapes_vary:
             return _FIXED
+        if not rules.only_lengths_vary or length is None:
+            return self._shapes(request)
+        key = self._by_length.get(length)
+        if key is None:
+            key = self._by_length[length] = self._shapes(request)
+        return key
+
+    def _shapes(self, request: InferRequest) -> _Key:
         padding, bucket = self._rules.padding, self._bucket(request)
         shapes = []
         for name in sorted(request.inputs):

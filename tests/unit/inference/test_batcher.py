@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.signature import Padding, Signature, TensorSpec
+from model_store.signature import Padding
 from services.inference.batcher import (
     HORIZON_S,
     PRIORITY_STEP_S,
     Batch,
     Batcher,
     BatchRules,
-    batch_rules,
     urgency,
 )
 from services.inference.latency import PROBE_EVERY, LatencyModel
@@ -281,17 +280,6 @@ def test_other_shapes_wait_without_blocking_those_behind_them() -> None:
 def test_requests_that_give_other_inputs_do_not_share_a_batch() -> None:
     made = filled(batcher(), entry(0), entry(1, extra=1), entry(2))
     assert numbers(drained(made)) == [[0, 2], [1]]
-
-
-def test_shapes_are_not_looked_at_where_the_signature_fixes_them() -> None:
-    signature = Signature(
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 3, 4)),),
-        outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
-        max_batch_size=4,
-    )
-    made = batch_rules(signature, preferred_rows=(16, 4, 2), wait_s=0.5)
-    assert made == BatchRules(max_rows=4, preferred_rows=(2, 4), wait_s=0.5, row_elements=12)
-    assert numbers(drained(filled(batcher(made), entry(0), entry(1)), now=1.0)) == [[0, 1]]
 
 
 PADDING = Padding(inputs={"x": 1}, buckets=(4, 8, 16), mask="mask")
