@@ -256,9 +256,7 @@ class Admission:
 
         return lane, faster.lane if faster else None, told
 
-    def _check(
-        self, call: InferCall, lane: Lane, signature: Signature
-    ) -> tuple[int, int | None]:
+    def _check(self, call: InferCall, lane: Lane, signature: Signature) -> tuple[int, int | None]:
         """Every rule of the signature. Returns the rows and, for a padded model, the length."""
         known = self._known.get(id(signature)) or self._learn(signature)
         try:

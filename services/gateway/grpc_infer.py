@@ -104,7 +104,7 @@ class InferenceCall(UnaryCall):
                 model=model,
                 version=request.model_version,
                 inputs=grpc_codec.decode_inputs(request),
-                outputs=[output.name for output in request.outputs],
+                outputs=grpc_codec.asked_outputs(request),
                 timeout_s=self._time_for_work(timeout_us, record.started),
                 priority=priority,
                 wish=grpc_codec.artifact_wish(request),

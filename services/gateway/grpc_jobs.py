@@ -65,7 +65,7 @@ class GrpcJobs:
             model=request.model_name,
             version=request.model_version,
             inputs=grpc_codec.decode_inputs(request),
-            outputs=[output.name for output in request.outputs],
+            outputs=grpc_codec.asked_outputs(request),
             wish=grpc_codec.artifact_wish(request),
             caller=visitor.caller,
         )

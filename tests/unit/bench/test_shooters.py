@@ -4,13 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 
-import grpc
 import numpy as np
 import pytest
-from grpc import aio
 
 from bench.golden_model import http_request
-from bench.grpc_shooter import GrpcShooter
 from bench.peers.peer import Ask
 from bench.rest_shooter import RestShooter
 from bench.shooter import Outcome, Shooter
@@ -168,35 +165,3 @@ async def test_a_caller_that_leaves_waits_for_no_answer() -> None:
         await shooter.send_and_leave(0, patience_s=0.01)
         assert not shooter.idle
     assert server.connections == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "outcome"),
-    [
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, Outcome.REFUSED),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, Outcome.EXPIRED),
-        (grpc.StatusCode.INVALID_ARGUMENT, Outcome.WRONG),
-        (grpc.StatusCode.NOT_FOUND, Outcome.WRONG),
-        (grpc.StatusCode.UNAVAILABLE, Outcome.FAILED),
-        (None, Outcome.ANSWERED),
-    ],
-)
-async def test_a_code_says_how_a_call_ended(code: grpc.StatusCode | None, outcome: Outcome) -> None:
-    async def handle(message: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
-        if code is not None:
-            await context.abort(code, "because")
-        return message
-
-    server = aio.server()
-    method = grpc.unary_unary_rpc_method_handler(handle)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s.S", {"M": method}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    shooter = GrpcShooter(f"127.0.0.1:{port}", [ask("/s.S/M", b"x", {})], 10.0)
-    try:
-        got, body = await shoot(shooter)
-    finally:
-        await shooter.close()
-        await server.stop(None)
-    assert got is outcome
-    assert body == (b"x" if code is None else f"{code}: because".encode())

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as npst
 from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.grpc_codec import CONTENTS_FIELDS, decode_inputs, encode
+from services.gateway.grpc_codec import CONTENTS_FIELDS, asked_outputs, decode_inputs, encode
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.queueing.records import InferReply, Lane
 
@@ -184,6 +184,14 @@ def test_raw_entries_must_be_as_many_as_the_inputs(count: int) -> None:
         decode_inputs(request)
 
 
+def test_the_outputs_asked_for_are_read_in_their_order() -> None:
+    request = raw_request(X)
+    assert asked_outputs(over_the_wire(request)) == []
+    for name in ("y", "a"):
+        request.outputs.add(name=name)
+    assert asked_outputs(over_the_wire(request)) == ["y", "a"]
+
+
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_PARAMETERS))
 @pytest.mark.parametrize("where", ["request", "input", "output"])
 def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) -> None:
@@ -192,5 +200,5 @@ def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) ->
     owner: Any = {"request": request, "input": request.inputs[0], "output": request.outputs[0]}
     owner[where].parameters[name].int64_param = 1
     with pytest.raises(UnsupportedError, match=name):
-        decode_inputs(request)
+        (asked_outputs if where == "output" else decode_inputs)(request)
     assert UnsupportedError.grpc_code == "UNIMPLEMENTED"
