@@ -1,9 +1,9 @@
 """`make soak`: an hour at 70 % load; memory must not grow, and nothing may go wrong.
 
 Small models and large ones, REST JSON, REST binary and gRPC, each an open loop. Their shares are
-equal by what each gets alone, and together they come to 70 % of what is answered when all of them
-ask for all there is; besides, callers that hang up before their answer, and requests that are wrong
-and must be refused as such. Memory is looked at every few seconds. Ctrl-C gives the verdict
+equal by what each gets alone, and together they come to 70 % of the most that is answered in time,
+which rising loads show; besides, callers that hang up before their answer, and requests that are
+wrong and must be refused as such. Memory is looked at every few seconds. Ctrl-C gives the verdict
 so far. Writes `bench/results/soak.json` and, as a picture, `bench/results/soak.svg`.
 """
 
@@ -13,7 +13,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import mean, median
+from statistics import median
 
 import uvloop
 
@@ -48,7 +48,11 @@ STREAMS = (
 )
 """Each gets an equal share of the server's time."""
 CLIENTS = 32
-CALIBRATION_S = 30.0
+SEARCHED = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Loads tried for the capacity, as parts of what all would get if sharing cost nothing."""
+TRIAL_S = 6.0
+FAILING = 0.8
+"""A load of which less is answered in time is the last one that is tried."""
 SLICE_S = 10.0
 """Arrivals are drawn, and figures of a stream forgotten, so often."""
 LOOK_S = 5.0
@@ -188,30 +192,42 @@ def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures
 
 
 async def _scale(server: ServerProcess, streams: Sequence[tuple[StreamFigures, Ask]]) -> None:
-    """Brings the rates down to `LOAD` of what is answered, in time, when they are asked in full."""
+    """Brings the rates down to `LOAD` of the most that every stream is answered in time."""
+    capacity = 0.0
+    for part in SEARCHED:
+        answered = await _try(server, streams, part)
+        each = ", ".join(f"{share:.0%}" for share in answered)
+        print(f"{part:.0%} of what each would get if sharing cost nothing: answered in time {each}")
+        capacity = max(capacity, part * min(answered))
+        if min(answered) < FAILING:
+            break
+    print(f"so there is capacity for {capacity:.0%}, of which {LOAD:.0%} is asked:", flush=True)
+    for figures, _ in streams:
+        figures.offered_per_second *= LOAD * capacity
+        rate = figures.offered_per_second
+        print(f"{figures.model}, {figures.form}: {rate:,.0f} requests/s", flush=True)
+
+
+async def _try(
+    server: ServerProcess, streams: Sequence[tuple[StreamFigures, Ask]], part: float
+) -> list[float]:
+    """The shares of a load that are answered before it ends, by stream."""
     shooters: list[Shooter] = []
     trials: list[tuple[int, Shots]] = []
-    end = time.monotonic() + CALIBRATION_S
+    end = time.monotonic() + TRIAL_S
     try:
         async with asyncio.TaskGroup() as tasks:
             for number, (figures, ask) in enumerate(streams):
                 form, shots = Form(figures.form), Shots()
-                rate = figures.offered_per_second
+                rate = part * figures.offered_per_second
                 shooters.append(open_shooter(form, server.http, server.grpc, [ask]))
-                arrivals = poisson_arrivals(rate, CALIBRATION_S, SEED + number)
+                arrivals = poisson_arrivals(rate, TRIAL_S, SEED + number)
                 tasks.create_task(OpenLoop(shooters[-1], arrivals, shots, spins=False).run())
                 trials.append((len(arrivals), shots))
     finally:
         for shooter in shooters:
             await shooter.close()
-    shares = [shots.answered_by(end) / offered for offered, shots in trials]
-    capacity = mean(shares)
-    each = ", ".join(f"{share:.0%}" for share in shares)
-    print(f"all at once: {each} of a quarter each is answered; {LOAD:.0%} of their mean is asked")
-    for figures, _ in streams:
-        figures.offered_per_second *= LOAD * capacity
-        rate = figures.offered_per_second
-        print(f"{figures.model}, {figures.form}: {rate:,.0f} requests/s", flush=True)
+    return [shots.answered_by(end) / offered for offered, shots in trials]
 
 
 async def _run(
