@@ -19,6 +19,7 @@ from services.gateway.http2_frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
+    FIRST_FRAME_BYTES,
     FIRST_WINDOW,
     GOAWAY,
     HAS_PRIORITY,
@@ -70,6 +71,7 @@ _GREETING = settings(
     {
         MAX_CONCURRENT_STREAMS: MAX_CALLS,
         INITIAL_WINDOW_SIZE: MAX_WINDOW,
+        MAX_FRAME_SIZE: MAX_FRAME_BYTES,
         MAX_HEADER_LIST_SIZE: MAX_FIELDS_BYTES,
     }
 ) + window_update(0, MAX_WINDOW - FIRST_WINDOW)
@@ -182,7 +184,7 @@ class Http2Connection(OpenConnection):
             self.greet()
             return True
         if not PREFACE.startswith(start):
-            if b" HTTP/1." in self._data[:MAX_FRAME_BYTES]:
+            if b" HTTP/1." in self._data[:FIRST_FRAME_BYTES]:
                 self.write(_NOT_HTTP2)
             self.hang_up()
         return False

@@ -9,8 +9,11 @@ from enum import IntEnum
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client says first (RFC 9113, 3.4)."""
 HEAD_BYTES = 9
-MAX_FRAME_BYTES = 16_384
-"""The largest payload taken: the least that may be announced, and what clients send unasked."""
+FIRST_FRAME_BYTES = 16_384
+"""The largest payload that a peer takes until it says otherwise, and the least that it may say."""
+MAX_FRAME_BYTES = 65_536
+"""The largest payload taken, which peers are told. The tensor of an image comes in one frame so: of
+several, each costs a turn through the code and a copy."""
 MAX_WINDOW = 2**31 - 1
 FIRST_WINDOW = 65_535
 """Of a connection and of each call, until its receiver says otherwise."""
@@ -83,7 +86,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     for name, value in found:
         if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
             raise ConnectionFaultError(Fault.FLOW_CONTROL_ERROR, "a window over 2^31-1")
-        if name == MAX_FRAME_SIZE and not MAX_FRAME_BYTES <= value < 1 << 24:
+        if name == MAX_FRAME_SIZE and not FIRST_FRAME_BYTES <= value < 1 << 24:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE of no sense")
     return found
 

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from services.gateway.http2_frames import (
     DATA,
+    FIRST_FRAME_BYTES,
     FIRST_WINDOW,
     HEAD,
-    MAX_FRAME_BYTES,
     MAX_WINDOW,
     ConnectionFaultError,
     Fault,
@@ -60,7 +60,7 @@ class Sending:
         self._write = write
         self._sent = sent
         self._window = self._first = FIRST_WINDOW
-        self._frame_bytes = MAX_FRAME_BYTES
+        self._frame_bytes = FIRST_FRAME_BYTES
         # Calls that wait for the connection's window alone, in turn; and for their own.
         self._turns: OrderedDict[Sender, None] = OrderedDict()
         self._stuck: dict[Sender, None] = {}

@@ -18,7 +18,7 @@ from services.gateway.http2_frames import (
     END_STREAM,
     HEAD_BYTES,
     INITIAL_WINDOW_SIZE,
-    MAX_FRAME_BYTES,
+    FIRST_FRAME_BYTES,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
     ConnectionFaultError,
@@ -36,7 +36,7 @@ from services.gateway.http2_frames import (
 STREAMS = st.integers(1, MAX_WINDOW)
 VALUES = {
     INITIAL_WINDOW_SIZE: st.integers(0, MAX_WINDOW),
-    MAX_FRAME_SIZE: st.integers(MAX_FRAME_BYTES, 2**24 - 1),
+    MAX_FRAME_SIZE: st.integers(FIRST_FRAME_BYTES, 2**24 - 1),
 }
 
 
@@ -86,7 +86,7 @@ def test_settings_come_back(data: st.DataObject, names: list[int]) -> None:
     ("name", "value", "fault"),
     [
         (INITIAL_WINDOW_SIZE, MAX_WINDOW + 1, Fault.FLOW_CONTROL_ERROR),
-        (MAX_FRAME_SIZE, MAX_FRAME_BYTES - 1, Fault.PROTOCOL_ERROR),
+        (MAX_FRAME_SIZE, FIRST_FRAME_BYTES - 1, Fault.PROTOCOL_ERROR),
         (MAX_FRAME_SIZE, 2**24, Fault.PROTOCOL_ERROR),
     ],
 )

@@ -11,7 +11,7 @@ from services.gateway.http2_frames import (
     DATA,
     FIRST_WINDOW,
     INITIAL_WINDOW_SIZE,
-    MAX_FRAME_BYTES,
+    FIRST_FRAME_BYTES,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
     SETTINGS,
@@ -58,14 +58,14 @@ def many(size: int) -> list[memoryview]:
 def test_what_fits_is_counted() -> None:
     line = Line()
     call, other = One(1), One(3)
-    assert line.sending.fits(call, MAX_FRAME_BYTES)
-    assert not line.sending.fits(other, MAX_FRAME_BYTES + 1), "a frame may not be larger"
+    assert line.sending.fits(call, FIRST_FRAME_BYTES)
+    assert not line.sending.fits(other, FIRST_FRAME_BYTES + 1), "a frame may not be larger"
     line.sending.take_settings(None, 2**20)
-    assert not line.sending.fits(other, FIRST_WINDOW - MAX_FRAME_BYTES + 1), "the connection's"
-    assert line.sending.fits(other, FIRST_WINDOW - MAX_FRAME_BYTES)
-    line.sending.widen(MAX_FRAME_BYTES + 1)
-    assert not line.sending.fits(other, MAX_FRAME_BYTES + 1), "the call's"
-    assert line.sending.fits(other, MAX_FRAME_BYTES)
+    assert not line.sending.fits(other, FIRST_WINDOW - FIRST_FRAME_BYTES + 1), "the connection's"
+    assert line.sending.fits(other, FIRST_WINDOW - FIRST_FRAME_BYTES)
+    line.sending.widen(FIRST_FRAME_BYTES + 1)
+    assert not line.sending.fits(other, FIRST_FRAME_BYTES + 1), "the call's"
+    assert line.sending.fits(other, FIRST_FRAME_BYTES)
     assert not line.sending.fits(other, 1)
     assert line.sending.fits(call, 1)
 
@@ -213,7 +213,7 @@ def test_waiting_call_is_not_taken_for_one_whose_peer_takes_nothing() -> None:
 # With a caller that checks all of it.
 
 WINDOWS = st.integers(0, 60_000)
-FRAME_SIZES = st.sampled_from([None, MAX_FRAME_BYTES, 20_000, 2**20])
+FRAME_SIZES = st.sampled_from([None, FIRST_FRAME_BYTES, 20_000, 2**20])
 
 
 @settings(max_examples=150)
