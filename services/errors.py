@@ -210,7 +210,7 @@ class QueueFullError(OverloadedError):
 
 
 class TooManyInFlightError(OverloadedError):
-    """The gateway holds `max_in_flight_requests` requests."""
+    """The gateway holds `max_in_flight_requests` requests, or as many as may wait to be read."""
 
 
 class OverShareError(OverloadedError):

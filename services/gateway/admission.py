@@ -33,6 +33,7 @@ from services.errors import (
     TooManyInFlightError,
 )
 from services.gateway.artifact_wish import ArtifactWish, faster_artifact, find_artifact
+from services.gateway.turn_share import TurnShare
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, Entry, MemoryQueue, Outcome
 from services.queueing.records import (
@@ -119,7 +120,13 @@ class _Known:
 
 
 class Admission:
-    """Lets requests in, one permit each."""
+    """Lets requests in, one permit each.
+
+    Attributes:
+        directory: what is served.
+        turns: where edges begin what they have received.
+        draining: whether nothing more is let in.
+    """
 
     def __init__(
         self,
@@ -132,6 +139,7 @@ class Admission:
         degrades: bool = False,
     ) -> None:
         self.directory = directory
+        self.turns = TurnShare()
         self.draining = False
         self._queue = queue
         self._max_in_flight = max_in_flight_requests

@@ -85,10 +85,14 @@ class InferenceCall(UnaryCall):
         self._entry: Entry | None = None
 
     def begin(self, message: Body) -> None:
+        """Starts the work in its turn."""
+        self._route.admission.turns.begin(self, message)
+
+    def begin_in_turn(self, body: Body, waited_s: float) -> None:
         """Reads the request and lets it in."""
         route = self._route
         try:
-            request = self._request = parsed(pb.ModelInferRequest, message)
+            request = self._request = parsed(pb.ModelInferRequest, body)
         except InvalidRequestError as error:
             self.refuse(error)
             return
@@ -96,6 +100,7 @@ class InferenceCall(UnaryCall):
         record = self._record = route.ledger.open(
             "grpc", request.id or route.given_id, model, request.model_version, route.traceparent
         )
+        record.started -= waited_s
         try:
             caller = route.caller(model)
             timeout_us, priority = grpc_codec.scheduling(request)
@@ -105,7 +110,7 @@ class InferenceCall(UnaryCall):
                 version=request.model_version,
                 inputs=grpc_codec.decode_inputs(request),
                 outputs=grpc_codec.asked_outputs(request),
-                timeout_s=self._time_for_work(timeout_us, record.started),
+                timeout_s=self._time_for_work(timeout_us, record.started, waited_s),
                 priority=priority,
                 wish=grpc_codec.artifact_wish(request),
                 trace=record.trace,
@@ -144,15 +149,15 @@ class InferenceCall(UnaryCall):
                 return
         record.close_failed("CANCELLED", ServingError("the caller cancelled the call"))
 
-    def _time_for_work(self, timeout_us: int, now: float) -> float | None:
-        """The smaller of the parameter `timeout` and what is left of gRPC's own."""
+    def _time_for_work(self, timeout_us: int, came_at: float, waited_s: float) -> float | None:
+        """The smaller of what is left of the parameter `timeout` and of gRPC's own."""
         allowed_s = self._route.timeout_s
         if allowed_s is not None:
-            allowed_s -= now - self._opened
+            allowed_s -= came_at + waited_s - self._opened
             if timeout_us:
-                allowed_s = min(allowed_s, timeout_us / 1e6)
+                allowed_s = min(allowed_s, timeout_us / 1e6 - waited_s)
         elif timeout_us:
-            allowed_s = timeout_us / 1e6
+            allowed_s = timeout_us / 1e6 - waited_s
         else:
             return None
         return time_for_work(allowed_s, WAY_BACK_S)

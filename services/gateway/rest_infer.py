@@ -93,10 +93,20 @@ class InferExchange(Exchange):
         self._request: RestRequest | None = None
         self._entry: Entry | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has its answer, or its caller has gone."""
+        return self.response is not None
+
     def begin(self, body: Body) -> None:
+        """Starts the work in its turn."""
+        self._route.admission.turns.begin(self, body)
+
+    def begin_in_turn(self, body: Body, waited_s: float) -> None:
         """Decodes the request and lets it in."""
         route = self._route
         record = self._open_record()
+        record.started -= waited_s
         caller = None
         if route.entrance is not None:
             caller = route.entrance.known
@@ -118,6 +128,8 @@ class InferExchange(Exchange):
             if request.timeout_us:
                 own_s = time_for_work(request.timeout_us / 1e6, WAY_BACK_S)
                 timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
+            if timeout_s is not None:
+                timeout_s -= waited_s
             call = InferCall(
                 request_id=record.request_id,
                 model=route.model,

@@ -133,9 +133,12 @@ class Gateway:
         await self.edge.start(self._socket)
 
     def counted(self) -> Counter[str]:
-        """Closed records by code."""
+        """Closed records by code, of all models."""
+        found: Counter[str] = Counter()
         (family,) = self.metrics.requests.collect()
-        return Counter({s.labels["code"]: int(s.value) for s in family.samples})
+        for sample in family.samples:
+            found[sample.labels["code"]] += int(sample.value)
+        return found
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Waits for something that the worker or the ledger brings about."""

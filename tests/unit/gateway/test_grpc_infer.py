@@ -17,6 +17,7 @@ from services.errors import (
 from services.gateway.admission import InferCall
 from services.gateway.grpc_head import GrpcHead
 from services.gateway.grpc_infer import WAY_BACK_S, InferenceCall, InferRoute
+from services.gateway.http_body import Body
 from services.gateway.scheduling import time_for_work
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, Lane
@@ -74,11 +75,22 @@ class Call(InferenceCall):
             self.abandon()
 
 
+class Turns:
+    """Stands in for a `TurnShare` in which each call has waited so long."""
+
+    waited_s = 0.0
+
+    def begin(self, request: InferenceCall, body: Body) -> None:
+        request.begin_in_turn(body, self.waited_s)
+
+
 class World:
     """A route among fakes; `begin` starts a call on it, as a connection would."""
 
     def __init__(self) -> None:
         self.tracer = self.sampler = None
+        self.turns = Turns()
+        self.records_began_at = 0.0
         self.records: list[Record] = []
         self.asked: list[tuple[InferCall, Callable[[Outcome], None]]] = []
         self.entry = Entry()
@@ -91,6 +103,7 @@ class World:
         """The ledger's part."""
         assert (protocol, traceparent) == ("grpc", "")
         self.records.append(Record(given_id))
+        self.records[-1].started = self.records_began_at
         return self.records[-1]
 
     def infer(self, call: InferCall, answered: Callable[[Outcome], None]) -> Entry:
@@ -320,6 +333,20 @@ def test_time_its_message_took_to_come_is_gone(
     call.take(good_request().SerializeToString())
     call.end()
     assert world.asked[0][0].timeout_s == time_for_work(4.0, WAY_BACK_S)
+
+
+@pytest.mark.parametrize(("timeout", "timeout_us"), [("7S", 0), ("", 7_000_000)])
+def test_time_that_a_call_waited_for_its_turn_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch, timeout: str, timeout_us: int
+) -> None:
+    monkeypatch.setattr("services.gateway.grpc_infer.time.monotonic", lambda: 0.0)
+    world.turns.waited_s = 3.0
+    world.records_began_at = 3.0
+    request = good_request()
+    request.parameters["timeout"].int64_param = timeout_us
+    world.begin(request, timeout)
+    assert world.asked[0][0].timeout_s == time_for_work(4.0, WAY_BACK_S)
+    assert world.records[0].started == 0.0, "the wait is in what the call took"
 
 
 def test_priority_and_names_reach_admission(world: World) -> None:

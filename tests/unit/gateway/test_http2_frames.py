@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from services.gateway.http2_frames import (
     DATA,
     END_STREAM,
+    FIRST_FRAME_BYTES,
     HEAD_BYTES,
     INITIAL_WINDOW_SIZE,
-    FIRST_FRAME_BYTES,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
     ConnectionFaultError,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from services.gateway.http2_frames import (
     DATA,
+    FIRST_FRAME_BYTES,
     FIRST_WINDOW,
     INITIAL_WINDOW_SIZE,
-    FIRST_FRAME_BYTES,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
     SETTINGS,

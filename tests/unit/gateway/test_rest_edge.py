@@ -11,12 +11,14 @@ import pytest
 from model_store.signature import Signature, TensorSpec
 from services.errors import BackendError, QueueFullError, ServingError
 from services.gateway.admission import Admission, InferCall
+from services.gateway.http_body import Body
 from services.gateway.http_port import HttpPort
 from services.gateway.ledger import Ledger
 from services.gateway.rest_edge import RestEdge
 from services.gateway.rest_infer import WAY_BACK_S
 from services.gateway.scheduling import time_for_work
 from services.gateway.server_facts import ServerFacts
+from services.gateway.turn_share import Inference, TurnShare
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
@@ -56,6 +58,7 @@ class FakeAdmission:
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
+        self.turns = TurnShare()
         self.draining = False
         self.entries: list[FakeEntry] = []
         self.error: Exception | None = None
@@ -69,6 +72,20 @@ class FakeAdmission:
         if self.at_once:
             entry.answer()
         return entry
+
+
+class Line:
+    """Stands in for a `TurnShare`: lets what comes wait until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Inference, Body]] = []
+
+    def begin(self, request: Inference, body: Body) -> None:
+        self.waiting.append((request, body))
+
+    def go_on(self, waited_s: float) -> None:
+        for waiting, body in self.waiting:
+            waiting.begin_in_turn(body, waited_s)
 
 
 class Edge:
@@ -238,6 +255,31 @@ def test_smaller_limit_wins(header: str | None, timeout_us: int, timeout_s: floa
     on_loop(test)
 
 
+@pytest.mark.parametrize(("header", "timeout_us"), [("250", 0), (None, 250_000)])
+def test_time_that_a_request_waited_for_its_turn_is_gone(
+    header: str | None, timeout_us: int
+) -> None:
+    async def test() -> None:
+        edge, line = Edge(), Line()
+        edge.admission.turns = line  # type: ignore[assignment]
+        headers = {} if header is None else {"x_request_timeout_ms": header}
+        edge.post(body=PARAMETERS % (timeout_us, 3), **headers)
+        assert not edge.admission.entries
+        line.go_on(waited_s=0.2)
+        left = time_for_work(0.25, WAY_BACK_S) - 0.2
+        assert edge.entry.call.timeout_s == pytest.approx(left)
+        edge.entry.answer()
+        assert edge.one().status == 200
+        seconds = edge.metrics.registry.get_sample_value(
+            "flambeau_request_duration_seconds_sum",
+            {"model": "m", "version": "1", "protocol": "rest"},
+        )
+        assert seconds is not None
+        assert seconds >= 0.2, "the wait is not in what the request took"
+
+    on_loop(test)
+
+
 @pytest.mark.parametrize(
     "value", ["0", "0.0", "-1", "1e3", "250m", "", "nan", "1_0", "٣", "9" * 11]
 )
@@ -325,6 +367,20 @@ def test_hang_up_cancels_the_work() -> None:
         edge.post()
         edge.wire.connection.connection_lost(None)
         assert edge.entry.cancelled
+        assert edge.counted() == {"499": 1}
+
+    on_loop(test)
+
+
+def test_hang_up_of_who_waits_for_its_turn_is_counted() -> None:
+    async def test() -> None:
+        edge, line = Edge(), Line()
+        edge.admission.turns = line  # type: ignore[assignment]
+        edge.post()
+        over = [waiting.is_over for waiting, _ in line.waiting]
+        edge.wire.connection.connection_lost(None)
+        over += [waiting.is_over for waiting, _ in line.waiting]
+        assert over == [False, True]
         assert edge.counted() == {"499": 1}
 
     on_loop(test)

@@ -1,0 +1,106 @@
+"""How many requests one turn of the event loop begins; the next ones wait for the turns after it.
+
+A turn lasts as long as all that its sockets have to say, and meanwhile no batch begins and no
+answer leaves. With a thousand callers at once the device got one batch every 30 ms, most of what
+came was refused, and the server answered a tenth of what it could until callers gave up.
+
+Rules kept here:
+- requests begin in the order in which they came, none later than those behind it;
+- one that nobody waits for any more is passed over;
+- a burst waits as long as it takes, but where some have waited all the time for `BURST_S`, more
+  comes than can be done: then what has waited longer than `STANDING_S` is refused, or all would
+  wait for what those before them ask, and be late (controlled delay, as in CoDel, RFC 8289).
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from typing import Protocol
+
+from services.errors import ServingError, TooManyInFlightError
+from services.gateway.http_body import Body
+
+BEGUN_A_TURN = 32
+"""To read a request and let it in takes some 25 µs: a turn of them stays under 1 ms."""
+BURST_S = 0.5
+STANDING_S = 0.01
+MAX_WAITING = 16_384
+_ASKED_AT = BEGUN_A_TURN // 2
+"""A turn that begins fewer is not worth a call to count anew."""
+
+
+class Inference(Protocol):
+    """A request whose bytes are all there."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for an answer."""
+
+    def begin_in_turn(self, body: Body, waited_s: float) -> None:
+        """Starts the work.
+
+        Args:
+            body: of the request, plain.
+            waited_s: since its last byte came.
+        """
+
+    def refuse(self, error: ServingError) -> None:
+        """Answers what is not begun."""
+
+
+class TurnShare:
+    """The share of one event loop's turns that goes to new requests."""
+
+    __slots__ = ("_begun", "_waiting", "_waiting_since")
+
+    def __init__(self) -> None:
+        self._begun = 0
+        """In this turn; too many while any wait, so that what comes now waits behind them."""
+        self._waiting: deque[tuple[Inference, Body, float]] = deque()
+        self._waiting_since = 0.0
+        """Since when there has always been one that waits; a `time.monotonic()` second."""
+
+    def begin(self, request: Inference, body: Body) -> None:
+        """Begins a request now, or in a later turn."""
+        begun = self._begun = self._begun + 1
+        if begun <= BEGUN_A_TURN:
+            if begun == _ASKED_AT:
+                asyncio.get_running_loop().call_soon(self._turn)
+            request.begin_in_turn(body, 0.0)
+            return
+        now = time.monotonic()
+        if not self._waiting:
+            self._waiting_since = now
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append((request, body, now))
+        else:
+            request.refuse(_too_many(f"{MAX_WAITING} requests wait here to be read, the limit"))
+
+    def _turn(self) -> None:
+        """A new turn: begins those that have waited longest."""
+        waiting, begun = self._waiting, 0
+        now = time.monotonic()
+        longest_s = math.inf if now - self._waiting_since < BURST_S else STANDING_S
+        try:
+            while waiting and begun < BEGUN_A_TURN:
+                request, body, since = waiting.popleft()
+                if request.is_over:
+                    continue
+                begun += 1
+                waited_s = now - since
+                if waited_s <= longest_s:
+                    request.begin_in_turn(body, waited_s)
+                else:
+                    why = f"this request has waited {waited_s * 1000:.0f} ms here to be read"
+                    request.refuse(_too_many(why))
+        finally:
+            self._begun = BEGUN_A_TURN if waiting else begun
+            if waiting or begun >= _ASKED_AT:
+                asyncio.get_running_loop().call_soon(self._turn)
+
+
+def _too_many(why: str) -> TooManyInFlightError:
+    return TooManyInFlightError(
+        f"{why}, for more comes than can be done; retry later or add servers"
+    )

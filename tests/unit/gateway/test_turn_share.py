@@ -1,0 +1,165 @@
+"""A turn of the event loop begins so many requests and no more; what becomes of the others."""
+
+import asyncio
+import logging
+from unittest.mock import patch
+
+import pytest
+
+from services.errors import ServingError, TooManyInFlightError
+from services.gateway import turn_share
+from services.gateway.http_body import Body
+from services.gateway.turn_share import BEGUN_A_TURN, TurnShare
+
+
+class Clock:
+    """Stands in for `time`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Request:
+    """Notes what is done with it."""
+
+    def __init__(self, number: int, log: list[tuple[int, str]]) -> None:
+        self.number = number
+        self.is_over = self.fails = False
+        self.waited_s = -1.0
+        self.error: ServingError | None = None
+        self._log = log
+
+    def begin_in_turn(self, body: Body, waited_s: float) -> None:
+        assert body == b"%d" % self.number
+        self.waited_s = waited_s
+        self._log.append((self.number, "begun"))
+        if self.fails:
+            raise RuntimeError("a fault of this request")
+
+    def refuse(self, error: ServingError) -> None:
+        self.error = error
+        self._log.append((self.number, "refused"))
+
+
+class Place:
+    """A share with requests that are numbered as they come."""
+
+    def __init__(self) -> None:
+        self.share, self.log = TurnShare(), list[tuple[int, str]]()
+        self.requests: list[Request] = []
+
+    def ask(self, count: int = 1) -> list[Request]:
+        asked = [Request(len(self.requests) + n, self.log) for n in range(count)]
+        self.requests += asked
+        for request in asked:
+            self.share.begin(request, b"%d" % request.number)
+        return asked
+
+    def begun(self) -> list[int]:
+        return [number for number, what in self.log if what == "begun"]
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_few_requests_begin_at_once() -> None:
+    place = Place()
+    for _ in range(5):
+        place.ask(BEGUN_A_TURN // 2)
+        assert place.begun() == list(range(len(place.requests)))
+        await turns(2)
+    assert all(request.waited_s == 0 for request in place.requests)
+
+
+async def test_a_turn_begins_no_more_than_its_share_and_in_their_order() -> None:
+    place = Place()
+    place.ask(3 * BEGUN_A_TURN + 5)
+    for turn in range(1, 4):
+        assert len(place.log) == turn * BEGUN_A_TURN
+        place.ask()  # while others wait, it is behind them
+        await turns(1)
+    await turns(3)
+    assert place.begun() == list(range(3 * BEGUN_A_TURN + 8))
+    assert place.requests[-1].waited_s > 0
+    await turns(2)
+    place.ask()  # and once nobody waits, it need not
+    assert place.requests[-1].waited_s == 0
+
+
+async def test_a_burst_waits_as_long_as_it_takes() -> None:
+    clock = Clock()
+    with patch.object(turn_share, "time", clock):
+        place = Place()
+        place.ask(10 * BEGUN_A_TURN)
+        for _ in range(10):
+            clock.now += 0.049
+            await turns(1)
+    assert place.begun() == list(range(10 * BEGUN_A_TURN))
+    assert place.requests[-1].waited_s == pytest.approx(9 * 0.049)
+
+
+async def test_where_some_have_always_waited_those_who_waited_long_are_refused() -> None:
+    clock = Clock()
+    with patch.object(turn_share, "time", clock):
+        place = Place()
+        place.ask(2 * BEGUN_A_TURN)
+        for _ in range(30):  # as many come as are begun: the line never ends
+            clock.now += 0.02
+            place.ask(BEGUN_A_TURN)
+            await turns(1)
+        assert place.log[-1] == (len(place.requests) - BEGUN_A_TURN - 1, "refused")
+        error = place.requests[place.log[-1][0]].error
+        assert isinstance(error, TooManyInFlightError)
+        assert str(error).startswith("this request has waited 20 ms here to be read")
+        refused = sum(what == "refused" for _, what in place.log)
+        assert refused == pytest.approx(6 * BEGUN_A_TURN, abs=BEGUN_A_TURN), "none in the burst"
+        clock.now += 0.005  # those who have just come are served all the same
+        late = place.ask(BEGUN_A_TURN)
+        await turns(2)
+        assert [request.error for request in late] == [None] * BEGUN_A_TURN
+        # Once the line has ended, the next burst may wait again.
+        await turns(3)
+        burst = place.ask(3 * BEGUN_A_TURN)
+        clock.now += 0.3
+        await turns(3)
+        assert [request.error for request in burst] == [None] * len(burst)
+
+
+async def test_a_request_that_nobody_waits_for_is_passed_over() -> None:
+    place = Place()
+    place.ask(BEGUN_A_TURN)
+    for request in place.ask(5 * BEGUN_A_TURN):
+        request.is_over = True
+    last = place.ask()[0]
+    await turns(1)
+    assert last.waited_s > 0
+    assert len(place.log) == BEGUN_A_TURN + 1
+
+
+async def test_more_than_may_wait_are_refused_at_once() -> None:
+    with patch.object(turn_share, "MAX_WAITING", 3):
+        place = Place()
+        place.ask(BEGUN_A_TURN + 3)
+        refused = place.ask()[0]
+        assert str(refused.error).startswith("3 requests wait here to be read, the limit")
+        await turns(2)
+    assert place.begun() == list(range(BEGUN_A_TURN + 3))
+
+
+async def test_a_request_that_fails_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    place = Place()
+    place.ask(BEGUN_A_TURN)
+    place.ask()[0].fails = True
+    place.ask(2 * BEGUN_A_TURN)
+    loop = asyncio.get_running_loop()
+    faults: list[object] = []
+    loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    with caplog.at_level(logging.CRITICAL):
+        await turns(5)
+    assert place.begun() == list(range(len(place.requests)))
+    assert [str(fault) for fault in faults] == ["a fault of this request"]
