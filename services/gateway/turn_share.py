@@ -5,15 +5,13 @@ answer leaves. With a thousand callers at once the device got one batch every 30
 came was refused, and the server answered a tenth of what it could until callers gave up.
 
 Rules kept here:
-- requests begin in the order in which they came, none later than those behind it;
+- requests begin in the order in which they came;
 - one that nobody waits for any more is passed over;
-- a burst waits as long as it takes, but where some have waited all the time for `BURST_S`, more
-  comes than can be done: then what has waited longer than `STANDING_S` is refused, or all would
-  wait for what those before them ask, and be late (controlled delay, as in CoDel, RFC 8289).
+- none is refused for having waited: that takes as long as to serve it, for most of either is the
+  system call that sends the answer, and a burst would be lost that could have been served.
 """
 
 import asyncio
-import math
 import time
 from collections import deque
 from typing import Protocol
@@ -23,9 +21,8 @@ from services.gateway.http_body import Body
 
 BEGUN_A_TURN = 32
 """To read a request and let it in takes some 25 µs: a turn of them stays under 1 ms."""
-BURST_S = 0.5
-STANDING_S = 0.01
 MAX_WAITING = 16_384
+"""Requests whose bodies are held."""
 _ASKED_AT = BEGUN_A_TURN // 2
 """A turn that begins fewer is not worth a call to count anew."""
 
@@ -52,14 +49,12 @@ class Inference(Protocol):
 class TurnShare:
     """The share of one event loop's turns that goes to new requests."""
 
-    __slots__ = ("_begun", "_waiting", "_waiting_since")
+    __slots__ = ("_begun", "_waiting")
 
     def __init__(self) -> None:
         self._begun = 0
         """In this turn; too many while any wait, so that what comes now waits behind them."""
         self._waiting: deque[tuple[Inference, Body, float]] = deque()
-        self._waiting_since = 0.0
-        """Since when there has always been one that waits; a `time.monotonic()` second."""
 
     def begin(self, request: Inference, body: Body) -> None:
         """Begins a request now, or in a later turn."""
@@ -68,39 +63,26 @@ class TurnShare:
             if begun == _ASKED_AT:
                 asyncio.get_running_loop().call_soon(self._turn)
             request.begin_in_turn(body, 0.0)
-            return
-        now = time.monotonic()
-        if not self._waiting:
-            self._waiting_since = now
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append((request, body, now))
+        elif len(self._waiting) < MAX_WAITING:
+            self._waiting.append((request, body, time.monotonic()))
         else:
-            request.refuse(_too_many(f"{MAX_WAITING} requests wait here to be read, the limit"))
+            request.refuse(
+                TooManyInFlightError(
+                    f"{MAX_WAITING} requests wait here to be read, the limit; "
+                    "retry later or add servers"
+                )
+            )
 
     def _turn(self) -> None:
         """A new turn: begins those that have waited longest."""
-        waiting, begun = self._waiting, 0
-        now = time.monotonic()
-        longest_s = math.inf if now - self._waiting_since < BURST_S else STANDING_S
+        waiting, begun, now = self._waiting, 0, time.monotonic()
         try:
             while waiting and begun < BEGUN_A_TURN:
                 request, body, since = waiting.popleft()
-                if request.is_over:
-                    continue
-                begun += 1
-                waited_s = now - since
-                if waited_s <= longest_s:
-                    request.begin_in_turn(body, waited_s)
-                else:
-                    why = f"this request has waited {waited_s * 1000:.0f} ms here to be read"
-                    request.refuse(_too_many(why))
+                if not request.is_over:
+                    begun += 1
+                    request.begin_in_turn(body, now - since)
         finally:
             self._begun = BEGUN_A_TURN if waiting else begun
             if waiting or begun >= _ASKED_AT:
                 asyncio.get_running_loop().call_soon(self._turn)
-
-
-def _too_many(why: str) -> TooManyInFlightError:
-    return TooManyInFlightError(
-        f"{why}, for more comes than can be done; retry later or add servers"
-    )
