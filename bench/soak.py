@@ -17,6 +17,7 @@ from statistics import median
 
 import uvloop
 
+from bench.capacity import Stream, find_capacity
 from bench.golden_model import (
     BENCH_STORE,
     ask_for,
@@ -48,11 +49,6 @@ STREAMS = (
 )
 """Each gets an equal share of the server's time."""
 CLIENTS = 32
-SEARCHED = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Loads tried for the capacity, as parts of what all would get if sharing cost nothing."""
-TRIAL_S = 6.0
-FAILING = 0.8
-"""A load of which less is answered in time is the last one that is tried."""
 SLICE_S = 10.0
 """Arrivals are drawn, and figures of a stream forgotten, so often."""
 LOOK_S = 5.0
@@ -185,49 +181,22 @@ def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures
         warm_up(server, form, ask, CLIENTS, lengths[form])
         load = closed_loop(server, form, ask, CLIENTS, 3, lengths[form])
         alone = load.answered / load.duration_s
-        print(f"{name}, {form}: alone {alone:,.0f} requests/s", flush=True)
         share = alone / len(STREAMS)
+        print(f"{name}, {form}: alone {alone:,.0f} requests/s, a share {share:,.0f}", flush=True)
         streams.append((StreamFigures(model=name, form=form, offered_per_second=share), ask))
     return streams
 
 
 async def _scale(server: ServerProcess, streams: Sequence[tuple[StreamFigures, Ask]]) -> None:
     """Brings the rates down to `LOAD` of the most that every stream is answered in time."""
-    capacity = 0.0
-    for part in SEARCHED:
-        answered = await _try(server, streams, part)
-        each = ", ".join(f"{share:.0%}" for share in answered)
-        print(f"{part:.0%} of what each would get if sharing cost nothing: answered in time {each}")
-        capacity = max(capacity, part * min(answered))
-        if min(answered) < FAILING:
-            break
+    capacity = await find_capacity(
+        server, [Stream(Form(one.form), ask, one.offered_per_second) for one, ask in streams]
+    )
     print(f"so there is capacity for {capacity:.0%}, of which {LOAD:.0%} is asked:", flush=True)
     for figures, _ in streams:
         figures.offered_per_second *= LOAD * capacity
         rate = figures.offered_per_second
         print(f"{figures.model}, {figures.form}: {rate:,.0f} requests/s", flush=True)
-
-
-async def _try(
-    server: ServerProcess, streams: Sequence[tuple[StreamFigures, Ask]], part: float
-) -> list[float]:
-    """The shares of a load that are answered before it ends, by stream."""
-    shooters: list[Shooter] = []
-    trials: list[tuple[int, Shots]] = []
-    end = time.monotonic() + TRIAL_S
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for number, (figures, ask) in enumerate(streams):
-                form, shots = Form(figures.form), Shots()
-                rate = part * figures.offered_per_second
-                shooters.append(open_shooter(form, server.http, server.grpc, [ask]))
-                arrivals = poisson_arrivals(rate, TRIAL_S, SEED + number)
-                tasks.create_task(OpenLoop(shooters[-1], arrivals, shots, spins=False).run())
-                trials.append((len(arrivals), shots))
-    finally:
-        for shooter in shooters:
-            await shooter.close()
-    return [shots.answered_by(end) / offered for offered, shots in trials]
 
 
 async def _run(

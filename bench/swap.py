@@ -1,6 +1,6 @@
 """`make bench-swap`: versions change under load, and nobody should notice.
 
-An open loop asks for one model at 70 % of what the server can do; meanwhile the next version (a
+An open loop asks for one model at 70 % of what the server can do so; meanwhile the next version (a
 copy) is published and `production` moves to it, again and again. Every answer says which version
 gave it. Prints tables and verdicts and writes `bench/results/swap.json`.
 
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import uvloop
 
+from bench.capacity import Stream, find_capacity
 from bench.golden_model import (
     BENCH_STORE,
     ask_for,
@@ -166,9 +167,12 @@ def _measure(store: ModelStore, name: str, count: int) -> ModelSwaps:
             lengths = check_answers(server, model, "")
             warm_up(server, form, ask, CAPACITY_CLIENTS, lengths[form])
             load = closed_loop(server, form, ask, CAPACITY_CLIENTS, 4, lengths[form])
-            capacity = load.answered / load.duration_s
-            print(f"{name}, {form}: capacity {capacity:,.0f} requests/s", flush=True)
+            closed = load.answered / load.duration_s
+            print(f"{name}, {form}: {CAPACITY_CLIENTS} clients get {closed:,.0f} requests/s")
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                stream = Stream(form, ask, closed)
+                capacity = closed * runner.run(find_capacity(server, [stream]))
+                print(f"{name}, {form}: capacity {capacity:,.0f} requests/s", flush=True)
                 shots, swaps = runner.run(
                     _swap_under_load(server, folder, ask, name, LOAD * capacity, count)
                 )
