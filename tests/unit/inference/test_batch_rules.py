@@ -40,7 +40,7 @@ def batches(rules: BatchRules, shapes: Sequence[tuple[int, ...]]) -> list[list[t
         )
         batcher.add(Entry(request, 0.0, lambda _: None))
     found = []
-    while batch := batcher.next_batch(0.0):
+    while batch := batcher.next_batch(1.0):
         found.append([one.request.inputs["x"].shape[1:] for one in batch.entries])
     return found
 
@@ -48,6 +48,7 @@ def batches(rules: BatchRules, shapes: Sequence[tuple[int, ...]]) -> list[list[t
 def test_shapes_are_not_looked_at_where_the_signature_fixes_them() -> None:
     rules = batch_rules(signature((-1, 3, 4)), preferred_rows=(16, 4, 2), wait_s=0.5)
     assert rules == BatchRules(max_rows=4, preferred_rows=(2, 4), wait_s=0.5, row_elements=12)
+    assert batches(rules, [(3, 4), (9, 9)]) == [[(3, 4), (9, 9)]]
 
 
 def test_a_length_tells_its_bucket_where_nothing_else_varies() -> None:
