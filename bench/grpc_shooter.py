@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from bench.peers.load import PREFIX_BYTES, grpc_message
 from bench.peers.peer import Ask
 from bench.shooter import Answered, Outcome
 from services.gateway.http2_frames import (
@@ -51,7 +52,6 @@ from services.gateway.http2_headers import HeaderBlocks, write
 from services.gateway.http2_sending import Sending, Unsent
 
 CONNECTIONS = 8
-MESSAGE_HEAD_BYTES = 5
 MAX_KNOWN_BLOCKS = 256
 _GREETING = (
     PREFACE
@@ -171,7 +171,7 @@ class _Connection(asyncio.Protocol):
                 raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "HEADERS of more than one frame")
             outcome, why = self._known.get(payload) or self._learn(payload)
             if flags & END_STREAM and (call := self._forget(stream)):
-                answer = call.answer[MESSAGE_HEAD_BYTES:]
+                answer = call.answer[PREFIX_BYTES:]
                 call.answered(outcome, answer if outcome is Outcome.ANSWERED else why)
         elif kind == RST_STREAM:
             if call := self._forget(stream):
@@ -247,7 +247,7 @@ class GrpcShooter:
     def __init__(self, address: str, asks: Sequence[Ask], timeout_s: float | None) -> None:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self.requests = [(_fields(address, ask, timeout_s), _message(ask)) for ask in asks]
+        self.requests = [(_fields(address, ask, timeout_s), grpc_message(ask)) for ask in asks]
         self._connections: list[_Connection | None] = [None] * CONNECTIONS
         self._open: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -308,8 +308,3 @@ def _fields(address: str, ask: Ask, timeout_s: float | None) -> bytes:
     if timeout_s is not None:
         fields.append(("grpc-timeout", f"{timeout_s * 1e6:.0f}u"))
     return write(fields)
-
-
-def _message(ask: Ask) -> bytes:
-    """Behind its prefix: not compressed, and its length."""
-    return b"\0" + len(ask.body).to_bytes(MESSAGE_HEAD_BYTES - 1, "big") + ask.body

@@ -168,7 +168,8 @@ def _measure(store: ModelStore, name: str, count: int) -> ModelSwaps:
             warm_up(server, form, ask, CAPACITY_CLIENTS, lengths[form])
             load = closed_loop(server, form, ask, CAPACITY_CLIENTS, 4, lengths[form])
             closed = load.answered / load.duration_s
-            print(f"{name}, {form}: {CAPACITY_CLIENTS} clients get {closed:,.0f} requests/s")
+            words = f"{CAPACITY_CLIENTS} clients get {closed:,.0f} requests/s"
+            print(f"{name}, {form}: {words}", flush=True)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 stream = Stream(form, ask, closed)
                 capacity = closed * runner.run(find_capacity(server, [stream]))

@@ -94,12 +94,17 @@ def load_grpc(address: str, ask: Ask, clients: int, seconds: int, answer_bytes: 
     connections = min(clients, MOST_CONNECTIONS)
     with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
         body, log = Path(folder) / "message", Path(folder) / "log"
-        body.write_bytes(b"\0" + len(ask.body).to_bytes(PREFIX_BYTES - 1, "big") + ask.body)
+        body.write_bytes(grpc_message(ask))
         options = ["-t1", f"-c{connections}", f"-m{clients // connections}"]
         options += ["-D", f"{seconds}s", "-d", str(body), f"--log-file={log}"]
         options += [part for header in GRPC_HEADERS for part in ("-H", header)]
         summary = _run(["h2load", *options, f"http://{address}{ask.path}"])
         return parse_h2load(summary, log.read_text(), answer_bytes, seconds)
+
+
+def grpc_message(ask: Ask) -> bytes:
+    """The message of a call behind its prefix, which says that it is plain, and its length."""
+    return b"\0" + len(ask.body).to_bytes(PREFIX_BYTES - 1, "big") + ask.body
 
 
 def parse_wrk(output: str) -> Load:

@@ -28,6 +28,8 @@ from services.gateway.http2_frames import (
     settings,
 )
 from services.gateway.http2_headers import STATUS_200, write
+from tests.unit.bench.shooting import listening, shoot
+from tests.unit.gateway.http2_wire import message
 
 LARGE = bytes(range(256)) * 2000
 """More than a window and many frames."""
@@ -39,13 +41,6 @@ def asks(*bodies: bytes) -> list[Ask]:
     return [
         Ask(path="/s.S/M", body=body, read=lambda *_: np.zeros(1, np.float32)) for body in bodies
     ]
-
-
-async def shoot(shooter: GrpcShooter, number: int = 0) -> tuple[Outcome, bytes]:
-    ended: asyncio.Future[tuple[Outcome, bytes]] = asyncio.get_running_loop().create_future()
-    shooter.send(number, lambda outcome, body: ended.set_result((outcome, body)))
-    async with asyncio.timeout(10):
-        return await ended
 
 
 @contextlib.asynccontextmanager
@@ -162,42 +157,32 @@ class ScriptedServer:
     def __init__(self, script: Scripted) -> None:
         self._script = script
         self.calls = self.connections = 0
-        self._handlers: list[asyncio.Task[None] | None] = []
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[GrpcShooter]:
-        server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        shooter = GrpcShooter(f"127.0.0.1:{port}", asks(b"message"), None)
-        try:
-            yield shooter
-        finally:
-            await shooter.close()
-            server.close()
-            await asyncio.gather(*(handler for handler in self._handlers if handler))
+        async with listening(self._handle) as address:
+            shooter = GrpcShooter(address, asks(b"message"), None)
+            try:
+                yield shooter
+            finally:
+                await shooter.close()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._handlers.append(asyncio.current_task())
         self.connections += 1
         writer.write(settings({}))
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            assert await reader.readexactly(len(PREFACE)) == PREFACE
-            while True:
-                high, low, kind, flags, stream = HEAD.unpack(await reader.readexactly(HEAD_BYTES))
-                await reader.readexactly(high << 8 | low)
-                if kind == DATA and flags & END_STREAM:
-                    self.calls += 1
-                    self._script(writer, stream, self.calls)
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        assert await reader.readexactly(len(PREFACE)) == PREFACE
+        while True:
+            high, low, kind, flags, stream = HEAD.unpack(await reader.readexactly(HEAD_BYTES))
+            await reader.readexactly(high << 8 | low)
+            if kind == DATA and flags & END_STREAM:
+                self.calls += 1
+                self._script(writer, stream, self.calls)
 
 
 def answer(stream: int, body: bytes = b"fine") -> bytes:
-    message = b"\0" + len(body).to_bytes(4, "big") + body
     return (
         frame(HEADERS, END_HEADERS, stream, STATUS_200)
-        + frame(DATA, 0, stream, message)
+        + frame(DATA, 0, stream, message(body))
         + frame(HEADERS, END_HEADERS | END_STREAM, stream, write([("grpc-status", "0")]))
     )
 

@@ -10,7 +10,8 @@ import pytest
 from bench.golden_model import http_request
 from bench.peers.peer import Ask
 from bench.rest_shooter import RestShooter
-from bench.shooter import Outcome, Shooter
+from bench.shooter import Outcome
+from tests.unit.bench.shooting import listening, shoot
 
 
 def ask(path: str, body: bytes, headers: Mapping[str, str]) -> Ask:
@@ -44,38 +45,22 @@ class Server:
             ends_after: a connection is closed after so many answers.
         """
 
-        handlers: list[asyncio.Task[None] | None] = []
-
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.connections += 1
-            handlers.append(asyncio.current_task())
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                for _ in range(ends_after):
-                    self.requests.append(await read_request(reader))
-                    pieces = replies[min(len(self.requests), len(replies)) - 1]
-                    for piece in pieces:
-                        writer.write(piece)
-                        await writer.drain()
-                        await asyncio.sleep(0)
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+            for _ in range(ends_after):
+                self.requests.append(await read_request(reader))
+                pieces = replies[min(len(self.requests), len(replies)) - 1]
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
 
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        shooter = RestShooter(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", [ASK])
-        try:
-            yield shooter
-        finally:
-            await shooter.close()
-            server.close()
-            await asyncio.gather(*(handler for handler in handlers if handler))
-
-
-async def shoot(shooter: Shooter, number: int = 0) -> tuple[Outcome, bytes]:
-    ended: asyncio.Future[tuple[Outcome, bytes]] = asyncio.get_running_loop().create_future()
-    shooter.send(number, lambda outcome, body: ended.set_result((outcome, body)))
-    async with asyncio.timeout(10):
-        return await ended
+        async with listening(handle) as address:
+            shooter = RestShooter(address, [ASK])
+            try:
+                yield shooter
+            finally:
+                await shooter.close()
 
 
 def test_a_request_is_whole() -> None:

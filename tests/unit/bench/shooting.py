@@ -1,0 +1,38 @@
+"""What the tests of the clients share: one request and how it ends, and a server for it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from bench.shooter import Outcome, Shooter
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def shoot(shooter: Shooter, number: int = 0) -> tuple[Outcome, bytes]:
+    """Sends one request and waits for its end."""
+    ended: asyncio.Future[tuple[Outcome, bytes]] = asyncio.get_running_loop().create_future()
+    shooter.send(number, lambda outcome, body: ended.set_result((outcome, body)))
+    async with asyncio.timeout(10):
+        return await ended
+
+
+@contextlib.asynccontextmanager
+async def listening(handle: Handler) -> AsyncIterator[str]:
+    """A server that handles its connections so, each until its peer leaves; gives its address."""
+    handlers: list[asyncio.Task[None] | None] = []
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await handle(reader, writer)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.gather(*(handler for handler in handlers if handler))
