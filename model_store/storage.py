@@ -6,7 +6,7 @@ replaces a file that is there; every failure is a `StoreError` that names the pa
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import obstore
@@ -57,6 +57,23 @@ class Storage:
                 for page in obstore.list(self._store, prefix or None)
                 for meta in page
             }
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        """What lies in a folder, files and folders; nothing if it is none. Not of a bucket."""
+        with self._failures(f"list '{folder}'"):
+            try:
+                return os.listdir(os.path.join(self.url, folder))
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+
+    def has(self, path: str) -> bool:
+        """Whether a file or folder is there. Not of a bucket."""
+        with self._failures(f"look for '{path}'"):
+            try:
+                os.stat(os.path.join(self.url, path))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
 
     def get(self, path: str) -> bytes:
         """The whole file.

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from services.background_thread import background_thread
 from services.telemetry.loop_metrics import HistogramChild
 
-INTERVAL_S = 0.1
+INTERVAL_S = 0.25
 
 
 @contextlib.contextmanager
 def sampling_lag(seconds: HistogramChild) -> Iterator[None]:
-    """Within the block, samples the running loop's lag ten times a second."""
+    """Within the block, samples the running loop's lag four times a second."""
     loop = asyncio.get_running_loop()
 
     def answered(asked: float) -> None:

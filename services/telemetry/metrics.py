@@ -119,7 +119,7 @@ class Metrics:
     def _make_server_metrics(self, registry: CollectorRegistry) -> None:
         self.loop_lag_seconds = LoopHistogram(
             "flambeau_event_loop_lag_seconds",
-            "How long a callback waited for the event loop, sampled ten times a second.",
+            "How long a callback waited for the event loop, sampled four times a second.",
             (),
             buckets=LAG_SECONDS,
             registry=registry,

@@ -81,6 +81,16 @@ def test_the_listing_tells_published_claimed_and_generations(
     assert store.listing() == store.listing("digits") == listing
 
 
+def test_what_cannot_be_looked_at_fails_the_listing(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    manifest = Path(store.url, "digits", "1", "manifest.json")
+    manifest.unlink()
+    manifest.symlink_to(manifest)
+    with pytest.raises(StorageError, match=r"cannot look for 'digits/1/manifest.json'"):
+        store.listing()
+
+
 def test_a_claimed_number_is_no_version(store: ModelStore, folder: Path) -> None:
     store.claim("digits", 1, "somebody who died")
     assert store.models() == []
