@@ -121,7 +121,7 @@ class Call:
 
     # What the connection reads.
 
-    def receive(self, data: bytes, ended: bool) -> None:
+    def receive(self, data: bytes | memoryview, ended: bool) -> None:
         """Takes a piece of DATA.
 
         Args:

@@ -43,8 +43,14 @@ CONTENTS_FIELDS = {
 """The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
 
 
-def decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
+def decode_inputs(
+    request: pb.ModelInferRequest, raw: Sequence[bytes | memoryview] | None = None
+) -> list[InputTensor]:
     """Reads the tensors of a request.
+
+    Args:
+        request: the message.
+        raw: its `raw_input_contents`, where they are not in the message.
 
     Raises:
         InvalidRequestError: whatever is wrong with them, in words.
@@ -54,7 +60,8 @@ def decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
     tensors = list(request.inputs)
     for tensor in tensors:
         refuse_unsupported(tensor.parameters)
-    raw = request.raw_input_contents
+    if raw is None:
+        raw = request.raw_input_contents
     if raw and len(raw) != len(tensors):
         raise InvalidRequestError(
             f"raw_input_contents has {len(raw)} entries for {len(tensors)} inputs; "
@@ -149,7 +156,7 @@ def _parameter(parameters: Mapping[str, pb.InferParameter], name: str, absent: o
     return None if choice is None else getattr(parameters[name], choice)
 
 
-def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> Array:
+def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes | memoryview) -> Array:
     if tensor.HasField("contents"):
         raise InvalidRequestError(
             f"input '{tensor.name}' has contents while raw_input_contents is used; send one form"

@@ -96,7 +96,7 @@ class GrpcConnection(Http2Connection):
 
     # What the frames say of calls.
 
-    def take_data(self, flags: int, stream: int, payload: bytes) -> None:
+    def take_data(self, flags: int, stream: int, payload: bytes | memoryview) -> None:
         """A piece of a call's messages."""
         self._read_bytes += len(payload)
         if self._read_bytes >= _READ_WINDOW:
@@ -114,7 +114,7 @@ class GrpcConnection(Http2Connection):
             self._reset(call, Fault.STREAM_CLOSED)
             return
         if flags & PADDED:
-            payload = unpadded(payload)
+            payload = unpadded(bytes(payload))
         call.receive(payload, bool(flags & END_STREAM))
         limit = self._limit_bytes
         if self.unfinished_bytes > limit:

@@ -16,8 +16,9 @@ from services.access.credential import secret_of
 from services.errors import DeadlineExceededError, InvalidRequestError, ServingError
 from services.gateway import grpc_codec, http2_headers
 from services.gateway.admission import Admission, InferCall
-from services.gateway.grpc_call import UnaryCall, failure, parsed
+from services.gateway.grpc_call import UnaryCall, failure
 from services.gateway.grpc_head import GrpcHead
+from services.gateway.grpc_raw import read_infer_request
 from services.gateway.http_body import Body
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
@@ -92,11 +93,11 @@ class InferenceCall(UnaryCall):
         """Reads the request and lets it in."""
         route = self._route
         try:
-            request = self._request = parsed(pb.ModelInferRequest, body)
+            request, raw = read_infer_request(body)
         except InvalidRequestError as error:
             self.refuse(error)
             return
-        model = request.model_name
+        self._request, model = request, request.model_name
         record = self._record = route.ledger.open(
             "grpc", request.id or route.given_id, model, request.model_version, route.traceparent
         )
@@ -108,7 +109,7 @@ class InferenceCall(UnaryCall):
                 request_id=record.request_id,
                 model=model,
                 version=request.model_version,
-                inputs=grpc_codec.decode_inputs(request),
+                inputs=grpc_codec.decode_inputs(request, raw),
                 outputs=grpc_codec.asked_outputs(request),
                 timeout_s=self._time_for_work(timeout_us, record.started, waited_s),
                 priority=priority,

@@ -53,6 +53,7 @@ from services.gateway.http2_frames import (
 )
 from services.gateway.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES, MAX_FIELDS_BYTES
 from services.gateway.http2_sending import Sender, Sending
+from services.gateway.http_body import part_of
 from services.gateway.open_port import READ_BYTES, OpenConnection
 
 MAX_CALLS = 4096
@@ -204,14 +205,14 @@ class Http2Connection(OpenConnection):
                 return
             if self.calls_begun >= CALLS_A_TURN:
                 break
-            payload = data[position + HEAD_BYTES : end]
+            begin = position + HEAD_BYTES
             self._position = position = end
             if kind == DATA and not self._block_of[0]:
-                self.take_data(flags, stream & MAX_WINDOW, payload)
+                self.take_data(flags, stream & MAX_WINDOW, part_of(data, begin, end))
             elif kind == HEADERS and not self._block_of[0] and self._greeted:
-                self._take_headers(flags, stream & MAX_WINDOW, payload)
+                self._take_headers(flags, stream & MAX_WINDOW, data[begin:end])
             else:
-                self._take_other(kind, flags, stream & MAX_WINDOW, payload)
+                self._take_other(kind, flags, stream & MAX_WINDOW, data[begin:end])
             if self._closing:
                 return
         if not self._turn_asked:
@@ -343,7 +344,7 @@ class Http2Connection(OpenConnection):
     # What is said of calls.
 
     @abc.abstractmethod
-    def take_data(self, flags: int, stream: int, payload: bytes) -> None:
+    def take_data(self, flags: int, stream: int, payload: bytes | memoryview) -> None:
         """DATA has come, perhaps padded."""
 
     @abc.abstractmethod

@@ -9,7 +9,10 @@ import re
 
 from services.errors import InvalidRequestError, PayloadTooLargeError
 
-Body = bytes | bytearray
+Body = bytes | bytearray | memoryview
+
+MIN_VIEWED_BYTES = 32 * 1024
+"""A part of what was read that is at least so large, half of a read, is viewed and not copied."""
 
 _MAX_LINE_BYTES = 1024
 """A chunk's size with its extensions, or one trailer."""
@@ -20,6 +23,13 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%b)*\r\n" % _EXTENSION)
 _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*\r\n" % _TOKEN)
 
 
+def part_of(data: bytes, start: int, end: int) -> bytes | memoryview:
+    """A part of bytes that were read; a small one as a copy, which does not keep all of them."""
+    if end - start < MIN_VIEWED_BYTES:
+        return data[start:end]
+    return memoryview(data)[start:end]
+
+
 class SizedBody:
     """A body of a known length.
 
@@ -28,7 +38,7 @@ class SizedBody:
     """
 
     def __init__(self, size: int) -> None:
-        self.content: Body = bytearray(size)
+        self.content = bytearray(size)
         self._view = memoryview(self.content)
         self._received = 0
 
@@ -57,7 +67,7 @@ class ChunkedBody:
     """A body in chunks (RFC 9112, 7.1). Extensions and trailers are read and dropped."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.content: Body = bytearray()
+        self.content = bytearray()
         self.complete = False
         self._max_bytes = max_bytes
         self._line = b""

@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 
 from services.errors import ServingError
-from services.gateway.http_body import Body, ChunkedBody, SizedBody, too_large
+from services.gateway.http_body import Body, ChunkedBody, SizedBody, part_of, too_large
 from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 from services.gateway.http_exchange import Exchange, Opener
 from services.gateway.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
@@ -147,7 +147,7 @@ class HttpConnection(OpenConnection):
         self._waiting.append(exchange)
         if exchange.last:
             self._ended = True
-        exchange.begin(data[len(lines) :])
+        exchange.begin(part_of(data, len(lines), len(data)))
         return True
 
     def _advance(self) -> None:
@@ -209,7 +209,7 @@ class HttpConnection(OpenConnection):
         if size > port.limits.max_request_bytes:
             self._incoming = exchange
             raise too_large(port.limits.max_request_bytes)
-        self._take(exchange, data[end:position])
+        self._take(exchange, part_of(data, end, position))
         return True
 
     def _begin_body(self, exchange: Exchange) -> None:

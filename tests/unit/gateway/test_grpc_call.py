@@ -19,6 +19,7 @@ from services.gateway.http2_frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
+    MAX_FRAME_BYTES,
     PADDED,
     Fault,
     frame,
@@ -71,11 +72,11 @@ def calls(draw: st.DrawFn) -> tuple[list[bytes], list[bytes], bool]:
         for content in contents
     )
     cuts = sorted({draw(st.integers(0, len(stream))) for _ in range(draw(st.integers(0, 6)))})
-    edges = [0, *cuts, len(stream)]
+    edges, most = [0, *cuts, len(stream)], draw(st.sampled_from([16_000, MAX_FRAME_BYTES - 8]))
     pieces = [
-        stream[start:end][at : at + 16_000]
+        stream[start:end][at : at + most]
         for start, end in itertools.pairwise(edges)
-        for at in range(0, max(1, end - start), 16_000)
+        for at in range(0, max(1, end - start), most)
     ]
     return pieces, contents, many
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
-from services.gateway.http_body import ChunkedBody, SizedBody
+from services.gateway.http_body import MIN_VIEWED_BYTES, ChunkedBody, SizedBody, part_of
 from tests.unit.gateway.http_wire import chunked
 
 MAX = 10_000
@@ -32,6 +32,16 @@ def feed(body: ChunkedBody, pieces: list[bytes]) -> bytes:
             return piece[position:] + b"".join(pieces[index + 1 :])
         assert position == len(piece)
     return b""
+
+
+def test_only_a_large_part_is_viewed() -> None:
+    data = b"head" + b"x" * MIN_VIEWED_BYTES + b"next"
+    large = part_of(data, 4, len(data) - 4)
+    assert isinstance(large, memoryview)
+    assert large.obj is data
+    assert large == b"x" * MIN_VIEWED_BYTES
+    assert part_of(data, 5, len(data) - 4) == b"x" * (MIN_VIEWED_BYTES - 1)
+    assert type(part_of(data, 5, len(data) - 4)) is bytes
 
 
 @given(st.binary(min_size=1, max_size=300), st.lists(st.integers(0, 300)), st.binary(max_size=9))
