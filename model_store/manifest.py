@@ -40,13 +40,18 @@ Precision = Literal["fp32", "bf16", "fp16", "int8"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+def is_name(name: str) -> bool:
+    """Whether something may have this name, which is one part of a path."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str, what: str = "model name") -> str:
     """Returns the name if it can safely be one part of a path.
 
     Raises:
         BadNameError: empty, too long, or characters other than letters, digits, `.`, `_`, `-`.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise BadNameError(
             f"{what} {name!r} is not allowed; use 1 to 128 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit"

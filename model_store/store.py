@@ -48,6 +48,7 @@ from model_store.manifest import (
     FileEntry,
     Manifest,
     check_name,
+    is_name,
     parse_manifest,
 )
 from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_target
@@ -123,8 +124,11 @@ class ModelStore:
         }
 
     def _paths_in_folder(self, models: Iterable[str]) -> Iterator[str]:
-        """Of models in a folder, what tells their versions and generations."""
-        for model in models:
+        """Of models in a folder, what tells their versions and generations.
+
+        What else lies there, such as a file system's `lost+found`, may not even be readable.
+        """
+        for model in filter(is_name, models):
             for name in self.storage.names(model):
                 folder = f"{model}/{name}"
                 if _VERSION.fullmatch(name):

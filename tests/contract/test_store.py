@@ -81,6 +81,14 @@ def test_the_listing_tells_published_claimed_and_generations(
     assert store.listing() == store.listing("digits") == listing
 
 
+def test_what_no_model_can_be_is_not_looked_at(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    unreadable = Path(store.url, "lost+found")
+    unreadable.symlink_to(unreadable)
+    assert store.models() == ["digits"]
+
+
 def test_what_cannot_be_looked_at_fails_the_listing(tmp_path: Path) -> None:
     store = ModelStore(str(tmp_path / "store"))
     publish_in(store, tmp_path / "draft")
