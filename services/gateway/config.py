@@ -42,8 +42,7 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     not ready; set it to what those in front need to notice, unless something else waits that long
     before SIGTERM (`preStop` of Kubernetes)."""
     max_queue_depth: int = Field(1024, ge=1)
-    """Requests waiting for one version, and up to twice as many of a model so fast that they take a
-    quarter of a second; lower it to refuse early rather than answer late."""
+    """Requests waiting for one version; lower it to refuse early rather than answer late."""
     when_overloaded: Literal["refuse", "degrade"] = "refuse"
     """What becomes of a request that its queue has no room for, or that would be late: refused, or
     answered by a faster artifact of the same version that is loaded (`keep_artifacts`), which the

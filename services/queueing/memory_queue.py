@@ -8,8 +8,7 @@ Rules kept here:
   outcome, or never after the caller cancelled;
 - a caller that cancels, or whose time is up, leaves a dead entry: the intake is told, so that it
   never reaches a batch;
-- a lane's intake holds at most `max_depth` entries, or twice as many if they are soon done; the
-  next one is refused, never dropped later;
+- a lane's intake holds at most `max_depth` entries; the next one is refused, never dropped later;
 - what a limit refuses goes to another lane instead, once, if its gateway has named one;
 - a closed lane takes nothing new.
 
@@ -52,10 +51,6 @@ class Intake(Protocol):
     def waiting(self) -> int:
         """Entries taken and not yet in a batch."""
 
-    @property
-    def row_s(self) -> float:
-        """Seconds by which each row that waits delays the next; 0 if unknown."""
-
     def accept(self, entry: "Entry") -> None:
         """Takes an entry, or finishes it at once with the error that refuses it."""
 
@@ -66,11 +61,6 @@ class Intake(Protocol):
             entry: dead by now.
             reason: `cancelled`, `expired`, or `failed` when the server gives up.
         """
-
-
-SOON_S = 0.25
-"""What waits so long or less is no jam: a machine that paused gets all at once what came meanwhile.
-A thousand requests are a seventh of a second's load of a small model."""
 
 
 class Holder(Protocol):
@@ -187,7 +177,7 @@ class MemoryQueue:
     """Requests by lane.
 
     Attributes:
-        max_depth: entries that may wait for one lane, and twice as many if they are soon done.
+        max_depth: entries that may wait for one lane.
         unanswered: entries whose callers wait, in batches or not.
         deadlines: theirs.
         emptied: there while somebody waits for none to be unanswered.
@@ -218,7 +208,7 @@ class MemoryQueue:
     def with_room(self, lane: Lane) -> Intake | None:
         """The intake of a lane that takes one more entry; None if it is closed or full."""
         intake = self._intakes.get(lane)
-        return intake if intake is not None and not self._is_full(intake) else None
+        return intake if intake is not None and intake.waiting < self.max_depth else None
 
     def submit(self, request: InferRequest, done: Done, degrade_to: Lane | None = None) -> Entry:
         """Enqueues a request.
@@ -238,7 +228,7 @@ class MemoryQueue:
         if intake is None:
             entry.finish(ModelNotReadyError(f"model {request.lane} is not being served; try again"))
             return entry
-        is_full = intake.waiting >= self.max_depth and self._is_full(intake)
+        is_full = intake.waiting >= self.max_depth
         if not is_full or degrade_to is not None:
             entry.queue, entry.intake = self, intake
             self.unanswered += 1
@@ -248,16 +238,11 @@ class MemoryQueue:
         else:
             entry.refuse(
                 QueueFullError(
-                    f"the queue of model {request.lane} holds {intake.waiting} requests, its "
+                    f"the queue of model {request.lane} holds {self.max_depth} requests, its "
                     "limit; retry later or add servers"
                 )
             )
         return entry
-
-    def _is_full(self, intake: Intake) -> bool:
-        waiting, depth = intake.waiting, self.max_depth
-        soon_done = waiting < 2 * depth and 0 < waiting * intake.row_s <= SOON_S
-        return waiting >= depth and not soon_done
 
     async def wait_empty(self, timeout_s: float) -> int:
         """Waits until every caller has its answer.

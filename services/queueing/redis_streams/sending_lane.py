@@ -111,11 +111,6 @@ class SendingLane:
         """Entries that are not in Redis yet."""
         return len(self._outbox) + len(self._again) + len(self._lost)
 
-    @property
-    def row_s(self) -> float:
-        """As the workers say; 0 if unknown."""
-        return self._uplink.row_s.get(self.lane, 0.0)
-
     def accept(self, entry: Entry) -> None:
         """Sends an entry, with all others of this turn of the loop."""
         if self._uplink.refusal is not None:

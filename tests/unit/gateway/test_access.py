@@ -53,7 +53,6 @@ class Echo:
     """Answers with what was sent."""
 
     waiting = 0
-    row_s = 0.0
 
     def __init__(self) -> None:
         self.held: list[Entry] | None = None

@@ -35,7 +35,6 @@ class Echo:
     """Answers every request with its input, at once."""
 
     waiting = 0
-    row_s = 0.0
 
     def accept(self, entry: Entry) -> None:
         entry.finish(

@@ -44,7 +44,6 @@ class Worker:
     """The intake of the one lane: `act` is what a test makes of an entry, by default nothing."""
 
     waiting = 0
-    row_s = 0.0
 
     def __init__(self, changed: asyncio.Event) -> None:
         self.entries: list[Entry] = []

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.errors import BackendError, DeadlineExceededError, QueueFullError
-from services.queueing.memory_queue import SOON_S, MemoryQueue, Outcome
+from services.errors import BackendError, DeadlineExceededError
+from services.queueing.memory_queue import MemoryQueue, Outcome
 from tests.fixtures.queue_ends import LANE, MAX_DEPTH, Ends, Shelf, reply
 
 
@@ -39,24 +39,6 @@ async def test_a_caller_that_raises_harms_nobody(ends: Ends) -> None:
     entry = ends.gateway.submit(ends.send().entry.request, raising)
     entry.finish(reply())
     assert entry.dead
-
-
-@pytest.mark.parametrize(
-    ("row_s", "taken"),
-    [
-        (0.0, MAX_DEPTH),  # nobody knows
-        (SOON_S / MAX_DEPTH * 1.1, MAX_DEPTH),
-        (SOON_S / MAX_DEPTH / 1.5, MAX_DEPTH + MAX_DEPTH // 2 + 1),
-        (1e-6, 2 * MAX_DEPTH),
-    ],
-)
-async def test_more_may_wait_that_is_soon_done(ends: Ends, row_s: float, taken: int) -> None:
-    ends.shelf.row_s = row_s
-    callers = [ends.send() for _ in range(3 * MAX_DEPTH)]
-    assert ends.shelf.waiting == taken
-    refused = await callers[-1].outcome()
-    assert isinstance(refused, QueueFullError)
-    assert f"holds {taken} requests, its limit" in str(refused)
 
 
 async def test_a_cancelled_caller_leaves_a_dead_entry(ends: Ends) -> None:
