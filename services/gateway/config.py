@@ -41,8 +41,9 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     """How long requests are still accepted after SIGTERM, while the server already says that it is
     not ready; set it to what those in front need to notice, unless something else waits that long
     before SIGTERM (`preStop` of Kubernetes)."""
-    max_queue_depth: int = Field(1024, ge=1)
-    """Requests waiting for one version; lower it to refuse early rather than answer late."""
+    max_queue_depth: int = Field(2048, ge=1)
+    """Requests waiting for one version; lower it to refuse early rather than answer late. It must
+    hold what comes while the machine pauses: of a small model, thousands in half a second."""
     when_overloaded: Literal["refuse", "degrade"] = "refuse"
     """What becomes of a request that its queue has no room for, or that would be late: refused, or
     answered by a faster artifact of the same version that is loaded (`keep_artifacts`), which the
