@@ -12,8 +12,10 @@ https://protobuf.dev/programming-guides/encoding/
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from model_store.errors import UnsafeOnnxError
+from model_store.protobuf_fields import BYTES, VARINT, Field, fields_of
 
 OPERATOR_DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
@@ -28,7 +30,6 @@ MAX_FIELDS = 2_000_000
 MAX_DEPTH = 32
 """Graphs within graphs."""
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _ORT_FORMAT, _ORT_FORMAT_AT = b"ORTM", slice(4, 8)
 """How ONNX Runtime tells its own format, which it takes as well and which is no protobuf."""
 
@@ -50,9 +51,6 @@ _CHILDREN: dict[str, dict[int, str]] = {
 _TEXTS = {"node": (4, 7), "function": (1, 10)}
 """By message, the field numbers of an operator's name and of its domain."""
 _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 13, 14
-
-_Field = tuple[int, int, int, int]
-"""Number, wire type, value (or where it starts), where the field ends."""
 
 
 @dataclass(slots=True)
@@ -116,14 +114,16 @@ def _read(data: bytes) -> _Found:
         if depth > 2 * MAX_DEPTH:  # each graph adds itself and the node it belongs to
             raise ValueError(f"more than {MAX_DEPTH} graphs within each other")
         children, texts = _CHILDREN[kind], _TEXTS.get(kind, ())
-        fields = _fields(data, start, end, fields_left)
+        fields = list(islice(fields_of(data, start, end), fields_left + 1))
+        if len(fields) > fields_left:
+            raise ValueError(f"more than {MAX_FIELDS} fields")
         fields_left -= len(fields)
         if kind == "tensor":
             _check_tensor(fields)
         waiting += [
             (child, value, field_end, depth + (child in ("graph", "node")))
             for number, wire, value, field_end in fields
-            if wire == _BYTES and (child := children.get(number))
+            if wire == BYTES and (child := children.get(number))
         ]
         if texts:  # where one occurs twice, the last one counts, as everywhere
             said = {f[0]: data[f[2] : f[3]].decode() for f in fields if f[0] in texts}
@@ -132,59 +132,9 @@ def _read(data: bytes) -> _Found:
     return found
 
 
-def _check_tensor(fields: list[_Field]) -> None:
+def _check_tensor(fields: list[Field]) -> None:
     for number, wire, value, _ in fields:
-        if (number == _TENSOR_EXTERNAL_DATA and wire == _BYTES) or (
-            number == _TENSOR_DATA_LOCATION and wire == _VARINT and value
+        if (number == _TENSOR_EXTERNAL_DATA and wire == BYTES) or (
+            number == _TENSOR_DATA_LOCATION and wire == VARINT and value
         ):
             raise _OtherFileError
-
-
-def _fields(data: bytes, start: int, end: int, limit: int) -> list[_Field]:
-    """The fields of one message.
-
-    Raises:
-        ValueError: a field is none of protobuf's, or ends after its message, or is one too many.
-        IndexError: the file ends within a number.
-    """
-    fields: list[_Field] = []
-    position = start
-    while position < end:
-        tag, position = data[position], position + 1
-        if tag > 127:
-            tag, position = _varint(data, position - 1)
-        value, wire = position, tag & 7
-        if wire == _BYTES:
-            length, value = data[position], position + 1
-            if length > 127:
-                length, value = _varint(data, position)
-            position = value + length
-        elif wire == _VARINT:
-            value, position = _varint(data, position)
-        elif wire == _FIXED32:
-            position += 4
-        elif wire == _FIXED64:
-            position += 8
-        else:
-            raise ValueError(f"a field before byte {position} has the unknown wire type {wire}")
-        if position > end or not 7 < tag < 2**32:
-            raise ValueError(f"the field that ends at byte {position} is cut off or has no number")
-        if len(fields) >= limit:
-            raise ValueError(f"more than {MAX_FIELDS} fields")
-        fields.append((tag >> 3, wire, value, position))
-    return fields
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, the lowest first; the top bit says that more follow."""
-    byte = data[position]
-    if byte < 128:
-        return byte, position + 1
-    number, shift = byte & 127, 7
-    for at in range(position + 1, position + 10):
-        byte = data[at]
-        number |= (byte & 127) << shift
-        if byte < 128:
-            return number, at + 1
-        shift += 7
-    raise ValueError(f"the number at byte {position} has more than 10 bytes")

@@ -3,22 +3,18 @@
 protobuf copies every byte of a message twice: into memory of its own, and from there into Python's.
 Of a large message, only what is around the raw tensors goes through it; these are viewed where they
 were received (0.6 MB: 4 µs in place of 33).
-
-Source: https://protobuf.dev/programming-guides/encoding.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
+from model_store.protobuf_fields import BYTES, fields_of
 from protos import open_inference_pb2 as pb
 from services.gateway.grpc_call import parsed
 from services.gateway.http_body import MIN_VIEWED_BYTES, Body
 
-_VARINT, _EIGHT_BYTES, _SIZED, _FOUR_BYTES = 0, 1, 2, 5
-_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
-_RAW: Final = _FIELD << 3 | _SIZED
-_EMPTY: Final = bytes((_RAW, 0))
-_MAX_VARINT_BITS = 64
+_NUMBER: Final = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+_EMPTY: Final = bytes((_NUMBER << 3 | BYTES, 0))
 MAX_FIELDS = 256
 """Of a message; one with more is protobuf's, lest small fields by the million hold the loop."""
 
@@ -54,45 +50,15 @@ def _without_raw(message: memoryview) -> tuple[bytes, list[memoryview]]:
         ValueError: it breaks off, has too many fields, or one that protobuf has given up (a group).
         IndexError: it breaks off.
     """
-    rest = bytearray()
+    rest, begin = bytearray(), 0
     raw: list[memoryview] = []
-    position, size = 0, len(message)
-    for _ in range(MAX_FIELDS):
-        if position == size:
-            return bytes(rest), raw
-        begin = position
-        key, position = _varint(message, position)
-        kind = key & 7
-        if kind == _SIZED:
-            length, position = _varint(message, position)
-            position += length
-        elif kind == _VARINT:
-            _, position = _varint(message, position)
-        elif kind == _EIGHT_BYTES:
-            position += 8
-        elif kind == _FOUR_BYTES:
-            position += 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        if position > size:
-            raise ValueError("a field beyond the end")
-        if key == _RAW:
-            raw.append(message[position - length : position])
+    for count, (number, wire, start, end) in enumerate(fields_of(message, 0, len(message))):
+        if count == MAX_FIELDS:
+            raise ValueError(f"more than {MAX_FIELDS} fields")
+        if number == _NUMBER and wire == BYTES:
+            raw.append(message[start:end])
             rest += _EMPTY
         else:
-            rest += message[begin:position]
-    raise ValueError(f"more than {MAX_FIELDS} fields")
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """A number, and the position behind it."""
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift >= _MAX_VARINT_BITS:
-            raise ValueError("a number beyond 64 bits")
+            rest += message[begin:end]
+        begin = end
+    return bytes(rest), raw
