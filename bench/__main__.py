@@ -30,8 +30,8 @@ FP32 = "onnx"
 SMALL_CASES = tuple((form, clients) for form in Form for clients in (1, 32, 64))
 LARGE_CASES = ((Form.BINARY, 32), (Form.GRPC, 32))
 LARGE_ROUNDS = 4
-"""How much oftener large models are loaded: what is asked of them is a matter of hundredths, and
-a machine that others use is a twentieth faster in one second than in the next."""
+"""Of each start of a large model: what is asked of it is a matter of hundredths, and a machine that
+others use is a twentieth faster in one second than in the next."""
 SMALL_RATES = (5_000, 10_000)
 """Requests a second while the event loop is looked at. A machine in a slow hour cannot answer all
 of the second, and then its loop is late whatever the code does."""
@@ -53,10 +53,12 @@ def main() -> None:
         manifest = newest_manifest(store, name)
         small = name == SMALL_MODEL
         cases = SMALL_CASES if small else LARGE_CASES
-        rounds = given.rounds if small else LARGE_ROUNDS * given.rounds
+        rounds = 1 if small else LARGE_ROUNDS
         for artifact in _artifacts(manifest):
             figures.append(
-                measure_model(store, manifest, artifact, cases, rounds, given.seconds, not small)
+                measure_model(
+                    store, manifest, artifact, cases, given.rounds, rounds, given.seconds, not small
+                )
             )
     if SMALL_MODEL in given.models:
         manifest = newest_manifest(store, SMALL_MODEL)
@@ -181,7 +183,7 @@ def _arguments() -> argparse.Namespace:
         "--models", type=lambda text: text.split(","), default=list(MODELS), metavar="A,B"
     )
     parser.add_argument("--seconds", type=int, default=4, help="of load for each figure of a round")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each server")
     parser.add_argument("--quick", action="store_true", help="one round of a second each")
     given = parser.parse_args()
     if given.quick:

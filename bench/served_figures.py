@@ -1,7 +1,8 @@
 """One model, one artifact: the raw limit and what is served, in turn within each round.
 
 The machine's speed drifts, so the raw model is measured before and after each served figure, which
-is divided by the mean of the two.
+is divided by the mean of the two. Where a process's memory happens to lie makes it a hundredth or
+two faster or slower for its whole life, so that both are started several times.
 """
 
 from collections.abc import Sequence
@@ -66,6 +67,7 @@ def measure_model(
     manifest: Manifest,
     artifact: str,
     cases: Sequence[tuple[Form, int]],
+    starts: int,
     rounds: int,
     seconds: int,
     in_batches: bool,
@@ -77,7 +79,8 @@ def measure_model(
         manifest: of the version, which must be the live one.
         artifact: its name.
         cases: forms and numbers of clients.
-        rounds: of which the medians are taken.
+        starts: of the server and of the raw model.
+        rounds: of each start; the medians are taken of all.
         seconds: of load for each figure of a round.
         in_batches: whether a batch takes so long that it matters where a load is cut off.
 
@@ -90,21 +93,22 @@ def measure_model(
     print(f"{manifest.model}, {artifact}: raw, samples/s by batch size: {_rates(raw)}", flush=True)
     figures: list[list[ServedFigure]] = []
     model = golden_model(store, manifest)
-    with (
-        pinned_server(store.url, [manifest.model], artifact) as server,
-        raw_model(store, manifest, artifact) as raw_rate,
-    ):
-        lengths = check_answers(server, model, artifact)
-        limits = [raw_rate(best, raw_s)]
-        for _ in range(rounds):
-            figures.append([])
-            for case in cases:
-                served = _measure(server, model, *case, seconds, lengths, in_batches)
-                limits.append(raw_rate(best, raw_s))
-                ratio = served.requests_per_second / mean(limits[-2:])
-                figures[-1].append(replace(served, ratio_to_raw=ratio))
-                print(f"  {figure_line(figures[-1][-1])}", flush=True)
-        check_answers(server, model, artifact)
+    for _ in range(starts):
+        with (
+            pinned_server(store.url, [manifest.model], artifact) as server,
+            raw_model(store, manifest, artifact) as raw_rate,
+        ):
+            lengths = check_answers(server, model, artifact)
+            limit = raw_rate(best, raw_s)
+            for _ in range(rounds):
+                figures.append([])
+                for case in cases:
+                    served = _measure(server, model, *case, seconds, lengths, in_batches)
+                    before, limit = limit, raw_rate(best, raw_s)
+                    ratio = served.requests_per_second / mean((before, limit))
+                    figures[-1].append(replace(served, ratio_to_raw=ratio))
+                    print(f"  {figure_line(figures[-1][-1])}", flush=True)
+            check_answers(server, model, artifact)
     return ModelFigures(
         model=manifest.model,
         artifact=artifact,
