@@ -3,8 +3,10 @@
 Small models and large ones, REST JSON, REST binary and gRPC, each an open loop. Their shares are
 equal by what each gets alone, and together they come to 70 % of the most that is answered in time,
 which rising loads show; besides, callers that hang up before their answer, and requests that are
-wrong and must be refused as such. Memory is looked at every few seconds. Ctrl-C gives the verdict
-so far. Writes `bench/results/soak.json` and, as a picture, `bench/results/soak.svg`.
+wrong and must be refused as such. Memory is looked at every few seconds, and the server's CPU time:
+a request that costs half as much again when errors come tells of a machine that was slower than the
+one whose capacity was measured. Ctrl-C gives the verdict so far. Writes `bench/results/soak.json`
+and, as a picture, `bench/results/soak.svg`.
 """
 
 import argparse
@@ -29,9 +31,10 @@ from bench.line_chart import draw_line
 from bench.load import closed_loop, warm_up
 from bench.open_loop import LAST_ANSWERS_S, OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Ask, Form
+from bench.peers.process_tree import cpu_seconds
 from bench.pinned_server import end_with_exception, pinned_server
-from bench.pinning import become_client
-from bench.process_figures import resident_mebibytes
+from bench.pinning import SERVER_CORE, become_client
+from bench.process_figures import resident_mebibytes, stolen_seconds
 from bench.results_file import RESULTS, bench_store, write_results
 from bench.shooter import Outcome, Shooter
 from bench.shooters import open_shooter
@@ -77,13 +80,26 @@ class StreamFigures:
     worst_slice_p99_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The server and its core at one moment; times and errors are sums."""
+
+    seconds: float
+    """From the start of the load."""
+    memory_mib: float
+    server_cpu_s: float
+    stolen_s: float
+    """For which the machine's host ran others where the server's core was due."""
+    answered: int
+    errors: int
+
+
 @dataclass(slots=True)
 class Soak:
     """All that has been seen so far; written while the load runs, read whenever it ends."""
 
     streams: list[StreamFigures] = field(default_factory=list)
-    memory: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds from the start, and MiB in RAM."""
+    looks: list[Look] = field(default_factory=list)
     hung_up: int = 0
     refused_as_wrong: int = 0
     wrong_but_not_refused: int = 0
@@ -95,6 +111,11 @@ class Soak:
     def elapsed_s(self) -> float:
         """Since the load began."""
         return time.monotonic() - self.started_at
+
+    @property
+    def memory(self) -> list[tuple[float, float]]:
+        """Seconds from the start, and MiB in RAM."""
+        return [(look.seconds, look.memory_mib) for look in self.looks]
 
     @property
     def errors(self) -> int:
@@ -162,9 +183,9 @@ def main() -> None:
         "refused_as_wrong": soak.refused_as_wrong,
         "wrong_but_not_refused": soak.wrong_but_not_refused,
         "messages": soak.messages,
-        "memory_mib": soak.memory,
+        "looks": list(map(asdict, soak.looks)),
     }
-    if len(soak.memory) > 1:
+    if len(soak.looks) > 1:
         title = f"Memory of the server over {elapsed_s / 60:.0f} minutes at {LOAD:.0%} load"
         minutes = [(seconds / 60, mib) for seconds, mib in soak.memory]
         (RESULTS / "soak.svg").write_text(draw_line(title, "minutes", "MiB", minutes))
@@ -292,17 +313,35 @@ def _wrong(form: Form, ask: Ask) -> list[Ask]:
 
 
 async def _look(server: ServerProcess, soak: Soak, seconds: float) -> None:
-    """Memory every few seconds, a line of progress every minute."""
-    reported_s = 0.0
+    """A look every few seconds, a line of progress every minute."""
+    told = None
     while soak.elapsed_s < seconds:
-        soak.memory.append((soak.elapsed_s, resident_mebibytes(server.pid)))
-        if soak.elapsed_s - reported_s >= REPORT_S or not reported_s:
-            reported_s = soak.elapsed_s
-            answered = sum(stream.answered for stream in soak.streams)
-            print(f"  {reported_s / 60:5.1f} min: {soak.memory[-1][1]:.1f} MiB, {answered:,} "
-                  f"answered, {soak.hung_up:,} hung up, {soak.refused_as_wrong:,} refused as "
-                  f"wrong, errors {soak.errors}", flush=True)  # fmt: skip
+        look = Look(
+            seconds=soak.elapsed_s,
+            memory_mib=resident_mebibytes(server.pid),
+            server_cpu_s=cpu_seconds(server.pid),
+            stolen_s=stolen_seconds(SERVER_CORE),
+            answered=sum(stream.answered for stream in soak.streams),
+            errors=soak.errors,
+        )
+        soak.looks.append(look)
+        told = told or look
+        if look.seconds - told.seconds >= REPORT_S:
+            print(f"  {_progress(told, look)}; {soak.hung_up:,} hung up, "
+                  f"{soak.refused_as_wrong:,} refused as wrong", flush=True)  # fmt: skip
+            told = look
         await asyncio.sleep(LOOK_S)
+
+
+def _progress(since: Look, look: Look) -> str:
+    """What has happened between two looks."""
+    answered = look.answered - since.answered
+    cpu_us = (look.server_cpu_s - since.server_cpu_s) / max(answered, 1) * 1e6
+    stolen_s = look.stolen_s - since.stolen_s
+    return (
+        f"{look.seconds / 60:5.1f} min: {look.memory_mib:.1f} MiB, {look.answered:,} answered, "
+        f"{cpu_us:.0f} µs CPU each, {stolen_s:.1f} s stolen, errors {look.errors}"
+    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ LIVE_PATH = "/v2/health/live"
 READY_PATH = "/v2/health/ready"
 LOOP_ANSWERS_WITHIN_S = 5.0
 """An event loop that is silent for longer is blocked, and its process not live."""
+BACKLOG = 4096
+"""Connections that the kernel completes while a process is too busy to take them; Linux allows no
+more by default. To one more it says nothing, and the caller asks again after 1 s, 3 s, 7 s."""
 
 
 class PortError(Exception):
@@ -35,7 +38,7 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
         PortError: it is taken, or the address is not ours.
     """
     try:
-        return socket.create_server((host, port), backlog=1024)
+        return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         raise port_error(port, setting, str(error)) from error
 

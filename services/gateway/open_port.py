@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from services.errors import ServingError
 from services.gateway.http_compression import CompressionThreads
+from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
 READ_BYTES = 64 * 1024
 """One read; the loop has its turn after 32 of them on one connection."""
-BACKLOG = 1024
 LINGER_S = 2.0
 """How long a peer may take to read why its connection ends, and to hang up."""
 _MAX_SWEEP_S = 1.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 import ssl
 import subprocess
@@ -121,6 +122,23 @@ def test_refusal_reaches_a_peer_that_goes_on_sending() -> None:
                 assert answer.header("connection") == "close"
 
     on_loop(test)
+
+
+def test_burst_of_callers_while_the_loop_is_busy_connects_at_once() -> None:
+    callers = min(1_500, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+    with contextlib.ExitStack() as opened:
+
+        async def test() -> None:
+            async with running() as server:
+                for _ in range(callers):  # without giving the loop a turn
+                    caller = opened.enter_context(socket.socket())
+                    caller.settimeout(0.5)  # a second is what one waits that is not let in
+                    caller.connect(("127.0.0.1", server.port))
+
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        on_loop(test)
 
 
 def test_slow_request_is_given_up() -> None:
