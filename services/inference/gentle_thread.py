@@ -37,9 +37,7 @@ def start_gently(work: Callable[[], T]) -> "Future[T]":
     outcome: Future[T] = Future()
 
     def run() -> None:
-        if sys.platform == "linux":  # elsewhere priority is the whole process's
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _niceness())
+        step_back(NICENESS)
         try:
             outcome.set_result(work())
         except BaseException as error:
@@ -50,5 +48,14 @@ def start_gently(work: Callable[[], T]) -> "Future[T]":
     return outcome
 
 
-def _niceness() -> int:
-    return min(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + NICENESS, 19)
+def step_back(steps: int) -> None:
+    """Lowers the priority of the thread that calls, for good; elsewhere than on Linux not at all.
+
+    Args:
+        steps: of niceness; each is a quarter less of the processor where others want it, too.
+    """
+    if sys.platform == "linux":  # elsewhere priority is the whole process's
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            niceness = os.getpriority(os.PRIO_PROCESS, thread) + steps
+            os.setpriority(os.PRIO_PROCESS, thread, min(niceness, 19))

@@ -5,7 +5,8 @@ In: batches, one at a time. Out: a report of each, called back on the event loop
 Rules kept here: the backend is only ever used by this thread; a batch that fails for its inputs'
 sake is run again entry by entry, so that one bad item never harms its neighbours; one that fails
 because the device did is not, unless the device was a process of its own that died: then it is
-started anew, and each entry gets one more try; an entry nobody waits for is not run again.
+started anew, and each entry gets one more try; an entry nobody waits for is not run again; where
+both want the same core, the event loop goes before the backend (docs/adr/0034).
 """
 
 import asyncio
@@ -27,10 +28,15 @@ from services.errors import (
 from services.inference.backends.backend import Backend
 from services.inference.batch_arrays import BatchArrays
 from services.inference.batcher import Batch, BatchRules
+from services.inference.gentle_thread import step_back
 from services.queueing.memory_queue import Entry
 from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.worker")
+
+STEPS_BEHIND_THE_LOOP = 4
+"""Of priority: the loop gets 71 % of a core that both want. What it does must be done anyway, and
+until it is, a small model's requests wait for a large one's batch."""
 
 Result = Mapping[str, Array] | BackendError
 """An entry's outputs, or why there are none."""
@@ -123,6 +129,7 @@ class Instance:
         return 0.0 if self._opening else now - self.started_at
 
     def _main(self) -> None:
+        step_back(STEPS_BEHIND_THE_LOOP)
         if self._backend is None:
             try:
                 self._backend = self._reopen()

@@ -1,12 +1,17 @@
-"""A function at lower priority: its result, its error, and the caller's own priority."""
+"""Work at lower priority: a function, its result, error and caller; and the runs of a backend."""
 
 import os
 import sys
 import threading
+from collections.abc import Mapping
 
 import pytest
 
+from model_store.tensors import Array
 from services.inference.gentle_thread import NICENESS, run_gently
+from services.inference.instance import STEPS_BEHIND_THE_LOOP
+from tests.fixtures.fake_backends import DoublingBackend
+from tests.fixtures.running_worker import running
 
 if sys.platform != "linux":
     pytest.skip("a thread has a priority of its own on Linux only", allow_module_level=True)
@@ -28,3 +33,18 @@ def test_an_error_is_the_caller_s() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         run_gently(fail)
+
+
+async def test_a_backend_runs_behind_the_event_loop() -> None:
+    seen: list[int] = []
+
+    class Telling(DoublingBackend):
+        def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+            seen.append(niceness())
+            return super().run(inputs)
+
+    before = niceness()
+    async with running(Telling()) as made:
+        assert await made.infer(1.0).values() == [2.0]
+    assert seen == [min(before + STEPS_BEHIND_THE_LOOP, 19)]
+    assert niceness() == before
