@@ -19,6 +19,9 @@ from typing import TypeVar
 
 NICENESS = 15
 """See sched(7): a step is a quarter more or less of the processor."""
+STEPS_BEHIND_THE_LOOP = 4
+"""Of what runs a model: the event loop gets 71 % of a core that both want. What it does must be
+done anyway, and until it is, small models' requests wait for large ones' batches (ADR 34)."""
 
 T = TypeVar("T")
 
@@ -52,10 +55,15 @@ def step_back(steps: int) -> None:
     """Lowers the priority of the thread that calls, for good; elsewhere than on Linux not at all.
 
     Args:
-        steps: of niceness; each is a quarter less of the processor where others want it, too.
+        steps: of niceness behind the main thread of the process.
     """
+    step_behind(os.getpid(), steps)
+
+
+def step_behind(process: int, steps: int) -> None:
+    """The same behind another process; never raises a priority."""
     if sys.platform == "linux":  # elsewhere priority is the whole process's
-        thread = threading.get_native_id()
         with contextlib.suppress(OSError):
-            niceness = os.getpriority(os.PRIO_PROCESS, thread) + steps
-            os.setpriority(os.PRIO_PROCESS, thread, min(niceness, 19))
+            ahead = os.getpriority(os.PRIO_PROCESS, process)
+            now = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, 0, max(now, min(ahead + steps, 19)))

@@ -28,15 +28,11 @@ from services.errors import (
 from services.inference.backends.backend import Backend
 from services.inference.batch_arrays import BatchArrays
 from services.inference.batcher import Batch, BatchRules
-from services.inference.gentle_thread import step_back
+from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP, step_back
 from services.queueing.memory_queue import Entry
 from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.worker")
-
-STEPS_BEHIND_THE_LOOP = 4
-"""Of priority: the loop gets 71 % of a core that both want. What it does must be done anyway, and
-until it is, a small model's requests wait for a large one's batch."""
 
 Result = Mapping[str, Array] | BackendError
 """An entry's outputs, or why there are none."""

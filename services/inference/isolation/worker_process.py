@@ -31,7 +31,7 @@ from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
-from services.inference.gentle_thread import NICENESS
+from services.inference.gentle_thread import NICENESS, STEPS_BEHIND_THE_LOOP, step_behind
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 
@@ -84,8 +84,7 @@ def _open(channel: Channel) -> tuple[Backend, int] | None:
     limit_bytes = content["memory_limit_bytes"]
     if limit_bytes:
         limit_memory(limit_bytes)
-    if content["gently"]:
-        os.nice(NICENESS)
+    step_behind(os.getppid(), NICENESS if content["gently"] else STEPS_BEHIND_THE_LOOP)
     try:
         with open(descriptor, "rb") as file:
             backend = open_backend(

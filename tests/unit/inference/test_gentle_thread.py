@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from model_store.tensors import Array
-from services.inference.gentle_thread import NICENESS, run_gently
-from services.inference.instance import STEPS_BEHIND_THE_LOOP
+from services.inference.gentle_thread import NICENESS, STEPS_BEHIND_THE_LOOP, run_gently
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.running_worker import running
 

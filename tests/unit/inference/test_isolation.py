@@ -14,6 +14,7 @@ import pytest
 from model_store.tensors import Array
 from services.errors import BackendError, DeviceError, WorkerProcessDiedError
 from services.inference.backends.device import CPU, Device
+from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP
 from services.inference.isolation import isolated_backend
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
 from tests.fixtures import misbehaving_models
@@ -55,6 +56,12 @@ def test_it_says_what_runs_in_it(shared: IsolatedBackend) -> None:
     assert shared.platform == "onnx_onnxv1"
     assert shared.pid in children_of(os.getpid())
     assert shared.process_bytes() > 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities are handed on so on Linux only")
+def test_it_runs_behind_the_event_loop_of_its_parent(shared: IsolatedBackend) -> None:
+    behind = min(os.getpriority(os.PRIO_PROCESS, 0) + STEPS_BEHIND_THE_LOOP, 19)
+    assert os.getpriority(os.PRIO_PROCESS, shared.pid) == behind
 
 
 def test_a_buffer_is_filled_in_place_and_run(shared: IsolatedBackend) -> None:
