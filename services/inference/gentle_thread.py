@@ -2,10 +2,10 @@
 
 In: a function. Out: what it returns or raises, from a thread that yields the processor.
 
-A thread of lower priority gets a thirtieth of a core that others want as well, and all of one that
-nobody wants. More would not do: with a quarter of a core, a server at 70 % of its load has almost
-none left, and requests pile up (p99 of the encoder during a swap rose 1.7- to 5-fold). Nor would
-the lowest, for while the thread holds the interpreter's lock, others wait for it to be given the
+A thread of the lowest priority gets a thirtieth of a core that a backend wants as well, and all of
+one that nobody wants. More would not do: with a quarter of a core, a server at 70 % of its load has
+almost none left, and requests pile up (p99 of the encoder during a swap rose 1.7- to 5-fold). Nor
+would less, for while the thread holds the interpreter's lock, others wait for it to be given the
 processor.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-NICENESS = 15
+NICENESS = 19
 """See sched(7): a step is a quarter more or less of the processor."""
 STEPS_BEHIND_THE_LOOP = 4
 """Of what runs a model: the event loop gets 71 % of a core that both want. What it does must be
