@@ -183,7 +183,7 @@ def _arguments() -> argparse.Namespace:
         "--models", type=lambda text: text.split(","), default=list(MODELS), metavar="A,B"
     )
     parser.add_argument("--seconds", type=int, default=4, help="of load for each figure of a round")
-    parser.add_argument("--rounds", type=int, default=3, help="starts of each server")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
     parser.add_argument("--quick", action="store_true", help="one round of a second each")
     given = parser.parse_args()
     if given.quick:

@@ -91,7 +91,7 @@ def measure_model(
     raw = raw_rates(store, manifest, artifact, raw_s)
     best = max(raw, key=lambda size: raw[size])
     print(f"{manifest.model}, {artifact}: raw, samples/s by batch size: {_rates(raw)}", flush=True)
-    figures: list[list[ServedFigure]] = []
+    figures: dict[tuple[Form, int], list[ServedFigure]] = {case: [] for case in cases}
     model = golden_model(store, manifest)
     for _ in range(starts):
         with (
@@ -100,20 +100,18 @@ def measure_model(
         ):
             lengths = check_answers(server, model, artifact)
             limit = raw_rate(best, raw_s)
-            for _ in range(rounds):
-                figures.append([])
-                for case in cases:
-                    served = _measure(server, model, *case, seconds, lengths, in_batches)
-                    before, limit = limit, raw_rate(best, raw_s)
-                    ratio = served.requests_per_second / mean((before, limit))
-                    figures[-1].append(replace(served, ratio_to_raw=ratio))
-                    print(f"  {figure_line(figures[-1][-1])}", flush=True)
+            for case in [*cases] * rounds:
+                served = _measure(server, model, *case, seconds, lengths, in_batches)
+                before, limit = limit, raw_rate(best, raw_s)
+                ratio = served.requests_per_second / mean((before, limit))
+                figures[case].append(replace(served, ratio_to_raw=ratio))
+                print(f"  {figure_line(figures[case][-1])}", flush=True)
             check_answers(server, model, artifact)
     return ModelFigures(
         model=manifest.model,
         artifact=artifact,
         raw_samples_per_second=raw,
-        served=[medians(group) for group in zip(*figures, strict=True)],
+        served=[medians(group) for group in figures.values()],
     )
 
 
