@@ -17,11 +17,11 @@ import orjson
 import simdjson
 
 from model_store.tensors import Array, datatype_of, object_array
-from services.gateway import rest_codec
-from services.gateway.json_tensors import from_json, packed
-from services.gateway.large_request import read_large
-from services.gateway.rest_request import RestRequest, read_exactly
-from services.gateway.usual_request import UNUSUAL, read_usual
+from services.gateway.edges import rest_codec
+from services.gateway.edges.json_tensors import from_json, packed
+from services.gateway.edges.large_request import read_large
+from services.gateway.edges.rest_request import RestRequest, read_exactly
+from services.gateway.edges.usual_request import UNUSUAL, read_usual
 from services.queueing.records import InferReply, Lane
 
 TURNS = 15

@@ -38,7 +38,10 @@ A leaf carries its HTTP status, its gRPC code and whether a retry helps, as plai
 no edge decides any of it.
 """
 
+import math
 from typing import ClassVar
+
+USUAL_WAIT_S = 1
 
 
 class ServingError(Exception):
@@ -49,6 +52,11 @@ class ServingError(Exception):
     retryable: ClassVar[bool] = False
     wait_s: float | None = None
     """Seconds until a retry may help, where that is known."""
+
+    @property
+    def retry_after_s(self) -> int:
+        """Whole seconds after which a retry is worth one, if one may help at all."""
+        return USUAL_WAIT_S if self.wait_s is None else math.ceil(self.wait_s)
 
 
 class InvalidRequestError(ServingError):

@@ -20,15 +20,15 @@ from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
-from services.gateway.grpc_edge import GrpcEdge
-from services.gateway.http_port import HttpPort
-from services.gateway.http_protocol import HttpConnection
+from services.gateway.edges.grpc_edge import GrpcEdge
+from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
-from services.gateway.open_port import PortLimits, PortServer
-from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.gateway.wire.http_port import HttpPort
+from services.gateway.wire.http_protocol import HttpConnection
+from services.gateway.wire.open_port import PortLimits, PortServer
 from services.ports import listen, metrics_server
 from services.process import freeze_garbage
 from services.queueing.directory import Directory

@@ -1,19 +1,9 @@
-"""What the refusals of both edges share: an input's name, what is not offered, when to retry."""
+"""What the refusals of both edges share: an input's name, and what is not offered."""
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator
 
-from services.errors import InvalidRequestError, ServingError, UnsupportedError
-
-RETRY_AFTER_S = 1
-"""When to try again after a refusal that a retry may cure; both edges say it."""
-
-
-def retry_after_s(error: ServingError) -> int:
-    """Whole seconds after which a refusal that a retry may cure is worth one."""
-    return RETRY_AFTER_S if error.wait_s is None else math.ceil(error.wait_s)
-
+from services.errors import InvalidRequestError, UnsupportedError
 
 UNSUPPORTED_PARAMETERS = frozenset(
     {"shared_memory_region", "classification", "sequence_id", "sequence_start", "sequence_end"}

@@ -17,7 +17,7 @@ from collections import deque
 from typing import Protocol
 
 from services.errors import ServingError, TooManyInFlightError
-from services.gateway.http_body import Body
+from services.gateway.wire.http_body import Body
 
 BEGUN_A_TURN = 32
 """To read a request and let it in takes some 25 µs: a turn of them stays under 1 ms."""

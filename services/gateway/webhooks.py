@@ -29,8 +29,8 @@ import orjson
 from redis.exceptions import RedisError
 
 from services.errors import InvalidRequestError, ServingError, UnknownJobError
+from services.gateway.edges.job_routes import job_document
 from services.gateway.job_desk import check_webhook
-from services.gateway.job_routes import job_document
 from services.queueing.job_records import Job
 from services.queueing.redis_streams.jobs import Jobs
 from services.queueing.redis_streams.webhook_queue import Telling, WebhookQueue

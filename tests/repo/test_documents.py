@@ -10,7 +10,7 @@ import typer.main
 
 from flambeau.cli import app
 from services.access.config import AccessSettings
-from services.gateway.rest_infer import TIMEOUT_HEADER
+from services.gateway.edges.rest_infer import TIMEOUT_HEADER
 from services.inference.config import ModelSettings
 from services.standalone.config import ServerConfig
 from services.telemetry.metrics import Metrics

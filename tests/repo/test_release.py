@@ -52,7 +52,11 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) 
     about = f"flambeau-{PROJECT['version']}.dist-info/"
     assert {name for name in names if not name.startswith(about)} == files_of_packages()
     assert f"{about}licenses/LICENSE" in names
-    for name in ("flambeau/py.typed", "services/gateway/docs.html", "protos/open_inference.proto"):
+    for name in (
+        "flambeau/py.typed",
+        "services/gateway/edges/docs.html",
+        "protos/open_inference.proto",
+    ):
         assert name in names
     assert any(name.endswith(".lua") for name in names)
 

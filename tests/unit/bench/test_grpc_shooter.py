@@ -13,7 +13,7 @@ from bench import grpc_shooter
 from bench.grpc_shooter import CONNECTIONS, GrpcShooter, _Connection
 from bench.peers.peer import Ask
 from bench.shooter import Outcome
-from services.gateway.http2_frames import (
+from services.gateway.wire.http2_frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -27,7 +27,7 @@ from services.gateway.http2_frames import (
     reset,
     settings,
 )
-from services.gateway.http2_headers import STATUS_200, write
+from services.gateway.wire.http2_headers import STATUS_200, write
 from tests.unit.bench.shooting import listening, shoot
 from tests.unit.gateway.http2_wire import message
 

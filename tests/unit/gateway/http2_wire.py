@@ -25,11 +25,11 @@ from h2.settings import Settings
 from hpack import Decoder, Encoder
 
 from services.errors import ServingError
-from services.gateway.grpc_call import Call, UnaryCall
-from services.gateway.grpc_connection import GrpcConnection
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.grpc_port import GrpcPort
-from services.gateway.http2_frames import (
+from services.gateway.wire.grpc_call import Call, UnaryCall
+from services.gateway.wire.grpc_connection import GrpcConnection
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.grpc_port import GrpcPort
+from services.gateway.wire.http2_frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -41,7 +41,7 @@ from services.gateway.http2_frames import (
     Fault,
     frame,
 )
-from services.gateway.http_body import Body
+from services.gateway.wire.http_body import Body
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import FakeTransport, make_limits
 

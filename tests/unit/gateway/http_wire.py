@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import uvloop
 
 from services.errors import ServingError
-from services.gateway.http_body import Body
-from services.gateway.http_exchange import Exchange, Opener
-from services.gateway.http_port import HttpPort
-from services.gateway.http_protocol import HttpConnection
-from services.gateway.open_port import OpenConnection, OpenPort, PortLimits
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_exchange import Exchange, Opener
+from services.gateway.wire.http_port import HttpPort
+from services.gateway.wire.http_protocol import HttpConnection
+from services.gateway.wire.open_port import OpenConnection, OpenPort, PortLimits
 from services.telemetry.metrics import Metrics
 
 MAX_REQUEST_BYTES = 200_000

@@ -21,12 +21,12 @@ from services.access.door import UNKNOWN, Door
 from services.access.tenants import Tenants
 from services.errors import DeviceError
 from services.gateway.admission import Admission
-from services.gateway.grpc_edge import GrpcEdge
-from services.gateway.http_port import HttpPort
+from services.gateway.edges.grpc_edge import GrpcEdge
+from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.ledger import Ledger
-from services.gateway.rest_edge import RestEdge
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.gateway.wire.http_port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion

@@ -15,10 +15,10 @@ from services.errors import (
     UnknownArtifactError,
     WouldMissDeadlineError,
 )
-from services.gateway import grpc_codec, rest_codec
 from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.artifact_wish import ArtifactWish, faster_artifact, find_artifact
-from services.gateway.rest_request import RestRequest
+from services.gateway.edges import grpc_codec, rest_codec
+from services.gateway.edges.rest_request import RestRequest
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, Lane, ServedArtifact, ServedVersion

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.errors import ModelNotReadyError, RateLimitedError, ServingError
-from services.gateway.grpc_call import Call, SimpleCall, UnaryCall
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.http2_connection import MAX_CALLS
-from services.gateway.http2_frames import (
+from services.gateway.wire.grpc_call import Call, SimpleCall, UnaryCall
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.http2_connection import MAX_CALLS
+from services.gateway.wire.http2_frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -25,7 +25,7 @@ from services.gateway.http2_frames import (
     frame,
     reset,
 )
-from services.gateway.http_body import Body
+from services.gateway.wire.http_body import Body
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Answer,

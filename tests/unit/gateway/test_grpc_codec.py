@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as npst
 from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.grpc_codec import CONTENTS_FIELDS, asked_outputs, decode_inputs, encode
+from services.gateway.edges.grpc_codec import CONTENTS_FIELDS, asked_outputs, decode_inputs, encode
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.queueing.records import InferReply, Lane
 

@@ -19,12 +19,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from services.errors import BackendError, DeviceError, QueueFullError, ShuttingDownError
-from services.gateway import grpc_call
 from services.gateway.admission import Admission
-from services.gateway.grpc_edge import GrpcEdge
+from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.ledger import Ledger, Record
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.gateway.wire import grpc_call
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.grpc_head import GrpcHead, MalformedError
-from services.gateway.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
-from services.gateway.http2_headers import MAX_FIELDS_BYTES
+from services.gateway.wire.grpc_head import GrpcHead, MalformedError
+from services.gateway.wire.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from services.gateway.wire.http2_headers import MAX_FIELDS_BYTES
 from tests.unit.gateway.http2_wire import Desk, begin, block, call, fields, message, wire
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 3, 8, 12

@@ -15,10 +15,10 @@ from services.errors import (
     UnknownModelError,
 )
 from services.gateway.admission import InferCall
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.grpc_infer import WAY_BACK_S, InferenceCall, InferRoute
-from services.gateway.http_body import Body
+from services.gateway.edges.grpc_infer import WAY_BACK_S, InferenceCall, InferRoute
 from services.gateway.scheduling import time_for_work
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.http_body import Body
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, Lane
 
@@ -316,7 +316,7 @@ def test_smaller_of_both_timeouts(
     timeout: str,
     timeout_s: float | None,
 ) -> None:
-    monkeypatch.setattr("services.gateway.grpc_infer.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("services.gateway.edges.grpc_infer.time.monotonic", lambda: 0.0)
     request = good_request()
     if timeout_us is not None:
         request.parameters["timeout"].int64_param = timeout_us
@@ -328,7 +328,7 @@ def test_smaller_of_both_timeouts(
 def test_time_its_message_took_to_come_is_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.grpc_infer.time.monotonic", lambda: -3.0)
+    monkeypatch.setattr("services.gateway.edges.grpc_infer.time.monotonic", lambda: -3.0)
     call = world.call("7S")
     call.take(good_request().SerializeToString())
     call.end()
@@ -339,7 +339,7 @@ def test_time_its_message_took_to_come_is_gone(
 def test_time_that_a_call_waited_for_its_turn_is_gone(
     world: World, monkeypatch: pytest.MonkeyPatch, timeout: str, timeout_us: int
 ) -> None:
-    monkeypatch.setattr("services.gateway.grpc_infer.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("services.gateway.edges.grpc_infer.time.monotonic", lambda: 0.0)
     world.turns.waited_s = 3.0
     world.records_began_at = 3.0
     request = good_request()

@@ -11,9 +11,9 @@ import pytest
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, StreamEnded
 
-from services.gateway.grpc_connection import PARTING_S, GrpcConnection
-from services.gateway.grpc_port import GrpcPort
-from services.gateway.http2_frames import (
+from services.gateway.wire.grpc_connection import PARTING_S, GrpcConnection
+from services.gateway.wire.grpc_port import GrpcPort
+from services.gateway.wire.http2_frames import (
     ACK,
     DATA,
     END_STREAM,
@@ -28,7 +28,7 @@ from services.gateway.http2_frames import (
     reset,
     window_update,
 )
-from services.gateway.open_port import PortServer
+from services.gateway.wire.open_port import PortServer
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Desk,

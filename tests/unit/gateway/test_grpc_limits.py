@@ -5,9 +5,9 @@ import gzip
 
 import pytest
 
-from services.gateway.grpc_connection import UNFINISHED_MESSAGES
-from services.gateway.http2_connection import CALLS_A_TURN, FRAMES_A_TURN, MAX_CALLS
-from services.gateway.http2_frames import (
+from services.gateway.wire.grpc_connection import UNFINISHED_MESSAGES
+from services.gateway.wire.http2_connection import CALLS_A_TURN, FRAMES_A_TURN, MAX_CALLS
+from services.gateway.wire.http2_frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -22,7 +22,7 @@ from services.gateway.http2_frames import (
     settings,
     window_update,
 )
-from services.gateway.http2_headers import MAX_BLOCK_BYTES
+from services.gateway.wire.http2_headers import MAX_BLOCK_BYTES
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Desk,

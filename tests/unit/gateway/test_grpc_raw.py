@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
-from services.gateway import grpc_raw
-from services.gateway.grpc_raw import MAX_FIELDS, read_infer_request
-from services.gateway.http_body import MIN_VIEWED_BYTES
+from services.gateway.edges import grpc_raw
+from services.gateway.edges.grpc_raw import MAX_FIELDS, read_infer_request
+from services.gateway.wire.http_body import MIN_VIEWED_BYTES
 
 TENSOR = b"x" * MIN_VIEWED_BYTES
 

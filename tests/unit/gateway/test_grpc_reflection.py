@@ -4,12 +4,12 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
-from services.gateway import grpc_health
-from services.gateway.grpc_call import SimpleCall
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.grpc_health import GrpcHealth
-from services.gateway.grpc_reflection import MAX_WAITING, SERVICE, GrpcReflection
-from services.gateway.http2_frames import (
+from services.gateway.edges import grpc_health
+from services.gateway.edges.grpc_health import GrpcHealth
+from services.gateway.edges.grpc_reflection import MAX_WAITING, SERVICE, GrpcReflection
+from services.gateway.wire.grpc_call import SimpleCall
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.http2_frames import (
     DATA,
     END_STREAM,
     INITIAL_WINDOW_SIZE,

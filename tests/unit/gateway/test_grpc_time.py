@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.gateway.grpc_connection import PARTING_S
-from services.gateway.http2_frames import (
+from services.gateway.wire.grpc_connection import PARTING_S
+from services.gateway.wire.http2_frames import (
     DATA,
     END_STREAM,
     GOAWAY,
@@ -15,7 +15,7 @@ from services.gateway.http2_frames import (
     settings,
     window_update,
 )
-from services.gateway.open_port import LINGER_S
+from services.gateway.wire.open_port import LINGER_S
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Desk,

@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from services.gateway.http2_connection import MAX_HELD_BYTES
-from services.gateway.http2_frames import (
+from services.gateway.wire.http2_connection import MAX_HELD_BYTES
+from services.gateway.wire.http2_frames import (
     ACK,
     CONTINUATION,
     DATA,

@@ -13,7 +13,7 @@ from hyperframe.frame import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.http2_frames import (
+from services.gateway.wire.http2_frames import (
     DATA,
     END_STREAM,
     FIRST_FRAME_BYTES,

@@ -8,8 +8,8 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import http2_headers
-from services.gateway.http2_frames import (
+from services.gateway.wire import http2_headers
+from services.gateway.wire.http2_frames import (
     END_HEADERS,
     END_STREAM,
     HEADER_TABLE_SIZE,
@@ -20,7 +20,7 @@ from services.gateway.http2_frames import (
     frame,
     settings,
 )
-from services.gateway.http2_headers import MAX_BLOCK_BYTES, HeaderBlocks
+from services.gateway.wire.http2_headers import MAX_BLOCK_BYTES, HeaderBlocks
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Desk,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.http2_frames import (
+from services.gateway.wire.http2_frames import (
     CONTINUATION,
     DATA,
     END_STREAM,
@@ -23,7 +23,7 @@ from services.gateway.http2_frames import (
     WINDOW_UPDATE,
     frame,
 )
-from services.gateway.http2_frames import settings as settings_frame
+from services.gateway.wire.http2_frames import settings as settings_frame
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Answer,

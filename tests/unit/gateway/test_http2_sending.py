@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.http2_frames import (
+from services.gateway.wire.http2_frames import (
     DATA,
     FIRST_FRAME_BYTES,
     FIRST_WINDOW,
@@ -18,7 +18,7 @@ from services.gateway.http2_frames import (
     ConnectionFaultError,
     Fault,
 )
-from services.gateway.http2_sending import MAX_WRITTEN_FRAME_BYTES, Sending, Unsent
+from services.gateway.wire.http2_sending import MAX_WRITTEN_FRAME_BYTES, Sending, Unsent
 from tests.unit.gateway.http2_wire import Client, Desk, Wire, make_port, message, read_frames
 from tests.unit.gateway.http_wire import on_loop
 

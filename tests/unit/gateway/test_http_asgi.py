@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http_asgi import asgi_opener
+from services.gateway.wire.http_asgi import asgi_opener
 from tests.unit.gateway.http_wire import Wire, chunked, make_port, on_loop, request, settle
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]

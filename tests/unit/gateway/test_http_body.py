@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
-from services.gateway.http_body import MIN_VIEWED_BYTES, ChunkedBody, SizedBody, part_of
+from services.gateway.wire.http_body import MIN_VIEWED_BYTES, ChunkedBody, SizedBody, part_of
 from tests.unit.gateway.http_wire import chunked
 
 MAX = 10_000

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
-from services.gateway import http_compression
-from services.gateway.http_body import Body
-from services.gateway.http_compression import (
+from services.gateway.wire import http_compression
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_compression import (
     INLINE_BYTES,
     CompressionThreads,
     accepted_encoding,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http_exchange import Exchange
-from services.gateway.open_port import LINGER_S
+from services.gateway.wire.http_exchange import Exchange
+from services.gateway.wire.open_port import LINGER_S
 from tests.unit.gateway.http_wire import (
     Echo,
     Wire,

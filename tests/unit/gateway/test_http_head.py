@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.http_head import HeadProbe, parse_head
+from services.gateway.wire.http_head import HeadProbe, parse_head
 
 
 def head(*lines: str | bytes) -> bytes:

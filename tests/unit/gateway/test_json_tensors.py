@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from model_store.tensors import DATATYPES, Array, TensorError, as_bytes, object_array
-from services.gateway.json_tensors import from_json, to_json
+from services.gateway.edges.json_tensors import from_json, to_json
 
 NUMERIC = tuple(d for d in DATATYPES if d not in ("FP16", "BF16", "BYTES"))
 SHAPES = npst.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http_port import HttpPort
-from services.gateway.http_protocol import HttpConnection
-from services.gateway.open_port import PortServer
+from services.gateway.wire.http_port import HttpPort
+from services.gateway.wire.http_protocol import HttpConnection
+from services.gateway.wire.open_port import PortServer
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import (
     MAX_REQUEST_BYTES,

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as npst
 
 from model_store.tensors import DATATYPES, Array, encode_raw
 from services.errors import ServingError
-from services.gateway.large_request import read_large
-from services.gateway.rest_request import RestRequest, read_exactly
-from services.gateway.usual_request import UNUSUAL, read_usual
+from services.gateway.edges.large_request import read_large
+from services.gateway.edges.rest_request import RestRequest, read_exactly
+from services.gateway.edges.usual_request import UNUSUAL, read_usual
 
 Reader = Callable[[bytes, memoryview], RestRequest]
 QUICK = pytest.mark.parametrize("read", [read_usual, read_large])

@@ -20,10 +20,10 @@ from model_store.tensors import (
 )
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.admission import InputTensor
-from services.gateway.large_request import MAX_KEPT_BYTES, MIN_LARGE_BYTES
+from services.gateway.edges.large_request import MAX_KEPT_BYTES, MIN_LARGE_BYTES
+from services.gateway.edges.rest_codec import MIN_VIEWED_BYTES, decode, encode
+from services.gateway.edges.rest_request import RestRequest
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
-from services.gateway.rest_codec import MIN_VIEWED_BYTES, decode, encode
-from services.gateway.rest_request import RestRequest
 from services.queueing.records import InferReply, Lane
 
 SHAPES = npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)

@@ -11,14 +11,14 @@ import pytest
 from model_store.signature import Signature, TensorSpec
 from services.errors import BackendError, QueueFullError, ServingError
 from services.gateway.admission import Admission, InferCall
-from services.gateway.http_body import Body
-from services.gateway.http_port import HttpPort
+from services.gateway.edges.rest_edge import RestEdge
+from services.gateway.edges.rest_infer import WAY_BACK_S
 from services.gateway.ledger import Ledger
-from services.gateway.rest_edge import RestEdge
-from services.gateway.rest_infer import WAY_BACK_S
 from services.gateway.scheduling import time_for_work
 from services.gateway.server_facts import ServerFacts
 from services.gateway.turn_share import Inference, TurnShare
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion

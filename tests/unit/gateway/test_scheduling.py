@@ -7,7 +7,7 @@ import pytest
 
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
-from services.gateway import grpc_codec, rest_codec
+from services.gateway.edges import grpc_codec, rest_codec
 from services.gateway.scheduling import time_for_work
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}

@@ -8,8 +8,8 @@ import pytest
 
 from services.errors import ServingError, TooManyInFlightError
 from services.gateway import turn_share
-from services.gateway.http_body import Body
 from services.gateway.turn_share import BEGUN_A_TURN, TurnShare
+from services.gateway.wire.http_body import Body
 
 
 class Clock:

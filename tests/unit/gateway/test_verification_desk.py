@@ -16,7 +16,7 @@ from services.errors import (
     UnknownJobError,
     UnknownModelError,
 )
-from services.gateway.grpc_verification import GrpcVerification
+from services.gateway.edges.grpc_verification import GrpcVerification
 from services.gateway.verification_desk import KEPT, VerificationDesk, VerifyFor
 from services.queueing.verification_records import Progress, Verified
 from tests.fixtures.slow_proof import DONE, SlowProof

@@ -10,8 +10,8 @@ from typing import Final
 
 from model_store.protobuf_fields import BYTES, fields_of
 from protos import open_inference_pb2 as pb
-from services.gateway.grpc_call import parsed
-from services.gateway.http_body import MIN_VIEWED_BYTES, Body
+from services.gateway.wire.grpc_call import parsed
+from services.gateway.wire.http_body import MIN_VIEWED_BYTES, Body
 
 _NUMBER: Final = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 _EMPTY: Final = bytes((_NUMBER << 3 | BYTES, 0))

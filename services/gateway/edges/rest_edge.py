@@ -22,17 +22,16 @@ from services.access.caller import Visitor
 from services.access.credential import secret_of
 from services.errors import MethodNotAllowedError, ServingError, UnknownPathError
 from services.gateway.admission import Admission
-from services.gateway.http_asgi import asgi_opener
-from services.gateway.http_body import Body
-from services.gateway.http_exchange import Exchange, Opener, error_body
-from services.gateway.http_head import Head
+from services.gateway.edges.job_routes import JobRoutes
+from services.gateway.edges.openapi import openapi_document
+from services.gateway.edges.rest_infer import InferExchange, InferRoute
 from services.gateway.job_desk import JobDesk
-from services.gateway.job_routes import JobRoutes
 from services.gateway.ledger import Ledger
-from services.gateway.openapi import openapi_document
-from services.gateway.refusals import retry_after_s
-from services.gateway.rest_infer import InferExchange, InferRoute
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+from services.gateway.wire.http_asgi import asgi_opener
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_exchange import Exchange, Opener, error_body
+from services.gateway.wire.http_head import Head
 from services.ports import LIVE_PATH, READY_PATH
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ async def _live(_: Request) -> Response:
 
 
 async def _docs(_: Request) -> Response:
-    return HTMLResponse(files("services.gateway").joinpath("docs.html").read_text())
+    return HTMLResponse(files("services.gateway.edges").joinpath("docs.html").read_text())
 
 
 def _json(document: object, status: int = 200) -> Response:
@@ -189,7 +188,7 @@ def _error_response(error: ServingError) -> Response:
     """The protocol's error body, under the error's own status."""
     response = Response(error_body(error), error.http_status, media_type="application/json")
     if error.retryable:
-        response.headers["retry-after"] = str(retry_after_s(error))
+        response.headers["retry-after"] = str(error.retry_after_s)
     if error.http_status == 401:
         response.headers["www-authenticate"] = "Bearer"
     return response

@@ -14,7 +14,7 @@ from model_store.tensors import decode_raw
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import ArtifactWish, checked_wish
-from services.gateway.json_tensors import from_json
+from services.gateway.edges.json_tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling import checked_scheduling
 

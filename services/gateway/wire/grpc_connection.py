@@ -13,11 +13,11 @@ import asyncio
 import random
 
 from services.errors import OverloadedError
-from services.gateway.grpc_call import Call
-from services.gateway.grpc_head import GrpcHead, MalformedError
-from services.gateway.grpc_port import GrpcPort
-from services.gateway.http2_connection import MAX_CALLS, PARTING, Http2Connection
-from services.gateway.http2_frames import (
+from services.gateway.wire.grpc_call import Call
+from services.gateway.wire.grpc_head import GrpcHead, MalformedError
+from services.gateway.wire.grpc_port import GrpcPort
+from services.gateway.wire.http2_connection import MAX_CALLS, PARTING, Http2Connection
+from services.gateway.wire.http2_frames import (
     END_STREAM,
     MAX_WINDOW,
     PADDED,
@@ -30,9 +30,9 @@ from services.gateway.http2_frames import (
     unpadded,
     window_update,
 )
-from services.gateway.http2_headers import HeaderBlocks
-from services.gateway.http2_sending import Sender
-from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
+from services.gateway.wire.http2_headers import HeaderBlocks
+from services.gateway.wire.http2_sending import Sender
+from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 
 UNFINISHED_MESSAGES = 4
 """Of the largest size, that a connection may hold in pieces; and as many bytes of answers that its

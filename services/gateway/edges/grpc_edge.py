@@ -19,26 +19,26 @@ from protos import open_inference_pb2 as pb
 from services.access.audit import refusals_audited
 from services.access.caller import Visitor
 from services.errors import ServingError, UnsupportedError
-from services.gateway import grpc_health, grpc_reflection
 from services.gateway.admission import Admission
-from services.gateway.grpc_call import Call, SimpleCall, failure, parsed
-from services.gateway.grpc_connection import GrpcConnection
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.grpc_health import GrpcHealth
-from services.gateway.grpc_infer import InferenceCall, InferRoute, secret_in
-from services.gateway.grpc_jobs import SERVICE as JOB_SERVICE
-from services.gateway.grpc_jobs import GrpcJobs
-from services.gateway.grpc_port import GrpcPort
-from services.gateway.grpc_reflection import GrpcReflection
-from services.gateway.grpc_verification import ACT as VERIFY
-from services.gateway.grpc_verification import SERVICE as VERIFICATION_SERVICE
-from services.gateway.grpc_verification import GrpcVerification
-from services.gateway.http_body import Body
+from services.gateway.edges import grpc_health, grpc_reflection
+from services.gateway.edges.grpc_health import GrpcHealth
+from services.gateway.edges.grpc_infer import InferenceCall, InferRoute, secret_in
+from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
+from services.gateway.edges.grpc_jobs import GrpcJobs
+from services.gateway.edges.grpc_reflection import GrpcReflection
+from services.gateway.edges.grpc_verification import ACT as VERIFY
+from services.gateway.edges.grpc_verification import SERVICE as VERIFICATION_SERVICE
+from services.gateway.edges.grpc_verification import GrpcVerification
 from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
-from services.gateway.open_port import PortLimits, PortServer
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.gateway.wire.grpc_call import Call, SimpleCall, failure, parsed
+from services.gateway.wire.grpc_connection import GrpcConnection
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.grpc_port import GrpcPort
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.open_port import PortLimits, PortServer
 
 if TYPE_CHECKING:
     from services.access.door import Door

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from services.errors import ServingError
-from services.gateway.http_body import Body
-from services.gateway.http_exchange import Exchange, Opener
-from services.gateway.http_head import Head
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_exchange import Exchange, Opener
+from services.gateway.wire.http_head import Head
 
 logger = logging.getLogger("flambeau.http")
 

@@ -14,7 +14,7 @@ import abc
 import asyncio
 import contextlib
 
-from services.gateway.http2_frames import (
+from services.gateway.wire.http2_frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -51,10 +51,10 @@ from services.gateway.http2_frames import (
     unpadded,
     window_update,
 )
-from services.gateway.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES, MAX_FIELDS_BYTES
-from services.gateway.http2_sending import Sender, Sending
-from services.gateway.http_body import part_of
-from services.gateway.open_port import READ_BYTES, OpenConnection
+from services.gateway.wire.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES, MAX_FIELDS_BYTES
+from services.gateway.wire.http2_sending import Sender, Sending
+from services.gateway.wire.http_body import part_of
+from services.gateway.wire.open_port import READ_BYTES, OpenConnection
 
 MAX_CALLS = 4096
 """Calls open at once on one connection; callers are told, and keep the next ones back."""

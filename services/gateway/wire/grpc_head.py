@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.http2_headers import MAX_FIELDS_BYTES, Fields
-from services.gateway.http_errors import HeadTooLargeError
+from services.gateway.wire.http2_headers import MAX_FIELDS_BYTES, Fields
+from services.gateway.wire.http_errors import HeadTooLargeError
 
 if TYPE_CHECKING:
-    from services.gateway.grpc_call import Call
-    from services.gateway.grpc_connection import GrpcConnection
+    from services.gateway.wire.grpc_call import Call
+    from services.gateway.wire.grpc_connection import GrpcConnection
 
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
-from services.gateway.http_body import Body, too_large
+from services.gateway.wire.http_body import Body, too_large
 
 MIN_COMPRESSED_BYTES = 1024
 """Smaller answers cost more to compress than to send."""

@@ -16,15 +16,14 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError, Message
 
 from services.errors import InvalidRequestError, ServingError
-from services.gateway import http2_headers
-from services.gateway.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
-from services.gateway.http_body import Body, too_large
-from services.gateway.refusals import retry_after_s
+from services.gateway.wire import http2_headers
+from services.gateway.wire.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
+from services.gateway.wire.http_body import Body, too_large
 
 if TYPE_CHECKING:
-    from services.gateway.grpc_connection import GrpcConnection
-    from services.gateway.grpc_head import GrpcHead
-    from services.gateway.http2_sending import Unsent
+    from services.gateway.wire.grpc_connection import GrpcConnection
+    from services.gateway.wire.grpc_head import GrpcHead
+    from services.gateway.wire.http2_sending import Unsent
 
 logger = logging.getLogger("flambeau.grpc")
 
@@ -268,7 +267,7 @@ class Call:
             metadata: more to say behind the status.
         """
         if error.retryable:
-            metadata += retry_hint(retry_after_s(error))
+            metadata += retry_hint(error.retry_after_s)
         status = ("grpc-status", str(STATUS_CODES[error.grpc_code]))
         words = ("grpc-message", _percent_encoded(str(error)))
         self._finish(http2_headers.write([status, words, *metadata]))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2 as pb
 
 from services.errors import InvalidRequestError, NotFoundError
-from services.gateway.grpc_call import SimpleCall, UnaryCall, parsed
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.http_body import Body
+from services.gateway.wire.grpc_call import SimpleCall, UnaryCall, parsed
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.http_body import Body
 
 if TYPE_CHECKING:
-    from services.gateway.grpc_connection import GrpcConnection
+    from services.gateway.wire.grpc_connection import GrpcConnection
 
 SERVICE = "grpc.health.v1.Health"
 

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING
 from protos import open_inference_pb2 as pb
 from services.access.credential import secret_of
 from services.errors import DeadlineExceededError, InvalidRequestError, ServingError
-from services.gateway import grpc_codec, http2_headers
 from services.gateway.admission import Admission, InferCall
-from services.gateway.grpc_call import UnaryCall, failure
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.grpc_raw import read_infer_request
-from services.gateway.http_body import Body
+from services.gateway.edges import grpc_codec
+from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
+from services.gateway.wire import http2_headers
+from services.gateway.wire.grpc_call import UnaryCall, failure
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.http_body import Body
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
     from services.access.caller import Caller
     from services.access.door import Door
-    from services.gateway.grpc_connection import GrpcConnection
+    from services.gateway.wire.grpc_connection import GrpcConnection
 
 logger = logging.getLogger("flambeau.grpc")
 

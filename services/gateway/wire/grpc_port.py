@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.http2_headers import Fields
-from services.gateway.open_port import OpenPort, PortLimits
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.http2_headers import Fields
+from services.gateway.wire.open_port import OpenPort, PortLimits
 from services.telemetry.metrics import Metrics
 
 GrpcRouter = Callable[[GrpcHead], None]

@@ -18,11 +18,11 @@ from model_store.signature import Signature
 from model_store.tensors import DATATYPES, Array, TensorError, decode_raw, encode_raw, raw_view
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
-from services.gateway.json_tensors import to_json
-from services.gateway.large_request import MIN_LARGE_BYTES, read_large
+from services.gateway.edges.json_tensors import to_json
+from services.gateway.edges.large_request import MIN_LARGE_BYTES, read_large
+from services.gateway.edges.rest_request import Buffer, RestRequest, read_exactly
+from services.gateway.edges.usual_request import UNUSUAL, read_usual
 from services.gateway.refusals import naming_input
-from services.gateway.rest_request import Buffer, RestRequest, read_exactly
-from services.gateway.usual_request import UNUSUAL, read_usual
 from services.queueing.records import InferReply, Lane
 
 HEADER_LENGTH = "inference-header-content-length"

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import orjson
 
 from services.errors import ServingError
-from services.gateway.http_body import Body
-from services.gateway.http_head import Head
-from services.gateway.refusals import retry_after_s
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_head import Head
 
 if TYPE_CHECKING:
-    from services.gateway.http_protocol import HttpConnection
+    from services.gateway.wire.http_protocol import HttpConnection
 
 JSON = b"content-type: application/json\r\n"
 
@@ -111,7 +110,7 @@ class Exchange:
     def respond_error(self, error: ServingError, fields: bytes = b"") -> None:
         """Answers with the protocol's error body, under the error's own status."""
         if error.retryable:
-            fields = b"retry-after: %d\r\n%b" % (retry_after_s(error), fields)
+            fields = b"retry-after: %d\r\n%b" % (error.retry_after_s, fields)
         if error.http_status == 401:
             fields = _CHALLENGE + fields
         self.respond(error.http_status, JSON + fields, [error_body(error)])

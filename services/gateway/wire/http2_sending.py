@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
-from services.gateway.http2_frames import (
+from services.gateway.wire.http2_frames import (
     DATA,
     FIRST_FRAME_BYTES,
     FIRST_WINDOW,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from services.errors import InvalidRequestError
-from services.gateway.grpc_call import Call, failure, parsed
-from services.gateway.grpc_head import GrpcHead
-from services.gateway.http_body import Body
+from services.gateway.wire.grpc_call import Call, failure, parsed
+from services.gateway.wire.grpc_head import GrpcHead
+from services.gateway.wire.http_body import Body
 
 if TYPE_CHECKING:
-    from services.gateway.grpc_connection import GrpcConnection
+    from services.gateway.wire.grpc_connection import GrpcConnection
 
 logger = logging.getLogger("flambeau.grpc")
 

@@ -16,12 +16,12 @@ import asyncio
 from collections import deque
 
 from services.errors import ServingError
-from services.gateway.http_body import Body, ChunkedBody, SizedBody, part_of, too_large
-from services.gateway.http_errors import ReceiveTimeoutError, TooManyConnectionsError
-from services.gateway.http_exchange import Exchange, Opener
-from services.gateway.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
-from services.gateway.http_port import HttpPort, head_too_large
-from services.gateway.open_port import READ_BYTES, OpenConnection
+from services.gateway.wire.http_body import Body, ChunkedBody, SizedBody, part_of, too_large
+from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
+from services.gateway.wire.http_exchange import Exchange, Opener
+from services.gateway.wire.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
+from services.gateway.wire.http_port import HttpPort, head_too_large
+from services.gateway.wire.open_port import READ_BYTES, OpenConnection
 
 MAX_PIPELINED = 32
 SPARE_CONNECTIONS = 64

@@ -18,8 +18,8 @@ from simdjson import Object as JsonObject
 from simdjson import Parser
 
 from model_store.tensors import DATATYPES, Array
-from services.gateway.rest_request import Buffer, RestRequest
-from services.gateway.usual_request import UsualDocument, request_of
+from services.gateway.edges.rest_request import Buffer, RestRequest
+from services.gateway.edges.usual_request import UsualDocument, request_of
 
 MIN_LARGE_BYTES = 32 * 1024
 """Of JSON; much below, what simdjson saves on numbers is less than its objects cost."""

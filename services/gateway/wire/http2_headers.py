@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from hpack import Decoder, HPACKDecodingError, HPACKError
 from hpack.table import HeaderTable
 
-from services.gateway.http2_frames import ConnectionFaultError, Fault
+from services.gateway.wire.http2_frames import ConnectionFaultError, Fault
 
 MAX_FIELDS_BYTES = 16 * 1024
 """Of one call's fields together, which callers are told; a token of an identity provider may take

@@ -13,8 +13,8 @@ from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import jobs_pb2 as jobs_pb
 from services.access.caller import Visitor
 from services.errors import ServingError, UnsupportedError
-from services.gateway import grpc_codec
 from services.gateway.admission import Admission, InferCall
+from services.gateway.edges import grpc_codec
 from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import Ledger
 from services.queueing.job_records import Job

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.errors import ServingError
-from services.gateway.http_compression import CompressionThreads
+from services.gateway.wire.http_compression import CompressionThreads
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 

@@ -3,11 +3,11 @@
 from email.utils import formatdate
 
 from services.errors import ServingError
-from services.gateway.http_body import Body
-from services.gateway.http_errors import HeadTooLargeError
-from services.gateway.http_exchange import Exchange, Opener, Router
-from services.gateway.http_head import MAX_HEAD_BYTES, Head, parse_head
-from services.gateway.open_port import OpenPort, PortLimits
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_errors import HeadTooLargeError
+from services.gateway.wire.http_exchange import Exchange, Opener, Router
+from services.gateway.wire.http_head import MAX_HEAD_BYTES, Head, parse_head
+from services.gateway.wire.open_port import OpenPort, PortLimits
 from services.telemetry.metrics import Metrics
 
 MAX_KNOWN_HEADS = 1024

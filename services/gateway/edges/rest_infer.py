@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from services.errors import InvalidRequestError, ServingError
-from services.gateway import rest_codec
 from services.gateway.admission import Admission, InferCall
-from services.gateway.http_body import Body
-from services.gateway.http_compression import MIN_COMPRESSED_BYTES, accepted_encoding
-from services.gateway.http_exchange import JSON, Exchange
-from services.gateway.http_head import Head
+from services.gateway.edges import rest_codec
+from services.gateway.edges.rest_request import RestRequest
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
-from services.gateway.rest_request import RestRequest
 from services.gateway.scheduling import time_for_work
+from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_compression import MIN_COMPRESSED_BYTES, accepted_encoding
+from services.gateway.wire.http_exchange import JSON, Exchange
+from services.gateway.wire.http_head import Head
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
     from services.access.door import Entrance
-    from services.gateway.http_protocol import HttpConnection
+    from services.gateway.wire.http_protocol import HttpConnection
 
 logger = logging.getLogger("flambeau.http")
 

@@ -26,11 +26,11 @@ from services.errors import (
     ServingError,
     UnsupportedError,
 )
-from services.gateway import rest_codec
 from services.gateway.admission import Admission, InferCall
+from services.gateway.edges import rest_codec
+from services.gateway.edges.rest_request import RestRequest
 from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import REQUEST_ID, Ledger
-from services.gateway.rest_request import RestRequest
 from services.queueing.job_records import OVER, Job
 from services.queueing.records import InferReply
 

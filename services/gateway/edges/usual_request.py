@@ -18,8 +18,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from model_store.tensors import MAX_RANK, Array, decode_raw
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import checked_wish
-from services.gateway.json_tensors import packed
-from services.gateway.rest_request import Buffer, RestRequest
+from services.gateway.edges.json_tensors import packed
+from services.gateway.edges.rest_request import Buffer, RestRequest
 from services.gateway.scheduling import checked_scheduling
 
 UNUSUAL = (
