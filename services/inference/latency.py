@@ -35,7 +35,11 @@ PROBE_EVERY = 64
 """Runs from one try of a size beside the best to the next."""
 FAMILIAR = 100
 HANDLING_S = 1e-4
-"""What a batch costs the event loop, which no run measures: it decides where models are tiny."""
+"""What a batch costs beside its run, in the event loop, where models are tiny."""
+COLD_SHARE = 0.05
+MOST_COLD_S = 4e-4
+"""And more where a run pushes what the loop needs out of the caches: that share of the run, up to
+so many seconds (docs/adr/0035)."""
 SHORTEST_S = 1e-9
 
 
@@ -183,7 +187,7 @@ class LatencyCurve:
 
     def _choose_best(self) -> None:
         pairs = zip(self._sizes, self._seconds, strict=True)
-        rates = [size / (seconds + HANDLING_S) for size, seconds in pairs]
+        rates = [size / (s + HANDLING_S + min(COLD_SHARE * s, MOST_COLD_S)) for size, s in pairs]
         best = rates.index(max(rates))
         self.best_rows, self.best_s = self._sizes[best], self._seconds[best]
 

@@ -186,6 +186,6 @@ def test_the_best_batch_size_is_found_although_the_seeds_promise_more() -> None:
     spec = ModelSpec(name="m", max_rows=64, truth=cliff_s, seeds={1: 0.01475, 8: 0.083})
     with simulation(4, spec) as made:
         made.send(steady(1 / 200, Sent(model="m"), random.Random(1)))
-        made.run(100.0)
+        made.run(150.0)  # 8 rows, which come out 2 % more slowly, are the best known for most of it
         sizes = Counter(run.rows for run in made.ran[-100:])
     assert sizes[16] >= 90
