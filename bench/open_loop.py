@@ -25,6 +25,8 @@ TICK_S = 0.001
 """How long a loop that does not spin sleeps at least: shorter timers make it spin all the same."""
 LAST_ANSWERS_S = 5.0
 """How long the last requests may take before they count as failed."""
+SENT_A_TURN = 64
+"""After so many that are late, answers are read, as one client among many would."""
 MAX_MESSAGES = 20
 
 Floats = npt.NDArray[np.float64]
@@ -125,7 +127,11 @@ class OpenLoop:
         if self._over:
             return
         arrivals, count = self._arrivals, len(self._arrivals)
+        pause = self._sent + SENT_A_TURN
         while self._sent < count:
+            if self._sent == pause:
+                self._loop.call_soon(self._turn)
+                return
             now = time.monotonic()
             wait = self._started + arrivals[self._sent] - now
             if wait > 0:

@@ -5,6 +5,7 @@ for a request stays as small as Python allows, for the client must not be what i
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
@@ -62,15 +63,13 @@ class _Connection(asyncio.Protocol):
     def _finish(self, outcome: Outcome, body: bytes, stays_open: bool) -> None:
         answered, self._answered, self._fresh = self._answered, None, False
         if stays_open:
-            self._owner.idle.append(self)
+            self._owner.on_free(self)
         if answered is not None:
             answered(outcome, body)
 
     def connection_lost(self, error: Exception | None) -> None:
         owner, answered = self._owner, self._answered
-        owner.connections.discard(self)
-        if self in owner.idle:
-            owner.idle.remove(self)
+        owner.on_lost(self)
         if answered is None:
             return
         if not self._fresh and not self._buffer:
@@ -81,7 +80,11 @@ class _Connection(asyncio.Protocol):
 
 
 class RestShooter:
-    """Keeps connections, one request at a time on each, and opens more when all are busy."""
+    """Keeps connections, one request at a time on each, and opens more when all are busy.
+
+    Where there are as many as may be, requests wait for the first that is free, as in any client's
+    pool; to whoever asked they have been sent.
+    """
 
     def __init__(self, address: str, asks: Sequence[Ask]) -> None:
         host, _, port = address.rpartition(":")
@@ -89,6 +92,7 @@ class RestShooter:
         self._requests = [http_request(ask) for ask in asks]
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._waiting: deque[tuple[bytes, Answered]] = deque()
         self.idle: list[_Connection] = []
         self.connections: set[_Connection] = set()
 
@@ -101,13 +105,42 @@ class RestShooter:
             self.on_new_connection(request, answered)
 
     def on_new_connection(self, request: bytes, answered: Answered) -> None:
-        """Sends a request on a connection of its own, which is kept afterwards."""
-        if self._closed or len(self.connections) + len(self._tasks) >= MAX_CONNECTIONS:
-            answered(Outcome.FAILED, f"not sent: {MAX_CONNECTIONS} connections are open".encode())
+        """Sends a request on a connection of its own, which is kept afterwards, or lets it wait."""
+        if self._closed:
+            answered(Outcome.FAILED, b"not sent: the client hangs up")
+            return
+        if self._is_full:
+            self._waiting.append((request, answered))
             return
         task = asyncio.get_running_loop().create_task(self._connect(request, answered))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_connected)
+
+    def on_free(self, connection: _Connection) -> None:
+        """A connection has had its answer."""
+        if self._waiting:
+            connection.send(*self._waiting.popleft())
+        else:
+            self.idle.append(connection)
+
+    def on_lost(self, connection: _Connection) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+        self._open_for_waiting()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.connections) + len(self._tasks) >= MAX_CONNECTIONS
+
+    def _on_connected(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._open_for_waiting()
+
+    def _open_for_waiting(self) -> None:
+        if self._waiting and not self._is_full:
+            self.on_new_connection(*self._waiting.popleft())
 
     async def _connect(self, request: bytes, answered: Answered) -> None:
         try:

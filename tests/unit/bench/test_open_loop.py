@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench import open_loop
-from bench.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.open_loop import SENT_A_TURN, OpenLoop, Shots, poisson_arrivals
 from bench.shooter import Answered, Outcome
 
 
@@ -64,6 +64,20 @@ async def test_requests_leave_when_due_and_never_before(spins: bool) -> None:
     assert shooter.sent == [1, 2, 3, 4]
     assert len(shots.lags_s) == 4
     assert min(shots.lags_s) >= 0
+
+
+async def test_answers_are_read_between_requests_that_are_late() -> None:
+    shots, answered_by_then = Shots(), []
+
+    class Watching(ScriptedShooter):
+        def send(self, number: int, answered: Answered) -> None:
+            answered_by_then.append(len(shots.outcomes))
+            super().send(number, answered)
+
+    await OpenLoop(Watching([Outcome.ANSWERED]), np.zeros(3 * SENT_A_TURN), shots).run()
+    assert answered_by_then[:SENT_A_TURN] == [0] * SENT_A_TURN
+    assert answered_by_then[SENT_A_TURN] == SENT_A_TURN
+    assert len(answered_by_then) == len(shots.outcomes) == 3 * SENT_A_TURN
 
 
 async def test_unanswered_requests_hold_up_nobody_and_count_as_failed(

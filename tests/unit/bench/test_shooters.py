@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 import numpy as np
 import pytest
 
+from bench import rest_shooter
 from bench.golden_model import http_request
 from bench.peers.peer import Ask
 from bench.rest_shooter import RestShooter
@@ -88,6 +89,19 @@ async def test_requests_at_once_take_a_connection_each() -> None:
     assert server.connections == 5
 
 
+@pytest.mark.parametrize("ends_after", [10**9, 1])
+async def test_requests_wait_where_no_more_connections_may_be(
+    ends_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_shooter, "MAX_CONNECTIONS", 2)
+    server = Server()
+    async with server.serving([OK], ends_after=ends_after) as shooter:
+        answers = await asyncio.gather(*(shoot(shooter) for _ in range(5)))
+        assert len(shooter.connections) <= 2
+    assert answers == [(Outcome.ANSWERED, b'{"a"}')] * 5
+    assert server.connections == (2 if ends_after > 1 else 5)
+
+
 @pytest.mark.parametrize("cut", [1, 10, 30, len(OK) - 6, len(OK) - 5, len(OK) - 1])
 async def test_an_answer_may_come_in_pieces(cut: int) -> None:
     async with Server().serving([OK[:cut], OK[cut:]]) as shooter:
@@ -134,14 +148,16 @@ async def test_an_answer_that_breaks_off_has_failed() -> None:
     assert reason.startswith(b"connection lost")
 
 
-async def test_nobody_there_is_a_failure() -> None:
+async def test_nobody_there_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Server().serving([OK]) as shooter:
         address = f"{shooter._host}:{shooter._port}"
+    monkeypatch.setattr(rest_shooter, "MAX_CONNECTIONS", 1)
     lonely = RestShooter(address, [ASK])
-    outcome, reason = await shoot(lonely)
+    answers = await asyncio.gather(shoot(lonely), shoot(lonely))
     await lonely.close()
-    assert outcome is Outcome.FAILED
-    assert reason.startswith(b"cannot connect")
+    for outcome, reason in answers:
+        assert outcome is Outcome.FAILED
+        assert reason.startswith(b"cannot connect")
 
 
 async def test_a_caller_that_leaves_waits_for_no_answer() -> None:
