@@ -42,6 +42,7 @@ import math
 from typing import ClassVar
 
 USUAL_WAIT_S = 1
+"""Until a retry, where nothing better is known."""
 
 
 class ServingError(Exception):

@@ -1,11 +1,15 @@
 """What every server process does at its beginning and at its end."""
 
 import asyncio
+import contextlib
 import gc
+import logging
 import os
 import secrets
 import signal
 import socket
+import sys
+import threading
 
 
 def process_name(kind: str) -> str:
@@ -43,3 +47,17 @@ def stop_on_signals(asked: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+
+
+def end_past_held_threads() -> None:
+    """Ends the process here, with 0, if threads are left that nothing can wait for.
+
+    Such as one whose model blocks, or is being opened. Were the interpreter to end first, a thread
+    that then comes back from native code would be unwound through C++ that forbids it: SIGABRT.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+        os._exit(0)

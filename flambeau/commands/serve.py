@@ -48,12 +48,14 @@ def run(settings: dict[str, Any]) -> None:
     from flambeau.commands.listening import print_listening
     from model_store.errors import StoreError
     from services.ports import PortError
+    from services.process import end_past_held_threads
     from services.settings import ConfigError, checked
     from services.standalone.config import ServerConfig
     from services.standalone.server import serve as run_server
 
     with failing_with({ConfigError: 2, StoreError: 1, PortError: 1}):
         run_server(checked(ServerConfig, settings), print_listening)
+    end_past_held_threads()
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:

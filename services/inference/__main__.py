@@ -6,6 +6,7 @@ from model_store.errors import StoreError
 from services.inference.config import InferenceConfig
 from services.inference.server import serve
 from services.ports import PortError
+from services.process import end_past_held_threads
 from services.queueing.redis_streams.clients import QueueUrlError
 from services.settings import ConfigError, settings_from
 
@@ -26,6 +27,7 @@ def main() -> int:
     except (PortError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    end_past_held_threads()
     return 0
 
 

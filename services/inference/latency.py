@@ -63,7 +63,7 @@ class LatencyCurve:
         self._probe_at = PROBE_EVERY - 1
         self._probe_step = 1
         self.best_rows = max_rows
-        """The size with the most rows a second; the smallest of equals."""
+        """The size with the most rows a second, with what a batch costs beside its run."""
         self.best_s = 0.0
         """Expected seconds of a batch of `best_rows`."""
         known = sorted((rows, s) for rows, s in seeds.items() if rows > 0 and s > 0)
