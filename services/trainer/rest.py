@@ -18,7 +18,6 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from math import ceil
 from typing import Any
 
 import msgspec
@@ -250,7 +249,7 @@ async def _serving_error(_: Request, error: Exception) -> Response:
     response = _json({"error": str(error)}, error.http_status)
     if error.retryable:
         response.headers["retry-after"] = (
-            str(ceil(error.wait_s)) if isinstance(error, RateLimitedError) else RETRY_AFTER_S
+            str(error.retry_after_s) if isinstance(error, RateLimitedError) else RETRY_AFTER_S
         )
     if error.http_status == 401:
         response.headers["www-authenticate"] = "Bearer"
