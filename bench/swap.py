@@ -6,7 +6,8 @@ gave it. Prints tables and verdicts and writes `bench/results/swap.json`.
 
 *During* a swap is from the first byte published to a second after the first answer of the new
 version: reading, checking, opening and warming up are in it, on the core that serves. *Before* is
-the calm of `CALM_S` that goes before each.
+the calm of `CALM_S` that goes before each. All swaps together last seconds only, so a machine that
+is slow for a moment decides their p99; hence also the median of what each is beside its own calm.
 """
 
 import argparse
@@ -101,13 +102,16 @@ class ModelSwaps:
     def verdicts(self) -> list[Verdict]:
         """The figures beside their targets."""
         name = f"{self.model}, {self.form}, {len(self.swaps)} swaps at {LOAD:.0%} load"
-        growth = ratio(self.p99_during_ms, self.p99_before_ms)
+        growths = [ratio(swap.p99_during_ms, swap.p99_before_ms) for swap in self.swaps]
+        together = ratio(self.p99_during_ms, self.p99_before_ms)
         missing = sum(swap.live_s != swap.live_s for swap in self.swaps)
         return [
             Verdict(what=f"{name}: failed requests", value=self.failed, bound="at most", target=0),
             Verdict(what=f"{name}: versions that never answered", value=missing,
                     bound="at most", target=0),
-            Verdict(what=f"{name}: p99 during ÷ before", value=growth,
+            Verdict(what=f"{name}: p99 during ÷ before, median of the swaps",
+                    value=float(np.median(growths)), bound="at most", target=TARGET),
+            Verdict(what=f"{name}: p99 during ÷ before, all swaps together", value=together,
                     bound="at most", target=TARGET),
         ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from bench.served_figures import ServedFigure
 from bench.served_figures import medians as served_medians
 from bench.shooter import Outcome
 from bench.soak import growth_after
-from bench.swap import CALM_S, SETTLE_S, Swap, swap_figures, version_of
+from bench.swap import CALM_S, SETTLE_S, ModelSwaps, Swap, swap_figures, version_of
 from model_store.signature import Padding
 
 A, R, E, F = Outcome.ANSWERED, Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED
@@ -81,6 +81,25 @@ def test_a_swap_lasts_from_its_first_byte_to_a_second_after_the_new_versions_fir
 def test_a_version_that_never_answered_is_told_so() -> None:
     figures, _, _ = swap_figures(shots_of((100.1, 0.1, A, 1)), [Swap(100.0, 100.1, 2)])
     assert math.isnan(figures[0].live_s)
+
+
+def test_a_slow_moment_in_one_swap_leaves_the_median_and_shows_in_all_together() -> None:
+    shots = shots_of(
+        (9.0, 0.010, A, 1), (10.5, 0.012, A, 2),
+        (29.0, 0.020, A, 2), (30.5, 0.024, A, 3),
+        (49.0, 0.010, A, 3), (50.5, 0.900, A, 4),
+    )  # fmt: skip
+    swaps = [Swap(10.0, 10.1, 2), Swap(30.0, 30.1, 3), Swap(50.0, 50.1, 4)]
+    found, before, during = swap_figures(shots, swaps)
+    told = ModelSwaps(
+        model="m", form="f", capacity_per_second=1, offered_per_second=1, answered=6, failed=0,
+        p99_before_ms=before, p99_during_ms=during, client_lag_p99_ms=0, swaps=found,
+    ).verdicts()  # fmt: skip
+    median, together = told[-2:]
+    assert median.value == pytest.approx(1.2)
+    assert median.reached
+    assert together.value > 40
+    assert not together.reached
 
 
 @pytest.mark.parametrize(
