@@ -95,6 +95,10 @@ test-gpu: $(DEVELOPING) ## The tests that need a GPU; where there is none each s
 chaos: $(DEVELOPING) ## Ten minutes of killing everything under load, with a ledger. ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
+.PHONY: adversarial
+adversarial: $(DEVELOPING) ## Hostile clients and stores beside a healthy client. ARGS="--seed 7 --only JSON"
+	@$(BIN)/python -m tests.adversarial $(ARGS)
+
 .PHONY: k8s-validate
 k8s-validate: $(VALIDATING) ## Render every overlay of k8s/, and hold it against Kubernetes' schemas and our rules.
 	@$(BIN)/pytest tests/k8s $(ARGS)

@@ -1,0 +1,269 @@
+"""The healthy client beside an attack, in a process of its own.
+
+Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY`. Four threads ask again and
+again: an inference over REST, one over gRPC, liveness on a new connection, and `control`, an echo
+process that does nothing else. A wait for `control` is the machine's doing, so it is taken off the
+waits for the server at the same moment.
+
+A line `begin` on its standard input starts a measurement, and `end` ends it: it then prints what it
+has seen as one line of JSON, a `Seen`.
+"""
+
+import dataclasses
+import http.client
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+PAUSE_S = 0.005
+PROBE_PAUSE_S = 0.05
+TIMEOUT_S = 60.0
+BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
+RIGHT = [2.0, 4.0, 6.0, 8.0]
+_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+
+class WrongAnswerError(Exception):
+    """The server answered something else than `RIGHT`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a healthy client saw during one attack.
+
+    Attributes:
+        stall_s: the longest wait of each stream, less the machine's own at that moment.
+        machine_s: the longest wait for `control`.
+        asked: requests that were answered, or not.
+        failed: those with an error, in its words.
+        wrong: those with a wrong answer.
+    """
+
+    stall_s: dict[str, float]
+    machine_s: float
+    asked: int
+    failed: list[str]
+    wrong: list[str]
+
+    @property
+    def worst_stall_s(self) -> float:
+        """Of all streams."""
+        return max(self.stall_s.values(), default=0.0)
+
+
+class Stream:
+    """One thread that asks again and again."""
+
+    def __init__(self, name: str, pause_s: float, ask: Callable[[], None]) -> None:
+        self.name = name
+        self._pause_s, self._ask = pause_s, ask
+        self._lock = threading.Lock()
+        self._waits: list[tuple[float, float]] = []
+        self._failed: list[str] = []
+        self._wrong: list[str] = []
+        self._answered = threading.Condition(self._lock)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            began, failed, wrong = time.monotonic(), "", ""
+            try:
+                self._ask()
+            except WrongAnswerError as error:
+                wrong = str(error)
+            except (OSError, http.client.HTTPException, grpc.RpcError) as error:
+                failed = f"{self.name}: {type(error).__name__} {str(error)[:200]}"
+            with self._answered:
+                self._waits.append((began, time.monotonic()))
+                self._failed += [failed] if failed else []
+                self._wrong += [wrong] if wrong else []
+                self._answered.notify_all()
+            time.sleep(self._pause_s)
+
+    def begin(self) -> None:
+        """Forgets what was."""
+        with self._lock:
+            self._waits, self._failed, self._wrong = [], [], []
+
+    def end(self) -> tuple[list[tuple[float, float]], list[str], list[str]]:
+        """Waits, errors and wrong answers since `begin`, with the request that is under way."""
+        asked_at = time.monotonic()
+        with self._answered:
+            self._answered.wait_for(
+                lambda: bool(self._waits) and self._waits[-1][0] >= asked_at, TIMEOUT_S
+            )
+            return list(self._waits), list(self._failed), list(self._wrong)
+
+
+def over_rest(port: int, key: str) -> Callable[[], None]:
+    """Inferences on one connection, which is made anew after an error."""
+    fields = {"x-api-key": key} if key else {}
+    kept: list[http.client.HTTPConnection] = []
+
+    def ask() -> None:
+        if not kept:
+            kept.append(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S))
+        try:
+            kept[0].request("POST", "/v2/models/linear/infer", BODY, fields)
+            with kept[0].getresponse() as answer:
+                text = answer.read()
+        except (OSError, http.client.HTTPException):
+            kept.pop().close()
+            raise
+        if answer.status != 200:
+            raise http.client.HTTPException(f"{answer.status} {text[:200]!r}")
+        if json.loads(text)["outputs"][0]["data"] != RIGHT:
+            raise WrongAnswerError(text.decode())
+
+    return ask
+
+
+def over_grpc(port: int, key: str) -> Callable[[], None]:
+    """Inferences through one channel."""
+    # Not at the top: tests that start this process may have other stubs of the same messages.
+    from protos import open_inference_pb2 as pb
+
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    call = channel.unary_unary(
+        _METHOD,
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
+    message = pb.ModelInferRequest(
+        model_name="linear", raw_input_contents=[struct.pack("4f", 1, 2, 3, 4)]
+    )
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    metadata = (("x-api-key", key),) if key else ()
+
+    def ask() -> None:
+        answer = call(message, timeout=TIMEOUT_S, metadata=metadata)
+        if list(struct.unpack("4f", answer.raw_output_contents[0])) != RIGHT:
+            raise WrongAnswerError(str(answer))
+
+    return ask
+
+
+def liveness(port: int) -> Callable[[], None]:
+    """A new connection each time, as a kubelet makes one."""
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", "/v2/health/live")
+            with connection.getresponse() as answer:
+                answer.read()
+            if answer.status != 200:
+                raise http.client.HTTPException(f"liveness: {answer.status}")
+        finally:
+            connection.close()
+
+    return ask
+
+
+def control(ours: socket.socket) -> Callable[[], None]:
+    """One byte to another process, and back."""
+
+    def ask() -> None:
+        ours.send(b"x")
+        ours.recv(1)
+
+    return ask
+
+
+def serve_control(number: int) -> None:
+    """The other process: sends back what comes."""
+    with socket.socket(fileno=number) as theirs:
+        while data := theirs.recv(1):
+            theirs.send(data)
+
+
+def seen(streams: dict[str, Stream]) -> Seen:
+    """What all streams have seen since they began."""
+    ended = {name: stream.end() for name, stream in streams.items()}
+    pauses = [wait for wait in ended.pop("control")[0] if wait[1] - wait[0] > PAUSE_S]
+
+    def stall(began: float, end: float) -> float:
+        machine = (min(e, end) - max(b, began) for b, e in pauses if b < end and e > began)
+        return end - began - sum(machine)
+
+    return Seen(
+        {
+            name: max((stall(*w) for w in waits), default=0.0)
+            for name, (waits, _, _) in ended.items()
+        },
+        max((end - began for began, end in pauses), default=0.0),
+        sum(len(waits) for waits, _, _ in ended.values()),
+        [error for _, failed, _ in ended.values() for error in failed],
+        [answer for _, _, wrong in ended.values() for answer in wrong],
+    )
+
+
+def main() -> None:
+    """Asks until its standard input ends."""
+    if sys.argv[1] == "control":
+        serve_control(int(sys.argv[2]))
+        return
+    http_port, grpc_port, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", __spec__.name, "control", str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]), theirs, ours:
+        streams = {
+            "REST": Stream("REST", PAUSE_S, over_rest(http_port, key)),
+            "gRPC": Stream("gRPC", PAUSE_S, over_grpc(grpc_port, key)),
+            "liveness": Stream("liveness", PROBE_PAUSE_S, liveness(http_port)),
+            "control": Stream("control", PAUSE_S, control(ours)),
+        }
+        for line in sys.stdin:
+            if line == "begin\n":
+                for stream in streams.values():
+                    stream.begin()
+            else:
+                print(json.dumps(dataclasses.asdict(seen(streams))), flush=True)
+
+
+class Neighbour:
+    """The same, from the process that attacks."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def begin(self) -> None:
+        """Starts a measurement."""
+        self._say("begin")
+
+    def end(self) -> Seen:
+        """Ends it."""
+        assert self._process.stdout is not None
+        self._say("end")
+        return Seen(**json.loads(self._process.stdout.readline()))
+
+    def _say(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+
+@contextmanager
+def neighbour(http_port: int, grpc_port: int, key: str) -> Iterator[Neighbour]:
+    """A healthy client of the server with these ports, until the block ends."""
+    command = [sys.executable, "-m", __name__, str(http_port), str(grpc_port), key]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield Neighbour(process)
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()

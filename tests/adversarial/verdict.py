@@ -1,0 +1,73 @@
+"""What each attack did to the server, and the limits it is held against."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tests.adversarial.neighbour import Seen
+from tests.adversarial.victim import MIB
+
+MAX_STALL_S = 0.1
+SPARE_BYTES = 100 * MIB
+"""Memory beyond the configured budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One attack, and what it did.
+
+    Attributes:
+        name: of the attack.
+        rounds: how often it ran.
+        seen: by the healthy client.
+        grown_bytes: memory of the server at its peak, beyond what it began with.
+        outcomes: answers that the attacker got.
+        wrong: wrong answers, to the attacker or beside.
+        has_ended: whether the process has ended.
+    """
+
+    name: str
+    rounds: int
+    seen: Seen
+    grown_bytes: int
+    outcomes: Counter[str]
+    wrong: tuple[str, ...]
+    has_ended: bool
+
+    def complaints(self, budget_bytes: int, max_stall_s: float = MAX_STALL_S) -> list[str]:
+        """What is beyond a limit, in words."""
+        found = []
+        if self.has_ended:
+            found.append("the process ended")
+        elif self.seen.failed:
+            failed = self.seen.failed
+            found.append(f"{len(failed)} requests beside it failed, the first: {failed[0]}")
+        if self.wrong:
+            found.append(f"{len(self.wrong)} wrong answers, the first: {self.wrong[0]}")
+        if self.seen.worst_stall_s > max_stall_s:
+            found.append(
+                f"a stall of {self.seen.worst_stall_s * 1e3:.0f} ms; "
+                f"{max_stall_s * 1e3:.0f} ms is the limit"
+            )
+        if self.grown_bytes > budget_bytes + SPARE_BYTES:
+            found.append(
+                f"{self.grown_bytes / MIB:.0f} MiB of memory; "
+                f"{(budget_bytes + SPARE_BYTES) / MIB:.0f} MiB is the limit"
+            )
+        return [f"{self.name}: {words}" for words in found]
+
+    def line(self) -> str:
+        """The row as it is printed."""
+        answers = " ".join(f"{name} x{count}" for name, count in self.outcomes.most_common(4))
+        stalls = self.seen.stall_s
+        return (
+            f"{self.name[:44]:44} {self.rounds:6} {self.seen.worst_stall_s * 1e3:8.1f} "
+            f"{max(stalls, key=stalls.__getitem__, default='-'):8} "
+            f"{self.seen.machine_s * 1e3:8.1f} {self.grown_bytes / MIB:8.0f} "
+            f"{len(self.seen.failed):6} {len(self.wrong):5}  {answers}"
+        )
+
+
+HEAD = (
+    f"{'attack':44} {'rounds':>6} {'stall ms':>8} {'of':8} {'machine':>8} {'MiB':>8} "
+    f"{'failed':>6} {'wrong':>5}  answers to the attacker"
+)

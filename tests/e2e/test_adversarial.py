@@ -1,0 +1,24 @@
+"""Every attack once, shortly; `make adversarial` gives each some seconds, and stalls a limit."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.adversarial.attack import VictimName, all_attacks
+from tests.adversarial.campaign import Campaign
+from tests.adversarial.victim import budget_bytes
+
+SECONDS = 0.2
+MAX_STALL_S = 2.0
+"""Other tests have the cores meanwhile. Loops that were blocked stood still for many seconds."""
+
+
+@pytest.mark.parametrize("victim", ["open", "keyed"])
+def test_no_attack_ends_stalls_or_bloats_the_server(victim: VictimName, tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")  # pytest shows it when this fails
+    campaign = Campaign(victim, tmp_path, seed, SECONDS, lambda row: print(row.line()))
+    rows = campaign.run([attack for attack in all_attacks() if attack.victim == victim])
+    found = [words for row in rows for words in row.complaints(budget_bytes(), MAX_STALL_S)]
+    assert found == []
