@@ -34,6 +34,7 @@ from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device, parse_device
 from services.inference.backends.open_backend import open_backend
 
@@ -108,9 +109,7 @@ def _measure(
     """One figure a form; none, and the reason, if no runtime here brings it to the device."""
     data = store.read_file(manifest, artifact.file)
     try:
-        backend = open_backend(
-            artifact=artifact, data=data, signature=manifest.signature, threads=1, device=device
-        )
+        backend = open_backend(artifact, data, manifest.signature, BackendOptions(device=device))
     except DeviceError as error:
         print(f"{manifest.model}, {artifact.name}: not measured: {error}")
         return

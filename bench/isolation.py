@@ -17,7 +17,7 @@ from bench.golden_model import BENCH_STORE, newest_manifest, read_golden, served
 from bench.results_file import bench_store
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
-from services.inference.backends.device import CPU
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.isolation.isolated_backend import open_isolated_backend
 
@@ -40,9 +40,9 @@ def main() -> None:
     (spec,) = manifest.signature.inputs
     rows = read_golden(store, manifest).inputs[spec.name]
     started = time.perf_counter()
-    isolated = open_isolated_backend(artifact, data, manifest.signature, threads=1)
+    isolated = open_isolated_backend(artifact, data, manifest.signature, BackendOptions())
     print(f"{given.model}, {name}: worker process open in {time.perf_counter() - started:.2f} s")
-    here = open_backend(artifact, data, manifest.signature, threads=1, device=CPU)
+    here = open_backend(artifact, data, manifest.signature, BackendOptions())
     for size in BATCH_SIZES:
         batch = np.resize(rows, (size, *rows.shape[1:]))
         found: dict[str, list[tuple[float, float, float]]] = {"here": [], "isolated": []}

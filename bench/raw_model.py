@@ -20,6 +20,7 @@ from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -84,7 +85,7 @@ def open_artifact(store: ModelStore, manifest: Manifest, name: str) -> Backend:
     """Opens an artifact as the server would: one thread, on the CPU."""
     artifact = next(a for a in manifest.artifacts if a.name == name)
     data = store.read_file(manifest, artifact.file)
-    return open_backend(artifact, data, manifest.signature, threads=1)
+    return open_backend(artifact, data, manifest.signature, BackendOptions())
 
 
 def runs_per_second(backend: Backend, batches: Sequence[Mapping[str, Array]], s: float) -> float:

@@ -81,6 +81,7 @@ def _verify_here(
     store: "ModelStore", manifest: "Manifest", device: str, threads: int, keys: str, data: bool
 ) -> "Certificate":
     try:
+        from services.inference.backends.backend_options import BackendOptions
         from services.inference.backends.device import parse_device
         from services.inference.certification import CertifyOptions, certify
         from services.inference.trust import Trust
@@ -94,7 +95,7 @@ def _verify_here(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--device") from error
     trust = Trust(keys_folder=str(KeyFolder(keys).trusted_folder) if keys else "")
-    options = CertifyOptions(device=parsed, threads=threads, trust=trust)
+    options = CertifyOptions(backend=BackendOptions(device=parsed, threads=threads), trust=trust)
     if not data:
         return certify(store, manifest, options, _say)
     with tempfile.TemporaryDirectory(prefix="flambeau-verify-") as folder:

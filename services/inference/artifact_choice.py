@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from model_store.cpu_features import cpu_features
 from model_store.manifest import Artifact, Manifest
-from services.inference.backends.device import Device
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.choice_memory import Choice, ChoiceMemory
 from services.queueing.artifact_rules import NOISE, fastest
 
@@ -139,21 +139,13 @@ def choose(
     return Choice(artifact=best, row_ms=row_ms) if best else None
 
 
-def choice_key(
-    manifest: Manifest,
-    candidates: Sequence[Artifact],
-    device: Device,
-    threads: int,
-    onnx_providers: Sequence[str] = (),
-) -> str:
+def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: BackendOptions) -> str:
     """A digest of everything that a choice depends on.
 
     Args:
         manifest: of the version.
         candidates: those that fit this machine.
-        device: where they run; of a GPU its model and driver count too.
-        threads: CPU threads of a run.
-        onnx_providers: what runs ONNX on a GPU.
+        options: how they run; of a GPU its model and driver count too.
     """
     step = manifest.python_step  # it is a part of every run, and gives what artifacts take
     facts = {
@@ -161,10 +153,10 @@ def choice_key(
         "python_step": step.model_dump(mode="json") if step else None,
         "golden": manifest.golden.file.sha256,
         "max_batch_size": manifest.signature.max_batch_size,
-        "device": str(device),
-        "gpu": _gpu(device, onnx_providers) if device.kind == "cuda" else None,
+        "device": str(options.device),
+        "gpu": _gpu(options) if options.device.kind == "cuda" else None,
         "cpu_features": cpu_features(),
-        "threads": threads,
+        "threads": options.threads,
         "libraries": {name: _version(name) for name in LIBRARIES},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -177,7 +169,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _gpu(device: Device, onnx_providers: Sequence[str]) -> list[str]:
+def _gpu(options: BackendOptions) -> list[str]:
     from services.inference.backends.cuda_device import gpu_name_and_driver
 
-    return [*gpu_name_and_driver(device), *onnx_providers]
+    sizes = map(str, options.preferred_batch_sizes)  # engines and graphs are built for them
+    return [*gpu_name_and_driver(options.device), *options.onnx_on_gpu.providers, *sizes]

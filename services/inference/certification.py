@@ -27,7 +27,8 @@ from model_store.parity import Comparison, first_failure
 from model_store.store import ModelStore
 from services.errors import BackendError, DeviceError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
-from services.inference.backends.device import CPU, Device
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import CPU
 from services.inference.config import VERIFY_MEMORY_GIB, VERIFY_TIME_LIMIT_S
 from services.inference.environment import environment
 from services.inference.golden_replay import (
@@ -68,8 +69,8 @@ class Judge(Protocol):
 class CertifyOptions:
     """How a version is to be run, and how much of the machine that may take."""
 
-    device: Device = CPU
-    threads: int = 1
+    backend: BackendOptions = field(default_factory=BackendOptions)
+    """Where and with what each artifact runs."""
     trust: Trust = field(default_factory=Trust)
     time_limit_s: float = VERIFY_TIME_LIMIT_S
     """How long one artifact may run, once it is open."""
@@ -127,7 +128,7 @@ def certify(
         manifest_sha256=manifest_sha256(store, manifest),
         flambeau=metadata.version("flambeau"),
         made_at=datetime.now(UTC),
-        environment=environment(options.device, options.threads),
+        environment=environment(options.backend.device, options.backend.threads),
         artifacts=tuple(results),
     )
 
@@ -177,7 +178,7 @@ def _check_runs_here(case: _Case, artifact: Artifact) -> None:
     """
     try:
         case.options.trust.check(case.store, case.manifest, artifact)
-        check_fit(artifact, case.options.device)
+        check_fit(artifact, case.options.backend.device)
     except SignatureMismatchError:
         raise
     except (StoreError, UnfitArtifactError) as error:
@@ -194,15 +195,14 @@ def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> Iso
             artifact,
             data,
             case.manifest.signature,
-            options.threads,
-            options.device,
+            options.backend,
             weights=weights,
             code=read_step(case.store, case.manifest),
             gently=options.gently,
             memory_limit_bytes=options.memory_limit_bytes,
         )
     except DeviceError as error:
-        if options.device == CPU or type(error) is not DeviceError:
+        if options.backend.device == CPU or type(error) is not DeviceError:
             raise
         raise _NotRunError(str(error)) from error  # there is no such device here
 
@@ -216,7 +216,7 @@ def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> Artifa
     found += more
     repeats = gives_the_same_twice(backend.run, case.golden, signature.max_batch_size)
     # The process's own time is that of the run, whoever else wants the core meanwhile.
-    own_time = options.device == CPU and options.threads == 1
+    own_time = options.backend.runs_in_the_calling_thread
     latency_s = warm_up(
         backend,
         case.golden,

@@ -1,6 +1,7 @@
 """A process' settings as inference takes them: one policy, and one for each model with its own."""
 
 from services.inference.artifact_choice import ChoiceRules
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.config import InferenceSettings, ModelSettings
@@ -34,16 +35,18 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
     }
     return LanePolicy(
         load=LoadOptions(
-            device=parse_device(config.device),
-            threads=chosen["threads"],
+            backend=BackendOptions(
+                device=parse_device(config.device),
+                threads=chosen["threads"],
+                preferred_batch_sizes=chosen["preferred_batch_sizes"],
+                onnx_on_gpu=OnnxOnGpu(
+                    providers=chosen["onnx_providers"],
+                    engine_cache=config.engine_cache,
+                    engine_cache_bytes=config.engine_cache_mib * MEBIBYTE,
+                ),
+            ),
             instances=chosen["instances"],
             isolate=chosen["isolate"],
-            preferred_batch_sizes=chosen["preferred_batch_sizes"],
-            onnx_on_gpu=OnnxOnGpu(
-                providers=chosen["onnx_providers"],
-                engine_cache=config.engine_cache,
-                engine_cache_bytes=config.engine_cache_mib * MEBIBYTE,
-            ),
             artifact=chosen["artifact"],
             accuracy=chosen["accuracy"],
             keep=chosen["keep_artifacts"],

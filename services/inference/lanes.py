@@ -140,7 +140,7 @@ class Lanes:
             self._metrics.forget_lane(lane.model, lane.version)
 
     async def _load(self, lane: Lane, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
-        device = policy.load.device
+        device = policy.load.backend.device
         memory = await self._memory_in_use(device)
         manifest = await asyncio.to_thread(self._store.manifest, lane.model, lane.version)
         file_bytes = min(_size_bytes(artifact) for artifact in manifest.artifacts)
@@ -207,7 +207,7 @@ class Lanes:
 
     async def _open(self, manifest: Manifest, options: LoadOptions) -> tuple[LoadedVersion, int]:
         """Loads an artifact. Returns it, and the bytes of its device that this took."""
-        device = options.device
+        device = options.backend.device
         before = device_memory_bytes(device).used_bytes
         version = await asyncio.to_thread(load_version, self._store, manifest, options)
         own = sum(backend.process_bytes() for backend in version.backends)
@@ -254,7 +254,7 @@ class Lanes:
             signature=signature,
             rules=batch_rules(
                 signature,
-                preferred_rows=policy.load.preferred_batch_sizes,
+                preferred_rows=policy.load.backend.preferred_batch_sizes,
                 wait_s=policy.batch_wait_s,
             ),
             latency=LatencyModel(signature.max_batch_size, version.latency_s, version.row_elements),
@@ -262,7 +262,7 @@ class Lanes:
             reopen=version.reopen,
             execution_timeout_s=policy.execution_timeout_s,
         )
-        device = policy.load.device
+        device = policy.load.backend.device
         if device not in self._turns:
             self._turns[device] = DeviceTurns(self._policy.slots(device))
         worker = Worker(plan, self._turns[device], self._metrics, self._tracer)

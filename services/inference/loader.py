@@ -30,8 +30,7 @@ from services.errors import BackendError
 from services.inference.artifact_choice import ChoiceRules, Ranked, by_choice, choice_key
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
-from services.inference.backends.device import CPU, Device
-from services.inference.backends.onnx_providers import OnnxOnGpu
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
 from services.inference.choice_memory import ChoiceMemory
@@ -70,17 +69,12 @@ class LoadError(Exception):
 class LoadOptions:
     """How a version is to be run."""
 
-    device: Device = CPU
-    threads: int = 1
-    """CPU threads a run may use."""
+    backend: BackendOptions = field(default_factory=BackendOptions)
+    """Where and with what each backend runs."""
     instances: int = 1
     """Backends to open, each with a thread of its own."""
     isolate: bool = False
     """Whether each backend runs in a process of its own."""
-    preferred_batch_sizes: tuple[int, ...] = ()
-    """Sizes batches are padded up to, for engines built for fixed ones."""
-    onnx_on_gpu: OnnxOnGpu = field(default_factory=OnnxOnGpu)
-    """What runs ONNX artifacts on a GPU."""
     artifact: str = ""
     """The only artifact to consider; empty for all, fastest first."""
     accuracy: Accuracy = "fast"
@@ -228,8 +222,7 @@ def _ranked(
     if not options.keep:  # then the others need not be measured
         candidates = [artifact for artifact in candidates if wanted(artifact)]
     fitting = [artifact for artifact in candidates if _fits(artifact, manifest, options)]
-    providers = options.onnx_on_gpu.providers
-    key = choice_key(manifest, fitting, options.device, options.threads, providers)
+    key = choice_key(manifest, fitting, options.backend)
     measure = functools.partial(_measure, store, manifest, golden, options)
     ranked = by_choice(manifest, fitting, measure, options.choice, key, wanted)
     unfit = [a for a in candidates if a not in fitting and wanted(a)]
@@ -253,7 +246,7 @@ def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
 def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | None:
     """Why this machine cannot run an artifact; None if it can."""
     try:
-        check_fit(artifact, options.device)
+        check_fit(artifact, options.backend.device)
     except UnfitArtifactError as error:
         return error
     return None
@@ -267,7 +260,7 @@ def _read(
     for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
-    check_fit(artifact, options.device)
+    check_fit(artifact, options.backend.device)
     data = store.read_file(manifest, artifact.file)
     weights = store.read_file(manifest, artifact.weights) if artifact.weights else b""
     return data, weights, read_step(store, manifest)
@@ -292,17 +285,7 @@ def _open(
         from services.inference.isolation.isolated_backend import open_isolated_backend
 
         opens = open_isolated_backend
-    return opens(
-        artifact,
-        data,
-        manifest.signature,
-        options.threads,
-        options.device,
-        options.preferred_batch_sizes,
-        weights,
-        code,
-        options.onnx_on_gpu,
-    )
+    return opens(artifact, data, manifest.signature, options.backend, weights=weights, code=code)
 
 
 def _open_and_prove(
@@ -314,7 +297,7 @@ def _open_and_prove(
 ) -> _Proven:
     # Whether all of a run happens in the thread that asks for it: then that thread may be a gentle
     # one, and its own time is the run's, whoever else has the core meanwhile.
-    alone = options.device == CPU and options.threads == 1 and not options.isolate
+    alone = options.backend.runs_in_the_calling_thread and not options.isolate
     clock = time.thread_time if alone else time.monotonic
 
     def open_and_prove() -> _Proven:
@@ -355,17 +338,14 @@ def _measure(
         artifact,
         data,
         manifest.signature,
-        options.threads,
-        options.device,
-        options.preferred_batch_sizes,
-        weights,
-        code,
-        options.onnx_on_gpu,
+        options.backend,
+        weights=weights,
+        code=code,
         gently=True,
     )
     try:
         _prove(backend, golden, manifest, artifact)
-        own_time = options.device == CPU and options.threads == 1
+        own_time = options.backend.runs_in_the_calling_thread
         latency_s = warm_up(
             backend,
             golden,

@@ -51,4 +51,4 @@ class ServingPolicy:
             return self.max_concurrent_runs
         if device.kind == "cuda":
             return 1
-        return max(len(os.sched_getaffinity(0)) // self.lane.load.threads, 1)
+        return max(len(os.sched_getaffinity(0)) // self.lane.load.backend.threads, 1)

@@ -105,8 +105,7 @@ class Verifier:
         manifest = self._manifest(model, version)
         load = self._policy.lane_of(model).load
         options = CertifyOptions(
-            device=load.device,
-            threads=load.threads,
+            backend=load.backend,
             trust=load.trust,
             time_limit_s=self._time_limit_s,
             memory_limit_bytes=self._memory_limit_bytes,

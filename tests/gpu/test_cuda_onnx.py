@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import Device
 from tests.fixtures import onnx_models
@@ -23,7 +24,7 @@ def provider(gpu: Device) -> None:
 
 @pytest.fixture
 def backend(gpu: Device) -> Iterator[CudaOnnxBackend]:
-    backend = CudaOnnxBackend(not_a_number(), SIGNATURE, gpu, threads=1)
+    backend = CudaOnnxBackend(not_a_number(), SIGNATURE, BackendOptions(device=gpu))
     yield backend
     backend.close()
 
@@ -44,7 +45,7 @@ def test_it_is_the_gpu_that_runs_it(backend: CudaOnnxBackend) -> None:
 
 def test_many_layers_agree_with_the_cpu(gpu: Device) -> None:
     data = onnx_models.linear(3.0, layers=4)
-    backend = CudaOnnxBackend(data, SIGNATURE, gpu, threads=1)
+    backend = CudaOnnxBackend(data, SIGNATURE, BackendOptions(device=gpu))
     on_cpu = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     for count, seed in itertools.product((1, 16), range(2)):
         x = np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)

@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import Device
 from services.inference.backends.onnx_providers import TENSORRT, OnnxOnGpu
@@ -26,7 +27,9 @@ def provider(gpu: Device) -> None:
 def opened(gpu: Device, folder: Path) -> CudaOnnxBackend:
     how = OnnxOnGpu(providers=("tensorrt", "cuda"), engine_cache=str(folder))
     data = onnx_models.linear(3.0, layers=4)
-    return CudaOnnxBackend(data, SIGNATURE, gpu, 1, how, digest="ab" * 32)
+    return CudaOnnxBackend(
+        data, SIGNATURE, BackendOptions(device=gpu, onnx_on_gpu=how), digest="ab" * 32
+    )
 
 
 def test_engines_answer_as_the_cpu_at_every_size_and_are_kept(gpu: Device, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 import contextlib
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnxruntime
@@ -22,12 +22,12 @@ from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device
 from services.inference.backends.device_faults import device_error, is_device_fault
 from services.inference.backends.onnx_providers import (
     CUDA,
     TENSORRT,
-    OnnxOnGpu,
     session_providers,
     tensorrt_options,
 )
@@ -44,11 +44,9 @@ class CudaOnnxBackend(Backend):
     Args:
         data: the file.
         signature: names of inputs and outputs, and the sizes TensorRT builds engines for.
-        device: the GPU.
-        threads: CPU threads of what is left to the CPU.
-        how: by CUDA alone, or by TensorRT before it.
+        options: which GPU; how many CPU threads run what is left to the CPU; whether TensorRT
+            comes before CUDA, and which batch sizes it tunes its engines for.
         precision: of the artifact.
-        preferred_batch_sizes: what TensorRT tunes its engines for.
         digest: of the file, which its engines are cached under.
 
     Raises:
@@ -61,14 +59,11 @@ class CudaOnnxBackend(Backend):
         self,
         data: bytes,
         signature: Signature,
-        device: Device,
-        threads: int,
-        how: OnnxOnGpu | None = None,
+        options: BackendOptions,
         precision: Precision = "fp32",
-        preferred_batch_sizes: Sequence[int] = (),
         digest: str = "",
     ) -> None:
-        how = how or OnnxOnGpu()
+        device, threads, how = options.device, options.threads, options.onnx_on_gpu
         _check_provider(device, onnxruntime.get_available_providers())
         # Only here, because it imports torch.
         from services.inference.backends.cuda_device import check_gpu, pinned_array
@@ -80,10 +75,9 @@ class CudaOnnxBackend(Backend):
         session = None
         if "tensorrt" in how.providers:
             try:
-                options = tensorrt_options(
-                    how, device.index, signature, precision, preferred_batch_sizes, digest
-                )
-                session = _tensorrt_session(data, threads, device, options)
+                sizes = options.preferred_batch_sizes
+                tensorrt = tensorrt_options(how, device.index, signature, precision, sizes, digest)
+                session = _tensorrt_session(data, threads, device, tensorrt)
             except Exception as error:  # whatever TensorRT raises on a graph it does not take
                 reason = str(error) or repr(error)
                 logger.warning("no TensorRT; CUDA runs the model", extra={"reason": reason})

@@ -10,7 +10,7 @@ Rules kept here:
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ import torch
 from model_store.signature import Signature
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_device import check_gpu, pinned_array
 from services.inference.backends.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
-from services.inference.backends.device import Device
 from services.inference.backends.device_faults import device_error, is_device_fault
 from services.inference.backends.torch_module import as_tensors
 from services.inference.backends.torchscript import load_module
@@ -32,8 +32,8 @@ class CudaTorchBackend(Backend):
     Args:
         data: the file, which may hold code.
         signature: names, order and shapes of inputs and outputs.
-        device: a GPU.
-        preferred_batch_sizes: sizes to capture CUDA graphs for; powers of two unless given.
+        options: where it runs: a GPU; its preferred batch sizes are those to capture CUDA graphs
+            for, powers of two unless given.
 
     Raises:
         DeviceError: CUDA cannot use this GPU.
@@ -41,13 +41,8 @@ class CudaTorchBackend(Backend):
 
     platform = "pytorch_torchscript"
 
-    def __init__(
-        self,
-        data: bytes,
-        signature: Signature,
-        device: Device,
-        preferred_batch_sizes: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, data: bytes, signature: Signature, options: BackendOptions) -> None:
+        device = options.device
         check_gpu(device)
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -57,7 +52,7 @@ class CudaTorchBackend(Backend):
             self._module = load_module(data, str(device))
         self._inputs = [spec.name for spec in signature.inputs]
         self._outputs = [spec.name for spec in signature.outputs]
-        sizes = graph_sizes(signature, preferred_batch_sizes)
+        sizes = graph_sizes(signature, options.preferred_batch_sizes)
         self._graphs = CudaGraphs(self._call, signature, self._stream, sizes)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,8 @@ from services.errors import (
     WorkerProcessDiedError,
 )
 from services.inference.backends.backend import Backend
-from services.inference.backends.device import CPU, Device
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device_memory import resident_bytes
-from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.python_step import StepCode
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
@@ -168,13 +166,10 @@ def open_isolated_backend(
     artifact: Artifact,
     data: bytes,
     signature: Signature,
-    threads: int,
-    device: Device = CPU,
-    preferred_batch_sizes: Sequence[int] = (),
+    options: BackendOptions,
+    *,
     weights: bytes = b"",
     code: StepCode | None = None,
-    onnx_on_gpu: OnnxOnGpu | None = None,
-    *,
     gently: bool = False,
     memory_limit_bytes: int = 0,
 ) -> IsolatedBackend:
@@ -202,10 +197,7 @@ def open_isolated_backend(
                 "memory_limit_bytes": memory_limit_bytes,
                 "artifact": artifact.model_dump(mode="json"),
                 "signature": signature.model_dump(mode="json"),
-                "device": str(device),
-                "threads": threads,
-                "preferred_batch_sizes": list(preferred_batch_sizes),
-                "onnx_on_gpu": asdict(onnx_on_gpu or OnnxOnGpu()),
+                "options": options,
             },
         )
     except BaseException:

@@ -22,13 +22,14 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import TypeAdapter
+
 from model_store.manifest import Artifact, PythonStep
 from model_store.memory_limit import explained, limit_memory
 from model_store.signature import Signature
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
-from services.inference.backends.device import parse_device
-from services.inference.backends.onnx_providers import OnnxOnGpu
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
 from services.inference.gentle_thread import NICENESS, STEPS_BEHIND_THE_LOOP, step_behind
@@ -93,10 +94,7 @@ def _open(channel: Channel) -> tuple[Backend, int] | None:
                 weights=file.read(content["weights_bytes"]),
                 code=_step_code(content["python_step"], file.read()),
                 signature=Signature.model_validate(content["signature"]),
-                device=parse_device(content["device"]),
-                threads=content["threads"],
-                preferred_batch_sizes=content["preferred_batch_sizes"],
-                onnx_on_gpu=OnnxOnGpu(**content["onnx_on_gpu"]),
+                options=TypeAdapter(BackendOptions).validate_python(content["options"]),
             )
     except Exception as error:
         _send_error(channel, error, limit_bytes)

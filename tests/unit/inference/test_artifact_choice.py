@@ -14,7 +14,8 @@ from model_store.store import ModelStore
 from services.inference import artifact_choice, loader
 from services.inference.artifact_choice import ChoiceRules, choice_key, choose
 from services.inference.backends import artifact_fit
-from services.inference.backends.device import CPU, Device
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import Device
 from services.inference.choice_memory import MAX_BYTES, MAX_CHOICES, Choice, ChoiceMemory
 from services.inference.isolation.isolated_backend import IsolatedBackend
 from services.inference.loader import LoadError, LoadOptions, load_version
@@ -218,14 +219,14 @@ def test_a_choice_is_for_these_files_on_this_machine(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifacts = manifest.artifacts
-    key = choice_key(manifest, artifacts, CPU, 1)
-    assert key == choice_key(manifest, artifacts, CPU, 1)
+    key = choice_key(manifest, artifacts, BackendOptions())
+    assert key == choice_key(manifest, artifacts, BackendOptions())
     other = publish(str(tmp_path / "other"), "m", linear(3), linear(2, layers=1))
     different = [
-        choice_key(other, other.artifacts, CPU, 1),
-        choice_key(manifest, artifacts[:2], CPU, 1),
-        choice_key(manifest, artifacts, Device("cuda", 0), 1),
-        choice_key(manifest, artifacts, CPU, 2),
+        choice_key(other, other.artifacts, BackendOptions()),
+        choice_key(manifest, artifacts[:2], BackendOptions()),
+        choice_key(manifest, artifacts, BackendOptions(device=Device("cuda", 0))),
+        choice_key(manifest, artifacts, BackendOptions(threads=2)),
     ]
     arguments: list[tuple[str, dict[str, JsonValue]]] = [("a", {}), ("b", {}), ("b", {"size": 8})]
     steps = [
@@ -238,14 +239,14 @@ def test_a_choice_is_for_these_files_on_this_machine(
         for digest, args in arguments
     ]
     different += [
-        choice_key(manifest.model_copy(update={"python_step": step}), artifacts, CPU, 1)
+        choice_key(manifest.model_copy(update={"python_step": step}), artifacts, BackendOptions())
         for step in steps
     ]
     monkeypatch.setattr(artifact_choice, "cpu_features", lambda: ("amx_int8",))
-    different.append(choice_key(manifest, artifacts, CPU, 1))
+    different.append(choice_key(manifest, artifacts, BackendOptions()))
     monkeypatch.undo()
     monkeypatch.setattr(artifact_choice, "_version", lambda package: "9.9")
-    different.append(choice_key(manifest, artifacts, CPU, 1))
+    different.append(choice_key(manifest, artifacts, BackendOptions()))
     assert len({key, *different}) == 1 + len(different)
 
 

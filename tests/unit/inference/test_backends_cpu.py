@@ -10,6 +10,7 @@ import pytest
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.backends.onnx_runtime import OnnxRuntimeBackend
@@ -26,7 +27,7 @@ ARTIFACTS = {
 
 
 def opened(folder: Path, data: bytes) -> Backend:
-    return open_backend(artifact_of(folder, data), data, SIGNATURE, threads=1, device=CPU)
+    return open_backend(artifact_of(folder, data), data, SIGNATURE, BackendOptions())
 
 
 def rows(*values: float) -> Array:

@@ -16,10 +16,10 @@ from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends import cuda_onnx, onnx_providers
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_graphs import LARGEST_ROWS, graph_sizes
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.cuda_torch import CudaTorchBackend
-from services.inference.backends.device import CPU
 from tests.fixtures import misbehaving_models, onnx_models
 from tests.fixtures.fake_cuda import FakeCuda, fake_cuda
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
@@ -61,7 +61,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def opened(cuda: FakeCuda, data: bytes, *sizes: int) -> CudaTorchBackend:
-    cuda.backend = CudaTorchBackend(data, SIGNATURE, CPU, sizes)
+    cuda.backend = CudaTorchBackend(data, SIGNATURE, BackendOptions(preferred_batch_sizes=sizes))
     return cuda.backend
 
 
@@ -176,7 +176,7 @@ def session(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> CudaOnnxBackend:
     )
     # The file's own order of outputs is the other one.
     both = Signature(inputs=specs[:2], outputs=specs[2:], max_batch_size=4)
-    return CudaOnnxBackend(onnx_models.pair(), both, CPU, threads=1)
+    return CudaOnnxBackend(onnx_models.pair(), both, BackendOptions())
 
 
 def test_bound_inputs_and_outputs_keep_their_names(session: CudaOnnxBackend) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import DeviceError
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.cuda_torch import CudaTorchBackend
 from services.inference.backends.device import CPU, Device, parse_device
@@ -22,6 +23,7 @@ from services.inference.backends.device_memory import (
 from tests.fixtures import misbehaving_models
 
 GPU = Device("cuda", 1)
+ON_GPU = BackendOptions(device=GPU)
 
 
 @given(st.integers(0, 999))
@@ -108,7 +110,7 @@ def test_a_fault_of_the_input_is_none_of_the_device(error: Exception) -> None:
 def test_torch_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"device cuda:1 was asked for, and torch .* finds no"):
-        CudaTorchBackend(misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, GPU)
+        CudaTorchBackend(misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, ON_GPU)
 
 
 def test_a_gpu_too_many_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +119,7 @@ def test_a_gpu_too_many_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         DeviceError, match="there is no cuda:1; this machine's GPUs are cuda:0 to 0"
     ):
-        CudaTorchBackend(misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, GPU)
+        CudaTorchBackend(misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, ON_GPU)
 
 
 def test_onnx_runtime_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,4 +127,4 @@ def test_onnx_runtime_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(
         DeviceError, match="offers only CPUExecutionProvider; uninstall onnxruntime"
     ):
-        CudaOnnxBackend(misbehaving_models.raising(), misbehaving_models.SIGNATURE, GPU, 1)
+        CudaOnnxBackend(misbehaving_models.raising(), misbehaving_models.SIGNATURE, ON_GPU)

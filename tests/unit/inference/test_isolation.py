@@ -13,6 +13,7 @@ import pytest
 
 from model_store.tensors import Array
 from services.errors import BackendError, DeviceError, WorkerProcessDiedError
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU, Device
 from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP
 from services.inference.isolation import isolated_backend
@@ -25,7 +26,9 @@ FLOAT = np.dtype(np.float32)
 
 
 def opened(folder: Path, data: bytes, device: Device = CPU) -> IsolatedBackend:
-    return open_isolated_backend(artifact_of(folder, data), data, SIGNATURE, 1, device)
+    return open_isolated_backend(
+        artifact_of(folder, data), data, SIGNATURE, BackendOptions(device=device)
+    )
 
 
 def rows(*values: float) -> Array:
@@ -161,12 +164,12 @@ PARENT = """
 import pathlib, sys, numpy
 from model_store.manifest import Artifact
 from model_store.signature import Signature
-from services.inference.backends.device import CPU
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.isolation.isolated_backend import open_isolated_backend
 data = pathlib.Path(sys.argv[3]).read_bytes()
 artifact = Artifact.model_validate_json(sys.argv[1])
 signature = Signature.model_validate_json(sys.argv[2])
-backend = open_isolated_backend(artifact, data, signature, 1, CPU)
+backend = open_isolated_backend(artifact, data, signature, BackendOptions())
 print(backend.pid, flush=True)
 backend.run({"x": numpy.full((1, 4), 13, numpy.float32)})
 """

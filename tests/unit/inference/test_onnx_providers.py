@@ -15,6 +15,7 @@ from model_store.signature import Padding, Signature, TensorSpec
 from services.errors import DeviceError
 from services.inference.artifact_choice import choice_key
 from services.inference.backends import cuda_device, cuda_onnx, onnx_providers
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_device import gpu_name_and_driver
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import CPU, Device
@@ -114,7 +115,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(folder: Path) -> CudaOnnxBackend:
     how = OnnxOnGpu(providers=("tensorrt", "cuda"), engine_cache=str(folder))
-    return CudaOnnxBackend(not_a_number(), SIGNATURE, CPU, 1, how, "fp16", (2,), "ab" * 32)
+    made = BackendOptions(onnx_on_gpu=how, preferred_batch_sizes=(2,))
+    return CudaOnnxBackend(not_a_number(), SIGNATURE, made, "fp16", "ab" * 32)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -189,7 +191,8 @@ def test_the_choice_depends_on_the_provider_the_gpu_and_its_driver(
 
     def key(named: tuple[str, str], *providers: str, device: Device = gpu) -> str:
         monkeypatch.setattr(cuda_device, "gpu_name_and_driver", lambda _: named)
-        return choice_key(manifest, artifacts, device, 1, providers)
+        made = BackendOptions(device=device, onnx_on_gpu=OnnxOnGpu(providers=providers))  # type: ignore[arg-type]
+        return choice_key(manifest, artifacts, made)
 
     first = key(("H100", "580.1"), "cuda")
     assert first == key(("H100", "580.1"), "cuda")
@@ -222,8 +225,8 @@ def test_providers_are_configured_for_all_models_or_one() -> None:
     arguments = ["--queue=redis://here", "--onnx-provider=tensorrt", "--onnx-provider=cuda"]
     arguments += ["--engine-cache-mib=1", "--model-settings={digits: {onnx_providers: [cuda]}}"]
     policy = serving_policy(settings_from(arguments, InferenceConfig, ""))
-    assert policy.lane_of("other").load.onnx_on_gpu.providers == ("tensorrt", "cuda")
-    assert policy.lane_of("other").load.onnx_on_gpu.engine_cache_bytes == 2**20
-    assert policy.lane_of("digits").load.onnx_on_gpu.providers == ("cuda",)
+    assert policy.lane_of("other").load.backend.onnx_on_gpu.providers == ("tensorrt", "cuda")
+    assert policy.lane_of("other").load.backend.onnx_on_gpu.engine_cache_bytes == 2**20
+    assert policy.lane_of("digits").load.backend.onnx_on_gpu.providers == ("cuda",)
     with pytest.raises(ConfigError, match="give cuda, or tensorrt and then cuda"):
         settings_from(["--queue=redis://here", "--onnx-provider=tensorrt"], InferenceConfig, "")

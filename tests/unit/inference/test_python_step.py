@@ -15,6 +15,7 @@ from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array, object_array
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
 from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -62,7 +63,7 @@ def backend(
 ) -> Iterator[Backend]:
     folder, data = tmp_path_factory.mktemp("step"), linear(2.0)
     opens: Callable[..., Backend] = request.param
-    opened = opens(artifact_of(folder, data), data, RAW, 1, code=code_in(folder))
+    opened = opens(artifact_of(folder, data), data, RAW, BackendOptions(), code=code_in(folder))
     yield opened
     opened.close()
 
@@ -101,7 +102,9 @@ def test_what_the_step_refuses_is_the_callers_fault_and_the_rest_is_not(backend:
 def test_a_step_that_cannot_be_made_is_refused(source: bytes, message: str, tmp_path: Path) -> None:
     data = linear(2.0)
     with pytest.raises(BackendError, match=message):
-        open_backend(artifact_of(tmp_path, data), data, RAW, 1, code=code_in(tmp_path, source))
+        open_backend(
+            artifact_of(tmp_path, data), data, RAW, BackendOptions(), code=code_in(tmp_path, source)
+        )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from model_store.errors import (
 from model_store.key_folder import TrustedKey
 from model_store.manifest import CODE_KINDS, ArtifactKind, Manifest
 from model_store.store import ModelStore
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.config import InferenceSettings
 from services.inference.configured_policy import serving_policy
@@ -152,7 +153,9 @@ def test_nothing_of_a_refused_artifact_is_read(
 def test_an_onnx_file_is_checked_before_a_runtime_opens_it(tmp_path: Path) -> None:
     artifact = artifact_in(tmp_path, b"\x08\x07\x12\x04ORTM")
     with pytest.raises(UnsafeOnnxError, match=r"model\.onnx is in ONNX Runtime's own format"):
-        open_backend(artifact, b"\x08\x07\x12\x04ORTM", misbehaving_models.SIGNATURE, 1)
+        open_backend(
+            artifact, b"\x08\x07\x12\x04ORTM", misbehaving_models.SIGNATURE, BackendOptions()
+        )
     assert issubclass(UnsafeOnnxError, StoreError)
     data = onnx_models.linear()
-    open_backend(artifact, data, misbehaving_models.SIGNATURE, 1).close()
+    open_backend(artifact, data, misbehaving_models.SIGNATURE, BackendOptions()).close()

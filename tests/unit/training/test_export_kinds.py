@@ -9,6 +9,7 @@ import torch
 
 from model_store.cpu_features import cpu_features
 from model_store.tensors import Array
+from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from tests.fixtures.exported_models import artifact_of
 from tests.unit.training.recipes import export_here, recipe, splits, untrained
@@ -74,7 +75,7 @@ def test_convolutions_of_8_bits_are_served_as_they_were_proven(
     """A server compiles them, as nobody does who exports."""
     data = made["pt2-int8"].path.read_bytes()
     artifact = artifact_of(tmp_path, "pt2", data, precision="int8")
-    backend = open_backend(artifact, data, trained.signature, threads=1)
+    backend = open_backend(artifact, data, trained.signature, BackendOptions())
     image: Array = np.random.default_rng(0).random((7, 1, 8, 8), np.float32)
     run = file_runner("pt2", "int8", made["pt2-int8"].path, trained.signature)
     right: Any = run({"image": image})["logits"]
