@@ -26,6 +26,8 @@ ServingError
 │   ├── QueueFullError
 │   ├── TooManyInFlightError
 │   ├── OverShareError
+│   ├── BufferFullError
+│   ├── UnreadAnswersError
 │   └── WouldMissDeadlineError
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
@@ -224,6 +226,14 @@ class TooManyInFlightError(OverloadedError):
 
 class OverShareError(OverloadedError):
     """The caller holds its part of what is in flight, and others wait."""
+
+
+class BufferFullError(OverloadedError):
+    """The process holds `max_buffered_bytes` of requests and answers."""
+
+
+class UnreadAnswersError(OverloadedError):
+    """The connection's caller does not read the answers that it has."""
 
 
 class WouldMissDeadlineError(OverloadedError):

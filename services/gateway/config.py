@@ -1,14 +1,17 @@
 """The configuration of a gateway. Read once, at start-up; nothing else configures it."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.access.config import AccessSettings
 from services.gateway.payload_rule import PayloadRule
 from services.gateway.verification_desk import VerifyFor
 from services.settings import ProcessSettings
 from services.tls import TlsSettings
+
+USUAL_BUFFERED_BYTES = 512 * 2**20
+"""Half of what the pod of a gateway may use (k8s/base/gateway.yaml)."""
 
 
 class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
@@ -22,6 +25,12 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     """The longest a request may take, whatever its caller allows; raise it for slow models."""
     max_request_bytes: int = Field(64 * 2**20, ge=1024, le=2**31 - 1)
     """Largest body or message, after decompression; raise it for large inputs."""
+    max_buffered_bytes: int = Field(0, ge=0)
+    """Bytes of callers held in memory at once, over both ports: requests as they arrive, until they
+    are answered, before and after decompression, and answers that their callers have not read. 0
+    for 512 MiB, or 4 times `max_request_bytes` where that is more. Lower it for a pod of less than
+    2 GiB, raise it where many large requests arrive or wait at once, and the pod's memory with
+    it; it must be at least twice `max_request_bytes`."""
     max_in_flight_requests: int = Field(4096, ge=1)
     """Requests accepted and unanswered at once; raise it if memory allows more to wait."""
     grpc_max_connection_age_s: float = Field(0.0, ge=0, le=86_400)
@@ -65,6 +74,21 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     payload_sample_store: str = ""
     """URL of the store that samples go to: a folder, or `s3://bucket/prefix`; empty for the model
     store. Set it for gateways, which know none, or where others may read the model store."""
+
+    @property
+    def buffer_limit_bytes(self) -> int:
+        """`max_buffered_bytes`, or what stands for 0."""
+        return self.max_buffered_bytes or max(USUAL_BUFFERED_BYTES, 4 * self.max_request_bytes)
+
+    @model_validator(mode="after")
+    def _check_buffered_bytes(self) -> Self:
+        if self.buffer_limit_bytes < 2 * self.max_request_bytes:
+            raise ValueError(
+                f"max_buffered_bytes is {self.max_buffered_bytes}, too few for one compressed "
+                f"request of max_request_bytes, {self.max_request_bytes}; give at least twice as "
+                "many, or 0"
+            )
+        return self
 
 
 class GatewayConfig(GatewaySettings):

@@ -26,6 +26,7 @@ from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_port import HttpPort
 from services.gateway.wire.http_protocol import HttpConnection
 from services.gateway.wire.open_port import PortLimits, PortServer
@@ -131,16 +132,19 @@ class Front:
             max_age_s=config.grpc_max_connection_age_s,
             grace_s=config.request_timeout_s,  # no call outlasts the longest request
         )
+        budget = ByteBudget(config.buffer_limit_bytes)
+        metrics.buffered_bytes.set_function(lambda: budget.held_bytes)
         tls = self._certificates = open_certificates(config, metrics.tls)
         self._grpc = GrpcEdge(
             *edges,
             limits=limits,
+            budget=budget,
             desk=desk,
             verifications=verifications,
             door=self._door,
             tls=tls.grpc_context if tls is not None else None,
         )
-        rest = HttpPort(RestEdge(*edges, desk, self._door).route, limits, metrics)
+        rest = HttpPort(RestEdge(*edges, desk, self._door).route, limits, metrics, budget)
         context = tls.context if tls is not None else None
         self._rest = PortServer(rest, partial(HttpConnection, rest), context)
         self._ports = (0, 0, 0)

@@ -135,6 +135,12 @@ class Metrics:
             "Accepted requests without a reply.",
             registry=registry,
         )
+        self.buffered_bytes = Gauge(
+            "flambeau_buffered_bytes",
+            "Bytes of callers held in memory: requests that arrive or wait for their answer, and "
+            "answers that wait for their caller; max_buffered_bytes is the limit.",
+            registry=registry,
+        )
         self.queue_depth = Gauge(
             "flambeau_queue_depth", "Requests waiting for a batch.", LANE, registry=registry
         )

@@ -33,6 +33,7 @@ from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.verification_desk import VerificationDesk
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.grpc_call import Call, SimpleCall, failure, parsed
 from services.gateway.wire.grpc_connection import GrpcConnection
 from services.gateway.wire.grpc_head import GrpcHead
@@ -62,6 +63,7 @@ class GrpcEdge:
         facts: what the metadata calls tell.
         ledger: counts inferences, and what is refused.
         limits: what a connection and a call may cost.
+        budget: of the bytes that the process holds.
         verifications: where versions are verified.
         desk: where jobs are taken in, if there are any.
         door: knows callers, where they are asked for credentials.
@@ -75,6 +77,7 @@ class GrpcEdge:
         ledger: Ledger,
         *,
         limits: PortLimits,
+        budget: ByteBudget,
         verifications: VerificationDesk,
         desk: JobDesk | None = None,
         door: "Door | None" = None,
@@ -91,7 +94,7 @@ class GrpcEdge:
         self._tasks: set[asyncio.Task[None]] = set()
         """Answers that wait for something."""
         self._routes = self._all_routes()
-        port = GrpcPort(self._route, limits, ledger.metrics)
+        port = GrpcPort(self._route, limits, ledger.metrics, budget)
         self._server = PortServer(port, partial(GrpcConnection, port), tls)
 
     async def start(self, listening: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http2_headers import Fields
 from services.gateway.wire.open_port import OpenPort, PortLimits
@@ -18,10 +19,13 @@ class GrpcPort(OpenPort):
         router: decides who answers a call.
         limits: what a connection and a call may cost.
         metrics: counts what the limits refuse.
+        budget: of the bytes that the process holds.
     """
 
-    def __init__(self, router: GrpcRouter, limits: PortLimits, metrics: Metrics) -> None:
-        super().__init__(limits, metrics)
+    def __init__(
+        self, router: GrpcRouter, limits: PortLimits, metrics: Metrics, budget: ByteBudget
+    ) -> None:
+        super().__init__(limits, metrics, budget)
         self._router = router
 
     def head_of(self, fields: Fields) -> GrpcHead:

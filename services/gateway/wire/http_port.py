@@ -3,6 +3,7 @@
 from email.utils import formatdate
 
 from services.errors import ServingError
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_errors import HeadTooLargeError
 from services.gateway.wire.http_exchange import Exchange, Opener, Router
@@ -23,6 +24,7 @@ class HttpPort(OpenPort):
         router: makes of each head what opens its exchange.
         limits: what a connection and a request may cost.
         metrics: counts what the limits refuse.
+        budget: of the bytes that the process holds.
 
     Attributes:
         heads: known heads by their bytes, with what opens their exchange; none of them announces
@@ -30,8 +32,10 @@ class HttpPort(OpenPort):
         date: the Date header, with its CRLF; renewed with the clock.
     """
 
-    def __init__(self, router: Router, limits: PortLimits, metrics: Metrics) -> None:
-        super().__init__(limits, metrics)
+    def __init__(
+        self, router: Router, limits: PortLimits, metrics: Metrics, budget: ByteBudget
+    ) -> None:
+        super().__init__(limits, metrics, budget)
         self.heads: dict[bytes, tuple[Head, Opener]] = {}
         self.date = b""
         self._router = router

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.errors import ServingError
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_compression import CompressionThreads
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
@@ -116,9 +117,10 @@ class OpenPort:
         empty: set while no connection is open.
         threads: for what zlib should not do on the loop.
         metrics: where refusals are counted.
+        budget: of the bytes that the process holds, shared with other ports.
     """
 
-    def __init__(self, limits: PortLimits, metrics: Metrics) -> None:
+    def __init__(self, limits: PortLimits, metrics: Metrics, budget: ByteBudget) -> None:
         self.limits = limits
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.connections: set[OpenConnection] = set()
@@ -128,6 +130,7 @@ class OpenPort:
         self.empty.set()
         self.threads = CompressionThreads()
         self.metrics = metrics
+        self.budget = budget
 
     def tick(self) -> None:
         """Renews the clock."""

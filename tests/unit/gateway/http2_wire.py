@@ -43,7 +43,7 @@ from services.gateway.wire.http2_frames import (
 )
 from services.gateway.wire.http_body import Body
 from services.telemetry.metrics import Metrics
-from tests.unit.gateway.http_wire import FakeTransport, make_limits
+from tests.unit.gateway.http_wire import FakeTransport, make_budget, make_limits
 
 GREETING = PREFACE + frame(SETTINGS, 0, 0)
 
@@ -138,7 +138,8 @@ class EchoAll(Call):
 
 def make_port(desk: Desk | None = None, **limits: Any) -> GrpcPort:
     """A port with limits that no test reaches, but for those it names."""
-    port = GrpcPort((desk or Desk()).route, make_limits(**limits), Metrics("test"))
+    route = (desk or Desk()).route
+    port = GrpcPort(route, make_limits(**limits), Metrics("test"), make_budget())
     port.tick()
     return port
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import uvloop
 
 from services.errors import ServingError
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_exchange import Exchange, Opener
 from services.gateway.wire.http_port import HttpPort
@@ -222,9 +223,14 @@ def make_limits(**limits: Any) -> PortLimits:
     return PortLimits(**(roomy | limits))
 
 
+def make_budget() -> ByteBudget:
+    """A budget that no test reaches."""
+    return ByteBudget(2**30)
+
+
 def make_port(route: Opener, **limits: Any) -> HttpPort:
     """A port that sends everything to one opener."""
-    port = HttpPort(lambda _: route, make_limits(**limits), Metrics("test"))
+    port = HttpPort(lambda _: route, make_limits(**limits), Metrics("test"), make_budget())
     port.tick()
     return port
 

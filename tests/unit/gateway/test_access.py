@@ -40,7 +40,7 @@ from tests.fixtures.credentials import (
     token_without_signature,
     write_credentials,
 )
-from tests.unit.gateway.http_wire import Answer, Wire, make_limits, request
+from tests.unit.gateway.http_wire import Answer, Wire, make_budget, make_limits, request
 
 SERVICE = "inference.GRPCInferenceService"
 BODY = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]}'
@@ -104,14 +104,16 @@ class Place:
         facts.started = True
         edges = (admission, facts, Ledger(self.metrics, directory, access_log=False))
         self.verified: list[str] = []
+        budget = make_budget()
         self.grpc = GrpcEdge(
             *edges,
             limits=make_limits(),
+            budget=budget,
             verifications=VerificationDesk(self._verify, "this_machine"),
             door=self.door,
         )
         route = RestEdge(*edges, None, self.door).route
-        self._http = HttpPort(route, make_limits(max_request_bytes=10_000), self.metrics)
+        self._http = HttpPort(route, make_limits(max_request_bytes=10_000), self.metrics, budget)
         self._http.tick()
         self.worker = Echo()
         signature = Signature(

@@ -30,7 +30,7 @@ from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.queueing.verification_records import Progress, Verified
 from services.telemetry.metrics import Metrics
-from tests.unit.gateway.http_wire import make_limits
+from tests.unit.gateway.http_wire import make_budget, make_limits
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LANE = Lane("echo", 1)
@@ -113,6 +113,7 @@ class Gateway:
             facts,
             self.ledger,
             limits=make_limits(),
+            budget=make_budget(),
             verifications=VerificationDesk(no_verification, "nobody"),
         )
         self.worker = Worker(self._changed)

@@ -21,7 +21,9 @@ from tests.unit.gateway.http_wire import (
     MAX_REQUEST_BYTES,
     Answer,
     Echo,
+    make_budget,
     make_limits,
+    make_port,
     on_loop,
     read_answers,
     request,
@@ -56,7 +58,7 @@ class Running:
         self.route: type[Echo] = type("_Echo", (Signalling,), {"__slots__": (), **lists})
         self.happened: asyncio.Event = lists["happened"]  # type: ignore[assignment]
         bounds = make_limits(**limits)
-        port = HttpPort(lambda _: self.route, bounds, Metrics("test"))
+        port = HttpPort(lambda _: self.route, bounds, Metrics("test"), make_budget())
         self.server = PortServer(port, partial(HttpConnection, port), tls)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
@@ -291,7 +293,7 @@ def test_fault_in_a_sweep_ends_no_later_one() -> None:
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: faults.append(str(context["exception"]))
         )
-        port = HttpPort(lambda _: Echo, make_limits(keep_alive_timeout_s=0.01), Metrics("test"))
+        port = make_port(Echo, keep_alive_timeout_s=0.01)
 
         class Faulty(HttpConnection):
             __slots__ = ()

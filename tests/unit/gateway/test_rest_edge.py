@@ -23,7 +23,8 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
-from tests.unit.gateway.http_wire import Answer, Wire, make_limits, on_loop, request, settle
+from tests.unit.gateway import http_wire
+from tests.unit.gateway.http_wire import Answer, Wire, on_loop, request, settle
 
 LANE = Lane("m", 1)
 INFER = "/v2/models/m/infer"
@@ -115,7 +116,8 @@ class Edge:
             ServerFacts("test", directory, real, ()),
             Ledger(self.metrics, directory, access_log=False),
         )
-        port = HttpPort(edge.route, make_limits(max_request_bytes=10_000), self.metrics)
+        limits = http_wire.make_limits(max_request_bytes=10_000)
+        port = HttpPort(edge.route, limits, self.metrics, http_wire.make_budget())
         port.tick()
         self.wire = Wire(port)
 

@@ -1,0 +1,123 @@
+"""The bytes of callers that one process holds, over all its ports.
+
+In: connections that take bytes and give them back. Out: room, or a refusal.
+
+Rules kept here:
+- bytes are charged when they are held, never when they are announced;
+- when the budget is full, connections that wait for their peer make room, the slowest first: those
+  that send an unfinished request, or do not read an answer, at the fewest bytes a second;
+- a connection is judged only after `GRACE_S`, so that a request that has just begun is not slow;
+- the last part of the budget (`RESERVED_PART`) is for holders of at most `SMALL_BYTES`, so that
+  small requests pass while large ones fill the rest.
+
+docs/adr/0037 says why the slowest, and how it was measured.
+"""
+
+import asyncio
+from typing import Protocol
+
+from services.errors import BufferFullError
+
+GRACE_S = 1.0
+"""A connection's rate over less than this says nothing: its first packets may be on their way."""
+SMALL_BYTES = 64 * 1024
+"""One read of a connection; a holder of at most so much may use the reserved part."""
+RESERVED_PART = 8
+"""An eighth of the budget is reserved."""
+_FREED_PART = 32
+"""Room is made for this part of the budget beyond what was asked for, so that a flood of small
+pieces does not have all connections compared for each."""
+_RETRY_S = 0.1
+"""After a search that found no slow connection, the next one: a search looks at all of them."""
+
+
+class Holder(Protocol):
+    """A connection that holds bytes, as far as the budget deals with it."""
+
+    def pace(self, now: float) -> float | None:
+        """The bytes a second that its peer has moved since the connection began to wait for it.
+
+        Args:
+            now: the event loop's time.
+
+        Returns:
+            None if it does not wait for its peer, or for less than `GRACE_S`.
+        """
+
+    def shed(self, error: BufferFullError) -> None:
+        """Refuses what waits for the peer, and gives its bytes back, before it returns."""
+
+
+class ByteBudget:
+    """One budget; it belongs to the event loop.
+
+    Args:
+        limit_bytes: of everything together.
+
+    Attributes:
+        limit_bytes: as given.
+        held_bytes: charged now. Where it is hot, callers add and subtract here themselves; whoever
+            has made it larger than `limit_bytes` calls `make_room`.
+        waiting: connections that may wait for their peer; they add and remove themselves.
+    """
+
+    __slots__ = ("_large_limit_bytes", "_next_search", "held_bytes", "limit_bytes", "waiting")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._large_limit_bytes = limit_bytes - limit_bytes // RESERVED_PART
+        self.held_bytes = 0
+        self.waiting: set[Holder] = set()
+        self._next_search = 0.0
+
+    def take(self, size: int, holder_bytes: int = 0) -> None:
+        """Charges bytes that are held from now on.
+
+        Args:
+            size: how many.
+            holder_bytes: what their holder has been charged for before.
+
+        Raises:
+            BufferFullError: there is no room for them, nor could any be made; nothing is charged.
+        """
+        self.held_bytes += size
+        is_large = holder_bytes + size > SMALL_BYTES
+        limit = self._large_limit_bytes if is_large else self.limit_bytes
+        if self.held_bytes > limit and not self.make_room(limit):
+            self.held_bytes -= size
+            raise BufferFullError(
+                f"this server holds {self.held_bytes} bytes of requests and answers, and "
+                f"{self.limit_bytes} is the limit (max_buffered_bytes); retry later, send smaller "
+                "requests, or add servers"
+            )
+
+    def give(self, size: int) -> None:
+        """Gives back what was charged."""
+        self.held_bytes -= size
+
+    def make_room(self, limit: int) -> bool:
+        """Sheds the slowest connections until what is held is below a limit.
+
+        Args:
+            limit: in bytes.
+
+        Returns:
+            Whether it is.
+        """
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_search:
+            aim = limit - self.limit_bytes // _FREED_PART
+            paces = [(pace, one) for one in self.waiting if (pace := one.pace(now)) is not None]
+            paces.sort(key=lambda found: found[0])
+            for pace, holder in paces:
+                if self.held_bytes <= aim:
+                    break
+                holder.shed(
+                    BufferFullError(
+                        f"this server's buffers are full (max_buffered_bytes), and this connection "
+                        f"moved {pace:.0f} bytes/s, the fewest; retry later"
+                    )
+                )
+            if self.held_bytes > aim:
+                self._next_search = now + _RETRY_S
+        return self.held_bytes <= limit
