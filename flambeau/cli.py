@@ -16,6 +16,7 @@ from flambeau.commands.models import models_app
 from flambeau.commands.report import report
 from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
+from flambeau.commands.servers import PASSED_ON, gateway, inference, trainer
 from flambeau.commands.sweep import sweep
 from flambeau.commands.tls_options import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
 from flambeau.commands.train_jobs import train_app
@@ -27,12 +28,13 @@ from flambeau.commands.verify import verify
 app = typer.Typer(
     name="flambeau",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Train, export, prove, publish and serve PyTorch models.",
 )
 for verb in (sweep, report, verify, push, pull, serve, infer, alerts, up, up_split, demo):
     app.command()(verb)
+for process in (gateway, inference, trainer):
+    app.command(context_settings=PASSED_ON)(process)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 app.add_typer(queue_app, name="queue")

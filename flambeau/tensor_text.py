@@ -84,7 +84,12 @@ def describe(
 
 
 def as_json(outputs: Mapping[str, Array], bf16: Collection[str]) -> str:
-    """Outputs as a JSON object of nested lists; NaN and infinities, which JSON lacks, are null.
+    """Outputs as the JSON text of `listed`."""
+    return json.dumps(listed(outputs, bf16))
+
+
+def listed(outputs: Mapping[str, Array], bf16: Collection[str]) -> dict[str, Any]:
+    """Outputs as nested lists by name; NaN and infinities, which JSON lacks, are None.
 
     Args:
         outputs: arrays by name.
@@ -98,7 +103,7 @@ def as_json(outputs: Mapping[str, Array], bf16: Collection[str]) -> str:
             values = values.astype(np.object_)
             values[~finite] = None
         lists[name] = values.tolist()
-    return json.dumps(lists)
+    return lists
 
 
 def _from_json(spec: TensorSpec, value: Any) -> Array:

@@ -11,13 +11,14 @@ Rule kept here: in doubt more is needed. Weights of which a version keeps no fil
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from model_store.golden import GoldenRows
 from model_store.manifest import Draft, PythonStep
 from model_store.semver import Bump
 from model_store.signature import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from model_store.golden import GoldenRows
 
 WEIGHT_FILES = ("checkpoint.safetensors", "checkpoint.qat.safetensors")
 """Files of a version that hold trained weights: of the network, and of its 8-bit twin."""
@@ -72,12 +73,14 @@ def needed_bump(old: Identity, new: Identity) -> Need:
     return Need("patch", "network, weights and signature are the same")
 
 
-def answers_differ(old: GoldenRows, new: GoldenRows) -> bool:
+def answers_differ(old: "GoldenRows", new: "GoldenRows") -> bool:
     """Whether two checkpoints that were asked the same answered otherwise.
 
     Code that a recipe only names may have changed under the same weights. Rows that are not the
     same prove nothing.
     """
+    import numpy as np
+
     same_rows = old.inputs.keys() == new.inputs.keys() and all(
         np.array_equal(array, new.inputs[name]) for name, array in old.inputs.items()
     )

@@ -24,7 +24,6 @@ from model_store.errors import (
     StoreError,
     VersionNotFoundError,
 )
-from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Manifest
 from model_store.semver import (
     FIRST,
@@ -38,6 +37,7 @@ from model_store.storage import Storage
 from model_store.strict import StrictModel
 
 if TYPE_CHECKING:
+    from model_store.golden import GoldenRows
     from model_store.store import ModelStore
 
 MAX_ATTEMPTS = 100
@@ -85,7 +85,7 @@ def next_semver(
     new: Identity,
     versions: Sequence[int],
     bump: Bump | None = None,
-    golden: GoldenRows | None = None,
+    golden: "GoldenRows | None" = None,
 ) -> NextSemver:
     """What the next version's semantic version follows from.
 
@@ -175,10 +175,14 @@ def _newest(store: "ModelStore", model: str, versions: Sequence[int]) -> Manifes
     return None
 
 
-def _need(store: "ModelStore", before: Manifest, new: Identity, golden: GoldenRows | None) -> Need:
+def _need(
+    store: "ModelStore", before: Manifest, new: Identity, golden: "GoldenRows | None"
+) -> Need:
     need = needed_bump(identity_of(before), new)
     if need.bump != "patch" or golden is None:
         return need
+    from model_store.golden import parse_golden  # imports NumPy, which listing a store does not use
+
     try:
         data = store.read_file(before, before.golden.file)
         differ = answers_differ(parse_golden(data, before), golden)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
+from model_store.datatypes import DATATYPE_NAMES
 from model_store.strict import StrictModel, nearest_name
-from model_store.tensors import DATATYPES
 
 TensorName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -31,8 +31,8 @@ class TensorSpec(StrictModel):
     @field_validator("datatype")
     @classmethod
     def _known_datatype(cls, value: str) -> str:
-        if value not in DATATYPES:
-            raise ValueError(f"use one of {', '.join(DATATYPES)}")
+        if value not in DATATYPE_NAMES:
+            raise ValueError(f"use one of {', '.join(DATATYPE_NAMES)}")
         return value
 
     @field_validator("shape")
@@ -331,6 +331,10 @@ def _check_sizes(name: str, shape: Sequence[int], axes: Mapping[int, tuple[int, 
 
 
 def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
+    # NumPy takes 0.1 s to import, which listing a store does not need.
+
+    from model_store.tensors import DATATYPES
+
     for name in padding.inputs:
         datatype = inputs[name].datatype
         if datatype in NOT_PADDED_DATATYPES:
@@ -348,7 +352,7 @@ def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
 
 def _check_optional(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
     """The mask is [rows, length] of any numbers, the lengths [rows] of integers."""
-    numbers = [datatype for datatype in DATATYPES if datatype not in NOT_PADDED_DATATYPES]
+    numbers = [datatype for datatype in DATATYPE_NAMES if datatype not in NOT_PADDED_DATATYPES]
     _check_kind(padding.mask, inputs, "mask", (-1, -1), numbers)
     _check_kind(padding.lengths, inputs, "lengths", (-1,), LENGTH_DATATYPES)
 

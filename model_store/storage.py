@@ -14,6 +14,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from model_store.errors import ConflictError, StorageError, StoreError
+from model_store.s3_credentials import missing_credentials
 
 
 class MissingFileError(StorageError):
@@ -28,7 +29,8 @@ class Storage:
             take their credentials and endpoint from the AWS_* environment, as obstore documents.
 
     Raises:
-        StorageError: the URL is not understood or the folder cannot be made.
+        StorageError: the URL is not understood, the folder cannot be made, or there are no
+            credentials for the bucket.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,6 +43,8 @@ class Storage:
                 self._store = LocalStore(folder)
                 self.url = str(folder)
             else:
+                if url.startswith(("s3://", "s3a://")) and (missing := missing_credentials()):
+                    raise StorageError(f"cannot open the store {url!r}: {missing}")
                 self._store = from_url(url)
                 self.url = url.rstrip("/")
         except (BaseError, OSError, ValueError) as error:
@@ -139,9 +143,14 @@ class Storage:
         except FileNotFoundError as error:
             raise MissingFileError(f"cannot {action} in {self.url}: not found") from error
         except (BaseError, OSError) as error:
+            check = (
+                "check free space and permissions"
+                if self.is_local
+                else "check the bucket's name and region, the credentials' rights, and that this "
+                "machine reaches it"
+            )
             raise StorageError(
-                f"cannot {action} in {self.url}: {_first_line(error)}; "
-                "check free space, permissions and reachability, then try again"
+                f"cannot {action} in {self.url}: {_first_line(error)}; {check}, then try again"
             ) from error
 
 

@@ -38,7 +38,6 @@ from model_store.errors import (
     StoreError,
     VersionNotFoundError,
 )
-from model_store.golden import parse_golden
 from model_store.key_folder import TrustedKey
 from model_store.manifest import (
     CLAIM,
@@ -255,6 +254,8 @@ class ModelStore:
             StorageError: the folder lacks a file, or the store failed (disk full, no permission);
                 nothing is published.
         """
+        from model_store.golden import parse_golden  # imports NumPy, which a listing does not use
+
         golden = parse_golden(_read_drafted(folder, draft.golden.file), draft)
         model = check_name(draft.model)
         listing = self.listing(model).get(model, ModelListing((), (), ()))

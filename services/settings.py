@@ -1,11 +1,13 @@
 """What every server process may be told, and how it is told: checked once, at start-up."""
 
 import argparse
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_origin
 
 from pydantic import ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from model_store.strict import StrictModel, explain
 from model_store.yaml_text import YamlError, read_yaml
@@ -61,35 +63,57 @@ def checked(kind: type[Settings], settings: Mapping[str, Any]) -> Settings:
         raise ConfigError(explain(error, kind)) from error
 
 
-def settings_from(arguments: Sequence[str], kind: type[Settings], purpose: str) -> Settings:
+def settings_from(
+    arguments: Sequence[str], kind: type[Settings], purpose: str, program: str = "flambeau"
+) -> Settings:
     """Reads settings from a command line: `--name value`, and a list as `--model a --model b`.
 
     Args:
         arguments: without the program's name.
         kind: whose fields are the options.
         purpose: what the program does, for its help.
+        program: its name, for its help.
 
     Raises:
-        ConfigError: as `checked`.
-        SystemExit: the help was asked for, or an option does not exist.
+        ConfigError: as `checked`; or an option does not exist, or has no value.
+        SystemExit: the help was asked for.
     """
-    parser = argparse.ArgumentParser(description=purpose, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        program, description=purpose, allow_abbrev=False, exit_on_error=False
+    )
+    options = {name: _option(name, field) for name, field in kind.model_fields.items()}
     for name, field in kind.model_fields.items():
         is_list = get_origin(field.annotation) is tuple
-        option = f"--{name.replace('_', '-')}"
         parser.add_argument(
-            option.removesuffix("s") if is_list else option,
+            options[name],
             dest=name,
             action="append" if is_list else "store",
-            required=field.is_required(),
             help=(field.description or "").replace("%", "%%").replace("\n", " "),
             metavar="VALUE",
         )
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value}
+    try:
+        found, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}; {program} --help lists all options") from error
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        close = difflib.get_close_matches(name, options.values(), n=1)
+        hint = f" (did you mean '{close[0]}'?)" if close else ""
+        raise ConfigError(f"unknown option '{name}'{hint}; {program} --help lists all options")
+    given = {name: value for name, value in vars(found).items() if value}
+    for name, field in kind.model_fields.items():
+        if field.is_required() and name not in given:
+            raise ConfigError(f"{options[name]} is required: {field.description}")
     texts = [name for name, field in kind.model_fields.items() if field.annotation in (str, Texts)]
     return checked(
         kind, {name: value if name in texts else _value(value) for name, value in given.items()}
     )
+
+
+def _option(name: str, field: FieldInfo) -> str:
+    """The option of a setting: of one that may be repeated, in the singular."""
+    option = f"--{name.replace('_', '-')}"
+    return option.removesuffix("s") if get_origin(field.annotation) is tuple else option
 
 
 def command_line(settings: Mapping[str, object]) -> list[str]:

@@ -9,6 +9,7 @@ import typer
 
 from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.tables import UNKNOWN, columns
 
 access_app = typer.Typer(
@@ -79,12 +80,15 @@ def add(
 
 
 @access_app.command("list")
-def list_keys(file: KeysFile = DEFAULT_FILE) -> None:
+def list_keys(file: KeysFile = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """List the keys: whose, what for, until when."""
     from services.access.api_keys import KeysFileError, read_keys
 
     with failing_with({KeysFileError: 1}):
         found = read_keys(file).keys
+    if as_json:
+        print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in found])
+        return
     if not found:
         typer.echo(f"{file} holds no key yet; make one with flambeau access add")
         return

@@ -1,11 +1,13 @@
 """`flambeau alerts`: rules for Prometheus, with the objectives of the models in a store."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.errors import StoreError
 
@@ -17,6 +19,7 @@ def alerts(
     operator: Annotated[
         bool, typer.Option("--operator", help="Write a PrometheusRule of the Prometheus operator.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print alert rules for Prometheus, by what each model in the store promises (slo)."""
     from flambeau.monitoring.objectives import stored_objectives
@@ -25,6 +28,10 @@ def alerts(
 
     objectives = stored_objectives(ModelStore(store))
     text = prometheus_rule(objectives) if operator else rules_file(objectives)
+    if as_json:
+        from model_store.yaml_text import read_yaml
+
+        text = json.dumps(read_yaml(text), indent=2, ensure_ascii=False) + "\n"
     if output is None:
         typer.echo(text, nl=False)
         return

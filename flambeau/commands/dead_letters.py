@@ -1,18 +1,20 @@
 """`flambeau queue dead`: the requests that ended the workers that ran them."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.tables import columns
 
 if TYPE_CHECKING:
+    from services.queueing.records import InferRequest
     from services.queueing.redis_streams.dead_letters import DeadLetter, DeadLetters
 
 queue_app = typer.Typer(no_args_is_help=True, help="Look into the queue between processes.")
@@ -29,9 +31,12 @@ Found = TypeVar("Found")
 
 
 @dead_app.command("list")
-def list_letters(queue: QueueOption = DEFAULT_QUEUE) -> None:
+def list_letters(queue: QueueOption = DEFAULT_QUEUE, as_json: AsJson = False) -> None:
     """List them, the oldest first."""
     letters = _with_letters(queue, lambda all_letters: all_letters.all())
+    if as_json:
+        print_json([_facts(letter) for letter in letters])
+        return
     if not letters:
         typer.echo("no dead letters")
         return
@@ -45,28 +50,44 @@ def list_letters(queue: QueueOption = DEFAULT_QUEUE) -> None:
 
 
 @dead_app.command("show")
-def show_letter(letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE) -> None:
+def show_letter(
+    letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE, as_json: AsJson = False
+) -> None:
     """Show what was asked."""
 
-    async def show(letters: "DeadLetters") -> list[str]:
+    async def show(letters: "DeadLetters") -> "tuple[DeadLetter, InferRequest]":
         found = await letters.find(letter)
-        request = await letters.request(found)
-        rows = [
-            ("model", found.lane.model),
-            ("version", str(found.lane.version)),
-            ("request", request.request_id),
-            ("from", found.address.partition(" ")[0]),
-            ("died", _when(found)),
-            ("error", found.error),
-            ("priority", str(request.priority)),
-        ]
-        rows += [
-            (f"input {name}", f"{array.dtype} {list(array.shape)}")
-            for name, array in request.inputs.items()
-        ]
-        return columns(rows)
+        return found, await letters.request(found)
 
-    for line in _with_letters(queue, show):
+    found, request = _with_letters(queue, show)
+    if as_json:
+        print_json(
+            {
+                **_facts(found),
+                "request": request.request_id,
+                "from": found.address.partition(" ")[0],
+                "priority": request.priority,
+                "inputs": [
+                    {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)}
+                    for name, array in request.inputs.items()
+                ],
+            }
+        )
+        return
+    rows = [
+        ("model", found.lane.model),
+        ("version", str(found.lane.version)),
+        ("request", request.request_id),
+        ("from", found.address.partition(" ")[0]),
+        ("died", _when(found)),
+        ("error", found.error),
+        ("priority", str(request.priority)),
+    ]
+    rows += [
+        (f"input {name}", f"{array.dtype} {list(array.shape)}")
+        for name, array in request.inputs.items()
+    ]
+    for line in columns(rows):
         typer.echo(line)
 
 
@@ -107,6 +128,8 @@ def _with_letters(
     do: "Callable[[DeadLetters], Awaitable[Found]]",
     around: AbstractContextManager[None] | None = None,
 ) -> Found:
+    import asyncio
+
     from redis.exceptions import RedisError
 
     from services.queueing.redis_streams.clients import QueueUrlError, RedisClients
@@ -129,3 +152,13 @@ def _with_letters(
 
 def _when(letter: "DeadLetter") -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.died_at))
+
+
+def _facts(letter: "DeadLetter") -> dict[str, object]:
+    return {
+        "id": letter.id,
+        "model": letter.lane.model,
+        "version": letter.lane.version,
+        "died_at": datetime.fromtimestamp(letter.died_at, UTC),
+        "error": letter.error,
+    }

@@ -1,53 +1,10 @@
-"""`flambeau demo`: the whole path once, proven: train if needed, serve, classify, compare, stop.
+"""`flambeau demo`: train if the store is empty, serve, classify, compare, stop."""
 
-It sends every held-out test image, one by one from 32 concurrent clients, over REST and over
-gRPC, and fails unless both reach exactly the accuracy that training reported for the artifact
-that served them, in batches of more than one.
-"""
-
-import asyncio
-import itertools
-import json
-import threading
-import time
-import urllib.request
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from http.client import HTTPConnection
-from typing import TYPE_CHECKING
-
-import numpy as np
 import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.up import FirstRecipe, fill_if_empty
-from flambeau.server_process import ServerProcess, ServerProcessError, server_process
-
-if TYPE_CHECKING:
-    from model_store.manifest import Manifest
-    from model_store.tensors import Array
-
-CLIENTS = 32
-MIN_ACCURACY = 0.97
-SHOWN = 10
-MODEL = "digits"
-
-
-class DemoError(Exception):
-    """Something differs from what was promised."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one protocol did with the test images."""
-
-    predicted: "Array"
-    seconds: float
-    batches: dict[float, int]
-    """Number of batches by upper bound of their rows."""
-    mean_batch: float
 
 
 def demo(
@@ -55,7 +12,9 @@ def demo(
     recipe: FirstRecipe = None,
 ) -> None:
     """Train if the store is empty, serve, classify the test images, check, and exit."""
+    from flambeau.demonstration import MODEL, DemoError, compare_protocols
     from flambeau.errors import ClientError
+    from flambeau.server_process import ServerProcessError, server_process
     from model_store.errors import StoreError
 
     fill_if_empty(store, recipe)
@@ -63,153 +22,5 @@ def demo(
     failures = (DemoError, StoreError, ServerProcessError, ClientError)
     with failing_with(dict.fromkeys(failures, 1)):
         with server_process(arguments) as server:
-            last_line = _run(store, server)
+            last_line = compare_protocols(store, server)
         typer.echo(last_line)
-
-
-def _run(store: str, server: ServerProcess) -> str:
-    """Both protocols over the same images; returns the last line to print."""
-    manifest, artifact = _served(store, server)
-    images, labels = _test_images(store, manifest)
-    rest = _measure(server, lambda: _classify_rest(server, images))
-    grpc = _measure(server, lambda: asyncio.run(_classify_grpc(server, images)))
-    _show(rest, grpc, labels)
-    expected = next(a for a in manifest.artifacts if a.name == artifact).verification.metrics[
-        "accuracy"
-    ]
-    rest_accuracy, grpc_accuracy = (float((o.predicted == labels).mean()) for o in (rest, grpc))
-    mean_batch = min(rest.mean_batch, grpc.mean_batch)
-    for protocol, accuracy in (("rest", rest_accuracy), ("grpc", grpc_accuracy)):
-        if abs(accuracy - expected) > 1e-9 or accuracy < MIN_ACCURACY:
-            raise DemoError(
-                f"{protocol} accuracy is {accuracy:.4f}; training reported {expected:.4f} for "
-                f"artifact {artifact}, and at least {MIN_ACCURACY} is promised"
-            )
-    if mean_batch <= 1:
-        raise DemoError(f"the mean batch is {mean_batch:.2f} rows; no batches formed")
-    return (
-        f"demo ok: model={manifest.model} version={manifest.version} "
-        f"rest_accuracy={rest_accuracy:.4f} grpc_accuracy={grpc_accuracy:.4f} "
-        f"mean_batch={mean_batch:.2f}"
-    )
-
-
-def _served(store: str, server: ServerProcess) -> tuple["Manifest", str]:
-    """The live version's manifest, and the artifact that runs it."""
-    from flambeau.client import Client
-    from model_store.store import ModelStore
-
-    with Client(server.grpc) as client:
-        properties = client.metadata(MODEL).properties
-    manifest = ModelStore(store).manifest(MODEL, int(properties["version"]))
-    return manifest, properties["artifact"]
-
-
-def _test_images(store: str, manifest: "Manifest") -> tuple["Array", "Array"]:
-    """The held-out split of the recipe that made the version: images [N, 1, 8, 8], labels [N]."""
-    from model_store.store import ModelStore
-    from training.datasets import load_splits
-    from training.recipe_file import parse_recipe
-
-    entry = manifest.file("recipe.resolved.yaml")
-    if entry is None:
-        raise DemoError(f"model {MODEL} {manifest.version} has no recipe.resolved.yaml")
-    text = ModelStore(store).read_file(manifest, entry).decode()
-    test = load_splits(parse_recipe(text, entry.file)).test
-    return test.inputs["image"], test.labels
-
-
-def _measure(server: ServerProcess, classify: Callable[[], "Array"]) -> Outcome:
-    before, rows_before = _batches(server)
-    started = time.monotonic()
-    predicted = classify()
-    seconds = time.monotonic() - started
-    after, rows_after = _batches(server)
-    batches = {bound: after[bound] - before.get(bound, 0) for bound in after}
-    return Outcome(
-        predicted, seconds, batches, (rows_after - rows_before) / max(sum(batches.values()), 1)
-    )
-
-
-def _batches(server: ServerProcess) -> tuple[dict[float, int], float]:
-    """Batches by upper bound of their rows, and all rows, since the server started."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as reply:
-        families = list(text_string_to_metric_families(reply.read().decode()))
-    samples = [
-        sample
-        for family in families
-        if family.name == "flambeau_batch_size"
-        for sample in family.samples
-        if sample.labels["model"] == MODEL
-    ]
-    rows = sum(s.value for s in samples if s.name.endswith("_sum"))
-    cumulative: dict[float, float] = {}
-    for sample in samples:
-        if sample.name.endswith("_bucket"):
-            bound = float(sample.labels["le"])
-            cumulative[bound] = cumulative.get(bound, 0) + sample.value
-    counts = [0.0, *(cumulative[bound] for bound in sorted(cumulative))]
-    steps = (int(high - low) for low, high in itertools.pairwise(counts))
-    return dict(zip(sorted(cumulative), steps, strict=True)), rows
-
-
-def _classify_rest(server: ServerProcess, images: "Array") -> "Array":
-    """Each client is a thread with a connection of its own, sending one image at a time."""
-    clients = threading.local()
-
-    def ask(index: int) -> int:
-        if not hasattr(clients, "connection"):
-            clients.connection = HTTPConnection(server.http, timeout=30)
-        return _ask_rest(clients.connection, images[index : index + 1])
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        return np.array(list(pool.map(ask, range(len(images)))))
-
-
-def _ask_rest(connection: HTTPConnection, image: "Array") -> int:
-    tensor = {"name": "image", "datatype": "FP32", "shape": image.shape, "data": image.tolist()}
-    connection.request("POST", f"/v2/models/{MODEL}/infer", json.dumps({"inputs": [tensor]}))
-    response = connection.getresponse()
-    answer = json.loads(response.read())
-    if response.status != 200:
-        raise DemoError(f"REST answered {response.status}: {answer.get('error')}")
-    return int(np.argmax(answer["outputs"][0]["data"]))
-
-
-async def _classify_grpc(server: ServerProcess, images: "Array") -> "Array":
-    """Each client is a task; all share one connection, as gRPC clients do."""
-    from flambeau.client import AsyncClient
-
-    predicted = np.full(len(images), -1)
-    indexes = iter(range(len(images)))
-    async with AsyncClient(server.grpc) as client:
-        model = await client.model(MODEL)
-
-        async def ask() -> None:
-            for index in indexes:
-                logits = await model(image=images[index : index + 1])
-                predicted[index] = int(logits.argmax())
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(CLIENTS):
-                tasks.create_task(ask())
-    return predicted
-
-
-def _show(rest: Outcome, grpc: Outcome, labels: "Array") -> None:
-    typer.echo("image  true  REST  gRPC")
-    for index in range(SHOWN):
-        guesses = f"{rest.predicted[index]:>4}  {grpc.predicted[index]:>4}"
-        typer.echo(f"{index:>5}  {labels[index]:>4}  {guesses}")
-    for name, outcome in (("REST", rest), ("gRPC", grpc)):
-        accuracy = float((outcome.predicted == labels).mean())
-        sizes = ", ".join(
-            f"≤{bound:g} rows: {count}" for bound, count in outcome.batches.items() if count
-        )
-        typer.echo(
-            f"{name}: accuracy {accuracy:.4f} over {len(labels)} images, "
-            f"{len(labels) / outcome.seconds:,.0f} requests/s, "
-            f"mean batch {outcome.mean_batch:.2f} ({sizes})"
-        )

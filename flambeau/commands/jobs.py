@@ -12,6 +12,7 @@ import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.infer import fit_inputs, read_inputs
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
@@ -77,10 +78,11 @@ def get(
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     output: OutputFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show a job, and its result if it is done."""
     with _clients(server, token_file) as (_, jobs):
-        _show(jobs.get(job), output)
+        _show(jobs.get(job), output, as_json)
 
 
 @jobs_app.command()
@@ -89,11 +91,12 @@ def wait(
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     output: OutputFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Wait until a job is over, and show it; fails unless it is done."""
     with _clients(server, token_file) as (_, jobs):
         found = jobs.wait(job)
-        _show(found, output)
+        _show(found, output, as_json)
     if found.state != "done":
         raise typer.Exit(1)
 
@@ -107,11 +110,17 @@ def cancel(job: JobId, server: Server = DEFAULT_SERVER, token_file: TokenFile = 
 
 @jobs_app.command("list")
 def list_jobs(
-    model: ModelName, server: Server = DEFAULT_SERVER, token_file: TokenFile = None
+    model: ModelName,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """List a model's newest jobs."""
     with _clients(server, token_file) as (_, jobs):
         found = jobs.list(model)
+    if as_json:
+        print_json([_facts(job) for job in found])
+        return
     rows = [("ID", "VERSION", "STATE", "CREATED", "TOOK")]
     rows += [(x.id, x.version, x.state, _local(x), _took(x)) for x in found]
     for line in columns(rows):
@@ -217,21 +226,33 @@ def _submit_item(jobs: "JobClient", served: "Model", version: str, item: "Item")
         key = f"{key[:64]}-{job.id[-16:]}"
 
 
-def _show(job: "Job", output: Path | None) -> None:
-    from flambeau.tensor_text import describe
+def _show(job: "Job", output: Path | None, as_json: bool) -> None:
+    """Shows a job: its outputs too, unless they are to be written to a file."""
+    from flambeau.tensor_text import describe, listed
 
+    written = job.outputs is not None and output is not None
+    if job.outputs is not None and output is not None:
+        from flambeau.batch_files import write_arrays
+
+        write_arrays(output, job.outputs)
+    if as_json:
+        shown = job.outputs is not None and not written
+        outputs = listed(job.outputs or {}, set()) if shown else None
+        print_json({**_facts(job), "outputs": outputs})
+        return
     typer.echo(f"{job.id}  {job.state}  created {_local(job)}  took {_took(job)}")
     if job.error:
         typer.echo(f"error: {job.error}")
-    if job.outputs is None:
-        return
-    if output is None:
+    if written:
+        typer.echo(f"wrote {output}")
+    elif job.outputs is not None:
         typer.echo(describe(job.outputs, set()))
-        return
-    from flambeau.batch_files import write_arrays
 
-    write_arrays(output, job.outputs)
-    typer.echo(f"wrote {output}")
+
+def _facts(job: "Job") -> dict[str, object]:
+    """All of a job but its outputs."""
+    names = ("id", "model", "version", "state", "created_at", "deadline", "finished_at", "error")
+    return {name: getattr(job, name) for name in names}
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`flambeau keys`: who signs versions here, and whose signatures are trusted."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.tables import UNKNOWN, columns
 from model_store.errors import StoreError
@@ -50,7 +50,7 @@ def trust(
 @failing_with({StoreError: 1})
 def list_keys(
     keys: KeysFolder = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the keys: fingerprint, whether one signs here, whether it is trusted."""
     from model_store.key_folder import KeyFolder
@@ -58,7 +58,7 @@ def list_keys(
     folder = KeyFolder(keys)
     found = folder.keys()
     if as_json:
-        typer.echo(json.dumps([asdict(key) for key in found], indent=2))
+        print_json([asdict(key) for key in found])
     elif found:
         rows = [
             [

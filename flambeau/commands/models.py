@@ -1,13 +1,14 @@
 """`flambeau models`: what is in a model store, whether it is whole, and which version is live."""
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.keys_option import KeysFolder
+from flambeau.commands.model_option import ModelName
 from flambeau.commands.model_text import (
     METRIC,
     PRODUCTION,
@@ -21,12 +22,14 @@ from flambeau.commands.tables import columns
 from model_store.errors import SignatureMismatchError, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from model_store.manifest import FileEntry, Manifest
+    from model_store.pointers import Pointers
     from model_store.store import ModelListing, ModelStore
 
 models_app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 VersionOrDefault = Annotated[
     int | None,
     typer.Argument(
@@ -35,7 +38,6 @@ VersionOrDefault = Annotated[
 ]
 Alias = Annotated[str, typer.Option(metavar="NAME", help="The pointer to move.")]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept in the history.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @models_app.command("list")
@@ -54,7 +56,7 @@ def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> Non
         if listing.versions
     ]
     if as_json:
-        _print_json([asdict(summary) for summary in summaries])
+        print_json([asdict(summary) for summary in summaries])
     elif summaries:
         _print_lines(list_lines(summaries))
     else:
@@ -80,7 +82,7 @@ def show(
     versions = pointers.aliases if pointers else {}
     aliases = sorted(alias for alias, v in versions.items() if v == manifest.version)
     if as_json:
-        _print_json({**manifest.model_dump(mode="json"), "aliases": aliases})
+        print_json({**manifest.model_dump(mode="json"), "aliases": aliases})
     else:
         _print_lines([*show_lines(manifest, aliases), *_certificate_lines(opened, manifest)])
 
@@ -92,6 +94,7 @@ def verify(
     version: VersionOrDefault = None,
     store: StoreUrl = DEFAULT_STORE,
     keys: KeysFolder = "",
+    as_json: AsJson = False,
 ) -> None:
     """Check the size and sha256 of every file of a version, and who signed it."""
     from model_store.manifest import SIGNATURE
@@ -105,7 +108,10 @@ def verify(
         for file, failure in failures.items()
     ]
     signed, failures[SIGNATURE] = _signed(opened, manifest, keys)
-    _print_lines(columns([*rows, [title, "signature", SIGNATURE, signed]]))
+    if as_json:
+        _print_checks(manifest, failures, signed)
+    else:
+        _print_lines(columns([*rows, [title, "signature", SIGNATURE, signed]]))
     if bad := [file for file, failure in failures.items() if failure]:
         typer.echo(
             f"error: {len(bad)} of {len(failures)} files of {title} are not what was published "
@@ -123,12 +129,12 @@ def promote(
     alias: Alias = PRODUCTION,
     why: Why = "",
     store: StoreUrl = DEFAULT_STORE,
+    as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, at a version."""
     from model_store.store import ModelStore
 
-    pointers = ModelStore(store).promote(model, version, alias, why)
-    typer.echo(f"{model} {alias} → {version} (generation {pointers.generation})")
+    _print_move(ModelStore(store).promote(model, version, alias, why), model, alias, as_json)
 
 
 @models_app.command()
@@ -138,12 +144,12 @@ def rollback(
     alias: Alias = PRODUCTION,
     why: Why = "rollback",
     store: StoreUrl = DEFAULT_STORE,
+    as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, back at the version it named before."""
     from model_store.store import ModelStore
 
-    pointers = ModelStore(store).rollback(model, alias, why)
-    typer.echo(f"{model} {alias} → {pointers.aliases[alias]} (generation {pointers.generation})")
+    _print_move(ModelStore(store).rollback(model, alias, why), model, alias, as_json)
 
 
 @models_app.command()
@@ -154,7 +160,7 @@ def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson =
 
     generations = ModelStore(store).history(model)
     if as_json:
-        _print_json([pointers.model_dump(mode="json") for pointers in generations])
+        print_json([pointers.model_dump(mode="json") for pointers in generations])
     elif generations:
         _print_lines(history_lines(generations))
     else:
@@ -250,9 +256,26 @@ def _advice(store: "ModelStore", manifest: "Manifest") -> str:
     return f"it is in production: flambeau models rollback {manifest.model}"
 
 
+def _print_checks(manifest: "Manifest", failures: "Mapping[str, str | None]", signed: str) -> None:
+    files = [{"file": file, "error": failure} for file, failure in failures.items()]
+    print_json(
+        {
+            "model": manifest.model,
+            "version": manifest.version,
+            "ok": not any(failures.values()),
+            "files": files,
+            "signature": signed,
+        }
+    )
+
+
+def _print_move(pointers: "Pointers", model: str, alias: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"model": model, **pointers.model_dump(mode="json")})
+        return
+    version = pointers.aliases[alias]
+    typer.echo(f"{model} {alias} → {version} (generation {pointers.generation})")
+
+
 def _print_lines(lines: list[str]) -> None:
     typer.echo("\n".join(lines))
-
-
-def _print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=2))

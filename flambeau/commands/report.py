@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
-from flambeau.commands.models import ModelName, VersionOrDefault, open_version
+from flambeau.commands.model_option import ModelName
+from flambeau.commands.models import VersionOrDefault, open_version
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.errors import StoreError
 

@@ -7,6 +7,8 @@ import typer
 
 from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
+from flambeau.commands.model_option import ModelName
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import UNKNOWN, columns
 from model_store.errors import StoreError
@@ -18,7 +20,6 @@ samples_app = typer.Typer(
     no_args_is_help=True, help="Read and delete samples of requests and answers."
 )
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 RequestId = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 
 
@@ -53,12 +54,20 @@ def list_samples(
 
 @samples_app.command()
 @failing_with({StoreError: 1})
-def show(model: ModelName, request_id: RequestId, store: StoreUrl = DEFAULT_STORE) -> None:
+def show(
+    model: ModelName,
+    request_id: RequestId,
+    store: StoreUrl = DEFAULT_STORE,
+    as_json: AsJson = False,
+) -> None:
     """Show the samples of a request, with their values where those were kept."""
     found = [one for one in _samples(store, model) if one.request_id == request_id]
     if not found:
         typer.echo(f"error: no sample of '{model}' has the request id '{request_id}'", err=True)
         raise typer.Exit(1)
+    if as_json:
+        print_json([sample.model_dump(mode="json") for sample in found])
+        return
     for sample in found:
         rows = [
             ("time", sample.time.isoformat()),

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 import typer
 
 from flambeau.commands.failures import failing_with
-from model_store.yaml_text import YamlError, read_yaml
 
 
 def serve(
@@ -60,6 +59,8 @@ def run(settings: dict[str, Any]) -> None:
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
     """`NAME=VALUE` pairs, each value read as YAML: `threads=2`, `models=[a, b]`."""
+    from model_store.yaml_text import YamlError, read_yaml
+
     for pair in pairs:
         if "=" not in pair:
             raise typer.BadParameter(f"'{pair}' is not NAME=VALUE", param_hint="--set")

@@ -1,6 +1,8 @@
 """`flambeau train RECIPE` trains here; `flambeau train submit RECIPE` on a training service."""
 
+import json
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,13 +10,14 @@ import typer
 from typer.core import TyperGroup
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
 from flambeau.commands.train import INTERRUPTED, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from flambeau.training_jobs import TrainingClient, TrainingEvent, TrainingJob
 
@@ -93,8 +96,6 @@ def submit(
 @train_app.command()
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors."""
-    import json
-
     from training.recipe_schema import recipe_schema
 
     typer.echo(json.dumps(recipe_schema(), indent=2, ensure_ascii=False))
@@ -108,6 +109,7 @@ def list_jobs(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 100,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the newest jobs."""
     with _client(server, token_file) as client:
@@ -118,6 +120,9 @@ def list_jobs(
                 f"'{state}' is none of queued, running, succeeded, failed, cancelled",
                 param_hint="--state",
             ) from error
+    if as_json:
+        print_json([_facts(job) for job in found])
+        return
     rows = [("ID", "RECIPE", "STATE", "EPOCH", "CREATED", "VERSION")]
     for job in found:
         version = f"{job.model} {job.version}" if job.version else UNKNOWN
@@ -133,10 +138,14 @@ def get(
     recipe: Annotated[bool, typer.Option("--recipe", help="Print its recipe.")] = False,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show a job."""
     with _client(server, token_file) as client:
         found = client.get(job)
+    if as_json:
+        print_json(asdict(found))
+        return
     typer.echo(found.recipe if recipe else "\n".join(_lines(found)))
 
 
@@ -147,14 +156,18 @@ def logs(
     after: Annotated[int, typer.Option(min=0, help="Only events with larger numbers.")] = 0,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each event as a line of JSON.")
+    ] = False,
 ) -> None:
     """Show what a job has told; with -f as it tells it, failing unless it succeeds."""
     with _client(server, token_file) as client:
+        show = _print_event_as_json if as_json else _print_event
         if follow:
-            _follow(client, job, after)
+            _follow(client, job, after, show)
             return
         for event in client.watch(job, after=after):
-            _print_event(event)
+            show(event)
 
 
 @train_app.command()
@@ -204,11 +217,16 @@ def _recipe_text(source: str) -> tuple[str, str]:
     return resolved_yaml(load_recipe(source)), source
 
 
-def _follow(client: "TrainingClient", job_id: str, after: int) -> None:
-    """Prints events until the job is over; exits with 1 unless it has succeeded."""
+def _follow(
+    client: "TrainingClient",
+    job_id: str,
+    after: int,
+    show: "Callable[[TrainingEvent], None] | None" = None,
+) -> None:
+    """Shows events until the job is over; exits with 1 unless it has succeeded."""
     try:
         for event in client.watch(job_id, after=after, follow=True):
-            _print_event(event)
+            (show or _print_event)(event)
     except KeyboardInterrupt:
         typer.echo(f"it goes on; flambeau train logs -f {job_id} shows it again", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -222,6 +240,17 @@ def _print_event(event: "TrainingEvent") -> None:
     elif event.kind == "state":
         typer.echo(f"{_local(event.time)}  {event.state}: {event.text}")
     # The figures of an epoch are in the line that the run prints of it.
+
+
+def _print_event_as_json(event: "TrainingEvent") -> None:
+    typer.echo(json.dumps({**asdict(event), "time": event.time.isoformat()}, ensure_ascii=False))
+
+
+def _facts(job: "TrainingJob") -> dict[str, object]:
+    """A job of a list, which comes without its recipe."""
+    facts = asdict(job)
+    del facts["recipe"]
+    return facts
 
 
 def _lines(job: "TrainingJob") -> "Iterator[str]":

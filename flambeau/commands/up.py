@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flambeau.commands.failures import failing_with
 from flambeau.commands.serve import parse_settings, run
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.train import train
@@ -24,13 +25,18 @@ def up(
     ] = None,
 ) -> None:
     """Train a first model if the store is empty, then serve it."""
+    from services.settings import ConfigError, checked
+    from services.standalone.config import ServerConfig
+
+    settings = {"store": store, **parse_settings(set_ or [])}
+    with failing_with({ConfigError: 2}):  # before a training, which takes longer
+        checked(ServerConfig, settings)
     fill_if_empty(store, recipe)
-    run({"store": store, **parse_settings(set_ or [])})
+    run(settings)
 
 
 def fill_if_empty(store: str, recipe: str | None = None) -> None:
     """Trains and publishes a recipe, unless the store holds a model already."""
-    from flambeau.commands.failures import failing_with
     from model_store.errors import StoreError
     from model_store.store import ModelStore
 

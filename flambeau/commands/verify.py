@@ -1,7 +1,6 @@
 """`flambeau verify`: the whole certificate of a version again, on this machine or a server's."""
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,10 @@ import typer
 
 from flambeau.commands.certificate_text import certificate_lines, list_lines
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.keys_option import KeysFolder
-from flambeau.commands.models import AsJson, ModelName, VersionOrDefault, open_version
+from flambeau.commands.model_option import ModelName
+from flambeau.commands.models import VersionOrDefault, open_version
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
@@ -186,7 +187,7 @@ def _list(store: "ModelStore", manifest: "Manifest", as_json: bool) -> None:
 
     found = certificates(store, manifest)
     if as_json:
-        typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
+        print_json([one.model_dump(mode="json") for one in found])
     elif found:
         typer.echo("\n".join(list_lines(found)))
     else:

@@ -1,14 +1,15 @@
-"""`python -m services.gateway --queue redis://…`."""
+"""`flambeau gateway` and `python -m services.gateway --queue redis://…`."""
 
 import sys
+from collections.abc import Sequence
 
 from services.ports import PortError
 from services.queueing.redis_streams.clients import QueueUrlError
 from services.settings import ConfigError, settings_from
 
 
-def main() -> int:
-    """Runs the process. Returns its exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs the process with these arguments. Returns its exit code."""
     from services.gateway.config import GatewayConfig
     from services.gateway.server import serve
     from services.gateway.webhooks import SecretError
@@ -16,9 +17,10 @@ def main() -> int:
     try:
         serve(
             settings_from(
-                sys.argv[1:],
+                arguments,
                 GatewayConfig,
                 "Takes requests over REST and gRPC, and has workers answer them.",
+                "flambeau gateway",
             )
         )
     except (ConfigError, QueueUrlError, SecretError) as error:
@@ -31,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

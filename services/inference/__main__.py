@@ -1,6 +1,7 @@
-"""`python -m services.inference --queue redis://…`."""
+"""`flambeau inference` and `python -m services.inference --queue redis://…`."""
 
 import sys
+from collections.abc import Sequence
 
 from model_store.errors import StoreError
 from services.inference.config import InferenceConfig
@@ -11,14 +12,15 @@ from services.queueing.redis_streams.clients import QueueUrlError
 from services.settings import ConfigError, settings_from
 
 
-def main() -> int:
-    """Runs the process. Returns its exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs the process with these arguments. Returns its exit code."""
     try:
         serve(
             settings_from(
-                sys.argv[1:],
+                arguments,
                 InferenceConfig,
                 "Runs models for gateways, on the device of this machine.",
+                "flambeau inference",
             )
         )
     except (ConfigError, QueueUrlError) as error:
@@ -32,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,10 @@
-"""`python -m services.trainer`: the training service; `--no-worker` or `--no-api` for a half."""
+"""`flambeau trainer` and `python -m services.trainer`: the training service.
+
+`--no-worker` or `--no-api` starts half of it.
+"""
 
 import sys
+from collections.abc import Sequence
 
 from services.errors import QueueUnavailableError
 from services.ports import PortError
@@ -11,8 +15,8 @@ from services.settings import ConfigError, settings_from
 SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
 
 
-def main() -> int:
-    """Runs the process. Returns its exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs the process with these arguments. Returns its exit code."""
     hush_grpc()  # before gRPC is imported
     from services.trainer.config import TrainerConfig
 
@@ -22,13 +26,14 @@ def main() -> int:
         print(f"error: {error}; install it with pip install 'flambeau[trainer]'", file=sys.stderr)
         return 1
 
-    arguments = [SWITCHES.get(argument, argument) for argument in sys.argv[1:]]
+    given = [SWITCHES.get(argument, argument) for argument in arguments]
     try:
         serve(
             settings_from(
-                arguments,
+                given,
                 TrainerConfig,
                 "Takes training jobs in over REST and gRPC, and runs them.",
+                "flambeau trainer",
             )
         )
     except (ConfigError, QueueUrlError) as error:
@@ -41,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -92,9 +92,10 @@ def test_nothing_deserialises_by_pickle(path: Path) -> None:
     assert "allow_pickle=True" not in text
 
 
-WHAT_OTHERS_ARE_TOLD = ["training/kept_memory.py"]
-"""Looks whether a variable of the C library is set, so as not to decide what a person has decided;
-nothing of ours is configured by it."""
+WHAT_OTHERS_ARE_TOLD = ["model_store/s3_credentials.py", "training/kept_memory.py"]
+"""They look whether variables of other libraries are set: of obstore, to name missing credentials,
+and of the C library, so as not to decide what a person has decided. Nothing of ours is configured
+by them."""
 
 
 def test_only_configuration_reads_the_environment() -> None:

@@ -52,13 +52,17 @@ def test_a_bad_value_is_named() -> None:
         settings_from([QUEUE, "--http-port=many"], GatewayConfig, "")
 
 
-def test_an_unknown_option_stops_the_start(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        settings_from([QUEUE, "--htp-port=1"], GatewayConfig, "")
-    assert "--htp-port" in capsys.readouterr().err
+@pytest.mark.parametrize("arguments", [["--htp-port=1"], [QUEUE, "--htp-port", "1"]])
+def test_an_unknown_option_stops_the_start_and_names_the_nearest(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"'--htp-port' \(did you mean '--http-port'\?\)"):
+        settings_from(arguments, GatewayConfig, "")
 
 
-def test_the_queue_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
+def test_an_option_without_a_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="--queue: expected one argument"):
+        settings_from(["--queue"], GatewayConfig, "")
+
+
+def test_the_queue_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="--queue is required: URL of the Redis"):
         settings_from([], GatewayConfig, "")
-    assert "--queue" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from model_store.datatypes import DATATYPE_NAMES
 from model_store.tensors import (
     DATATYPES,
     MAX_RANK,
@@ -32,6 +33,10 @@ INTEGERS = ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UIN
 def arrays(datatype: str) -> st.SearchStrategy[Array]:
     dtype = DATATYPES[datatype]
     return hnp.arrays(dtype, SHAPES, elements=hnp.from_dtype(dtype))
+
+
+def test_every_named_datatype_has_a_type_of_numpy() -> None:
+    assert tuple(DATATYPES) == DATATYPE_NAMES
 
 
 @pytest.mark.parametrize("datatype", FIXED_SIZE)

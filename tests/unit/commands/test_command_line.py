@@ -1,0 +1,148 @@
+"""The command line as a whole: what it imports, what it shows as JSON, how it refuses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flambeau.cli import app
+from model_store.store import ModelStore
+from tests.fixtures.store_versions import publish_in
+
+ROOT = Path(__file__).parents[3]
+SHOW_NOTHING = {
+    *("serve", "up", "up-split", "demo", "gateway", "inference", "trainer"),  # run until stopped
+    *("sweep", "train run", "train submit", "jobs submit", "jobs batch", "push", "pull"),  # work
+    *("train cancel", "train resume", "jobs cancel", "queue dead retry", "queue dead drop"),
+    *("access add", "access revoke", "keys new", "keys trust", "samples delete"),
+    "train schema",  # is JSON
+}
+
+
+def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+def test_every_verb_that_shows_something_shows_it_as_json() -> None:
+    found = dict(verbs(typer.main.get_command(app)))
+    assert set(found) >= SHOW_NOTHING
+    lacking = [
+        name
+        for name, command in found.items()
+        if name not in SHOW_NOTHING
+        and not any("--json" in option.opts for option in command.params)
+    ]
+    assert lacking == []
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Modules that a command has loaded when it ends."""
+    script = (
+        "import sys\nfrom flambeau.cli import app\n"
+        "try:\n    app(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print('loaded', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True, text=True, cwd=ROOT, check=True,
+    )  # fmt: skip
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_imports_nothing_that_it_does_not_print() -> None:
+    heavy = {"numpy", "pydantic", "obstore", "asyncio", "yaml", "grpc", "torch"}
+    assert not loaded_by("--help") & heavy
+
+
+def test_a_listing_of_the_store_imports_no_library_of_models(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    loaded = loaded_by("models", "list", "--store", store.url)
+    assert "obstore" in loaded
+    assert not loaded & {"asyncio", "grpc", "torch", "onnxruntime"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["modls"], "models"),
+        (["models", "lst"], "list"),
+        (["serve", "--htp-port=1"], "--http-port"),
+        (["serve", "--set=htp_port=1"], "http_port"),
+        (["up", "--set=htp_port=1"], "http_port"),
+        (["gateway", "--quue=redis://here"], "--queue"),
+        (["train", "training/recipes/digits_cnn.yaml", "--set", "optmi.clip=1"], "optim"),
+    ],
+)
+def test_a_misspelt_name_is_refused_with_the_nearest_before_torch_is_imported(
+    arguments: list[str], told: str
+) -> None:
+    script = (
+        "import sys\nfrom flambeau.cli import app\n"
+        "try:\n    app(sys.argv[1:])\n"
+        "except SystemExit as end:\n    print('torch' in sys.modules, end.code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.split() == ["False", "2"], done.stderr
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("name", ["gateway", "inference", "trainer"])
+def test_each_process_of_the_split_form_has_a_verb_with_its_own_help(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flambeau", name, "--help"],
+        capture_output=True, text=True, cwd=ROOT, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"usage: flambeau {name} ")
+    assert "--log-level" in done.stdout
+
+
+def test_completion_is_there_for_every_shell_and_completes_models(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft", "digits")
+    publish_in(store, tmp_path / "other", "faces")
+    asked = f"flambeau models show --store {store.url} di"
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("flambeau"))],
+        env={
+            "_FLAMBEAU_COMPLETE": "complete_bash",
+            "COMP_WORDS": asked,
+            "COMP_CWORD": str(len(asked.split()) - 1),
+        },
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout.split() == ["digits"], done.stderr
+
+
+def test_a_promotion_is_shown_as_json(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    found = CliRunner().invoke(
+        app, ["models", "promote", "digits", "1", "--json", "--store", store.url]
+    )
+    shown = json.loads(found.stdout)
+    assert (shown["model"], shown["aliases"], shown["generation"]) == (
+        "digits", {"production": 1}, 1,
+    )  # fmt: skip
+
+
+def test_a_check_of_files_is_shown_as_json(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    (Path(store.url) / "digits" / "1" / "report.json").write_text("{} ")
+    found = CliRunner().invoke(app, ["models", "verify", "digits", "--json", "--store", store.url])
+    shown = json.loads(found.stdout)
+    assert (found.exit_code, shown["ok"]) == (1, False)
+    assert [entry["file"] for entry in shown["files"] if entry["error"]] == ["report.json"]
