@@ -4,13 +4,43 @@ Source: RFC 6750 for `Authorization: Bearer`; `x-api-key` is a custom of many ga
 """
 
 import re
+from collections.abc import Iterable
+
+from services.errors import InvalidRequestError
 
 _BEARER = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)
+_NAMES = ("authorization", "x-api-key")
 
 
 def secret_of(authorization: str, api_key: str) -> str:
-    """The credential of a call; empty if there is none that can be read."""
+    """The credential of a call; empty if there is none that can be read.
+
+    Raises:
+        InvalidRequestError: there are two. A proxy in front may have checked the other one.
+    """
     if authorization:
+        if api_key:
+            raise InvalidRequestError(
+                "the call has two credentials, authorization and x-api-key; send one of them"
+            )
         found = _BEARER.fullmatch(authorization.strip())
         return found[1] if found else ""
     return api_key.strip()
+
+
+def secret_among(fields: Iterable[tuple[str, str]]) -> str:
+    """The credential among all headers of a call, or all of its metadata.
+
+    Args:
+        fields: names in lower case, and values.
+
+    Raises:
+        InvalidRequestError: there are two.
+    """
+    found: dict[str, str] = {}
+    for name, value in fields:
+        if name in _NAMES:
+            if name in found:
+                raise InvalidRequestError(f"{name} occurs twice; give one")
+            found[name] = value
+    return secret_of(found.get("authorization", ""), found.get("x-api-key", ""))

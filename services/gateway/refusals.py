@@ -1,7 +1,8 @@
 """What the refusals of both edges share: an input's name, and what is not offered."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from services.errors import InvalidRequestError, UnsupportedError
 
@@ -9,6 +10,12 @@ UNSUPPORTED_PARAMETERS = frozenset(
     {"shared_memory_region", "classification", "sequence_id", "sequence_start", "sequence_end"}
 )
 """Parameters that would change the meaning of the answer, so ignoring them would be a lie."""
+_NO_SEQUENCE: dict[str, tuple[object, ...]] = {
+    "sequence_id": (0, ""),
+    "sequence_start": (False,),
+    "sequence_end": (False,),
+}
+"""Values that say that a request is of no sequence (Triton's sequence extension)."""
 
 
 @contextlib.contextmanager
@@ -28,15 +35,23 @@ def unreadable_input(name: str, error: ValueError) -> InvalidRequestError:
     return InvalidRequestError(f"input '{name}': {error}")
 
 
-def refuse_unsupported(parameters: Iterable[str]) -> None:
+def refuse_unsupported(parameters: Mapping[str, Any], value_of: Callable[[Any], Any]) -> None:
     """Refuses parameters of extensions this server does not offer; others are ignored.
+
+    Args:
+        parameters: by name.
+        value_of: gives the plain value of one of them.
 
     Raises:
         UnsupportedError: naming the parameter.
     """
     for name in parameters:
-        if name in UNSUPPORTED_PARAMETERS:
-            raise UnsupportedError(
-                f"parameter '{name}' belongs to an extension this server does not offer; "
-                "see 'extensions' in GET /v2"
-            )
+        if name not in UNSUPPORTED_PARAMETERS:
+            continue
+        value = value_of(parameters[name])
+        if any(value == none and type(value) is type(none) for none in _NO_SEQUENCE.get(name, ())):
+            continue
+        raise UnsupportedError(
+            f"parameter '{name}' belongs to an extension this server does not offer; "
+            "see 'extensions' in GET /v2"
+        )

@@ -16,8 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.flambeau.v1 import training_pb2 as pb
+from services.access.audit import refusals_audited
 from services.access.caller import Visitor
-from services.access.credential import secret_of
+from services.access.credential import secret_among
 from services.access.door import Door
 from services.errors import ServingError
 from services.ports import port_error
@@ -131,13 +132,15 @@ class TrainingCalls:
         """Who makes a call; `act` and `target` are as for `Door.visitor`.
 
         Raises:
+            InvalidRequestError: there are two credentials.
             UnauthenticatedError: nobody whom this service knows.
             RateLimitedError: it makes too many.
         """
         if self._door is None:
             return Visitor(None, context.peer())
-        given = {name: str(value) for name, value in context.invocation_metadata() or ()}
-        secret = secret_of(given.get("authorization", ""), given.get("x-api-key", ""))
+        given = context.invocation_metadata() or ()
+        with refusals_audited(act, target, "", context.peer()):
+            secret = secret_among((name, str(value)) for name, value in given)
         return self._door.visitor(secret, context.peer(), act, target)
 
 

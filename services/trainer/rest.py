@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 from services.access.audit import refusals_audited
 from services.access.caller import Visitor
-from services.access.credential import secret_of
+from services.access.credential import secret_among
 from services.access.door import Door
 from services.errors import (
     InvalidRequestError,
@@ -103,15 +103,17 @@ class TrainingRoutes:
         """Who makes a call; `act` is as for `Door.visitor`.
 
         Raises:
+            InvalidRequestError: there are two credentials.
             UnauthenticatedError: nobody whom this service knows.
             RateLimitedError: it makes too many.
         """
         peer = request.client.host if request.client else ""
         if self._door is None:
             return Visitor(None, peer)
-        headers = request.headers
-        secret = secret_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
-        return self._door.visitor(secret, peer, act, request.path_params.get("id", ""))
+        target = request.path_params.get("id", "")
+        with refusals_audited(act, target, "", peer):
+            secret = secret_among(request.headers.items())
+        return self._door.visitor(secret, peer, act, target)
 
     async def _submit(self, request: Request) -> Response:
         visitor = self._visitor(request, "submit")

@@ -127,8 +127,8 @@ TENSORS: dict[str, tuple[Any, str]] = {
         in_field("fp64_contents", [1, 2]),
         "contents.fp64_contents is filled; FP32 goes into fp32_contents",
     ),
-    "out of range": (in_field("int_contents", [128], "INT8"), "a number outside INT8"),
-    "below the range": (in_field("int_contents", [-129], "INT8"), "a number outside INT8"),
+    "out of range": (in_field("int_contents", [128], "INT8"), "holds 128; INT8 takes -128 to 127"),
+    "below the range": (in_field("int_contents", [-129], "INT8"), "holds -129; INT8 takes -128"),
 }
 
 

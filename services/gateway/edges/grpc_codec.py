@@ -41,6 +41,16 @@ CONTENTS_FIELDS = {
     "BYTES": "bytes_contents",
 }
 """The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
+_WIRE_TYPES = {
+    "bool_contents": np.dtype(np.bool_),
+    "int_contents": np.dtype("<i4"),
+    "int64_contents": np.dtype("<i8"),
+    "uint_contents": np.dtype("<u4"),
+    "uint64_contents": np.dtype("<u8"),
+    "fp32_contents": np.dtype("<f4"),
+    "fp64_contents": np.dtype("<f8"),
+}
+"""The type that protobuf has for the elements of each field of numbers."""
 
 
 def decode_inputs(
@@ -56,10 +66,10 @@ def decode_inputs(
         InvalidRequestError: whatever is wrong with them, in words.
         UnsupportedError: the request asks for an extension this server does not offer.
     """
-    refuse_unsupported(request.parameters)
+    refuse_unsupported(request.parameters, _value)
     tensors = list(request.inputs)
     for tensor in tensors:
-        refuse_unsupported(tensor.parameters)
+        refuse_unsupported(tensor.parameters, _value)
     if raw is None:
         raw = request.raw_input_contents
     if raw and len(raw) != len(tensors):
@@ -87,7 +97,7 @@ def asked_outputs(request: pb.ModelInferRequest) -> list[str]:
     if not outputs:
         return []  # to walk through none takes 1 µs
     for output in outputs:
-        refuse_unsupported(output.parameters)
+        refuse_unsupported(output.parameters, _value)
     return [output.name for output in outputs]
 
 
@@ -150,10 +160,13 @@ def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferRes
 
 def _parameter(parameters: Mapping[str, pb.InferParameter], name: str, absent: object) -> object:
     """A parameter's value, `absent` if it is not there, and None if it is without a value."""
-    if name not in parameters:
-        return absent
-    choice = parameters[name].WhichOneof("parameter_choice")
-    return None if choice is None else getattr(parameters[name], choice)
+    return _value(parameters[name]) if name in parameters else absent
+
+
+def _value(parameter: pb.InferParameter) -> object:
+    """What a parameter says; None if it is without a value."""
+    choice = parameter.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameter, choice)
 
 
 def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes | memoryview) -> Array:
@@ -181,10 +194,29 @@ def _typed_array(tensor: pb.ModelInferRequest.InferInputTensor) -> Array:
             )
         if datatype == "BYTES":
             return object_array(list(values)).reshape(tensor.shape)
-        try:
-            return np.array(values, DATATYPES[datatype]).reshape(tensor.shape)
-        except OverflowError:
-            raise TensorError(f"contents.{field} holds a number outside {datatype}") from None
+        array = np.array(values, _WIRE_TYPES[field])
+        return _narrowed(array, field, datatype).reshape(tensor.shape)
+
+
+def _narrowed(array: Array, field: str, datatype: str) -> Array:
+    """The numbers of a field as their datatype, which may be a narrower one.
+
+    NumPy would wrap those that do not fit, if protobuf gives it memory in place of numbers: from 7
+    on it does.
+
+    Raises:
+        TensorError: a number does not fit.
+    """
+    dtype = DATATYPES[datatype]
+    if array.dtype == dtype:
+        return array
+    limits = np.iinfo(dtype.str)
+    for found in (array.min(), array.max()) if array.size else ():
+        if not limits.min <= found <= limits.max:
+            raise TensorError(
+                f"contents.{field} holds {found}; {datatype} takes {limits.min} to {limits.max}"
+            )
+    return array.astype(dtype)
 
 
 def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:

@@ -145,13 +145,15 @@ class GrpcEdge:
         return routes
 
     def _route_infer(self, head: GrpcHead) -> None:
-        route = InferRoute(self._admission, self._ledger, head, self._door)
-        head.open = partial(InferenceCall, route)
+        secret = ""
         if self._door is not None and head.refusal is None:
             try:
-                self._door.admit(secret_in(head))
+                secret = secret_in(head)
+                self._door.admit(secret)
             except ServingError as error:
                 head.refusal = error  # a stranger's message is not waited for
+        route = InferRoute(self._admission, self._ledger, head, self._door, secret)
+        head.open = partial(InferenceCall, route)
 
     def _route_quick(
         self, answer: Answer, message: type[Message], is_open: bool, head: GrpcHead

@@ -48,7 +48,12 @@ class InferRoute:
     __slots__ = ("_door", "_secret", "admission", "given_id", "ledger", "timeout_s", "traceparent")
 
     def __init__(
-        self, admission: Admission, ledger: Ledger, head: GrpcHead, door: "Door | None" = None
+        self,
+        admission: Admission,
+        ledger: Ledger,
+        head: GrpcHead,
+        door: "Door | None" = None,
+        secret: str = "",
     ) -> None:
         self.admission = admission
         self.ledger = ledger
@@ -56,7 +61,7 @@ class InferRoute:
         self.traceparent = head.text(TRACEPARENT) if ledger.tracer else ""
         self.timeout_s = head.timeout_s
         self._door = door
-        self._secret = secret_in(head)
+        self._secret = secret
 
     def caller(self, model: str) -> "Caller | None":
         """Who asks, and may; None where nobody is asked for a credential.
@@ -200,5 +205,9 @@ class InferenceCall(UnaryCall):
 
 
 def secret_in(head: GrpcHead) -> str:
-    """The credential in a call's metadata; empty if there is none that can be read."""
+    """The credential in a call's metadata; empty if there is none that can be read.
+
+    Raises:
+        InvalidRequestError: there are two.
+    """
     return secret_of(head.text("authorization"), head.text("x-api-key"))

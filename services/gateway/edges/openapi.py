@@ -14,11 +14,12 @@ _JSON = "application/json"
 _BINARY = "application/octet-stream"
 
 
-def openapi_document(version: str) -> dict[str, Any]:
+def openapi_document(version: str, *, with_jobs: bool) -> dict[str, Any]:
     """The whole document.
 
     Args:
         version: the server's own version.
+        with_jobs: whether the server keeps jobs, for whose calls there would be nothing but 501.
     """
     return {
         "openapi": "3.1.0",
@@ -32,7 +33,7 @@ def openapi_document(version: str) -> dict[str, Any]:
             **_server_paths(),
             **_model_paths("", []),
             **_versioned_paths(),
-            **_job_paths(),
+            **(_job_paths() if with_jobs else {}),
         },
         "components": {"schemas": _schemas()},
     }

@@ -55,6 +55,7 @@ class RestEdge:
     ) -> None:
         self._admission = admission
         self._door = door
+        self._has_jobs = desk is not None
         self._jobs = JobRoutes(admission, ledger, desk, self._visitor)
         self._facts = facts
         self._ledger = ledger
@@ -65,6 +66,7 @@ class RestEdge:
 
         Raises:
             UnauthenticatedError: nobody; a stranger's body is not waited for.
+            InvalidRequestError: there are two credentials.
         """
         found = _INFER.fullmatch(head.path)
         entrance = None
@@ -135,7 +137,7 @@ class RestEdge:
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def _openapi(self, _: Request) -> Response:
-        return _json(openapi_document(self._facts.version))
+        return _json(openapi_document(self._facts.version, with_jobs=self._has_jobs))
 
     async def _model_metadata(self, request: Request) -> Response:
         model, version = _named(request)

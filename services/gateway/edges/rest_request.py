@@ -147,8 +147,12 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
             raise InvalidRequestError(
                 f"parameter '{key}' of {what} must be a string, a number or a boolean"
             )
-    refuse_unsupported(parameters)
+    refuse_unsupported(parameters, _as_is)
     return parameters
+
+
+def _as_is(value: object) -> object:
+    return value
 
 
 def _text(value: object, what: str) -> str:

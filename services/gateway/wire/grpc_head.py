@@ -25,6 +25,8 @@ _CONNECTION_FIELDS = frozenset(
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _ENCODINGS = ("gzip", "deflate")
+_ONCE = ("authorization", "x-api-key", "grpc-timeout", "grpc-encoding")
+"""Metadata whose second occurrence would contradict the first."""
 _NEW_EACH_TIME = ("x-request-id", "traceparent")
 """Metadata that differ from call to call."""
 _FIELD_BYTES = 32
@@ -67,6 +69,7 @@ class GrpcHead:
                 raise HeadTooLargeError(
                     f"the call's metadata are over {MAX_FIELDS_BYTES} bytes, the limit; send less"
                 )
+            _refuse_repeated(fields, len(pseudo) + len(self.fields))
             self.timeout_s = _timeout_s(self.text("grpc-timeout"))
             self.encoding = _encoding(self.text("grpc-encoding"))
         except ServingError as error:
@@ -102,6 +105,21 @@ def _checked(fields: Fields) -> tuple[dict[bytes, bytes], dict[str, str]]:
     if not {b":method", b":scheme", b":path"} <= pseudo.keys():
         raise MalformedError
     return pseudo, plain
+
+
+def _refuse_repeated(fields: Fields, names: int) -> None:
+    """Refuses a call that says twice what it may say once.
+
+    Args:
+        fields: all of the call's.
+        names: how many of them differ in their name.
+    """
+    if names == len(fields):
+        return
+    found = [name for name, _ in fields]
+    for once in _ONCE:
+        if found.count(once.encode()) > 1:
+            raise InvalidRequestError(f"the metadata entry {once} occurs twice; give one")
 
 
 def _is_sound(name: bytes, value: bytes) -> bool:

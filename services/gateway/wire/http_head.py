@@ -33,7 +33,7 @@ class Head(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     method: str
     path: str
-    """Decoded, without the query."""
+    """Without the query. Each segment is decoded; a separator that was encoded stays so."""
     raw_path: bytes
     query: bytes
     headers: tuple[tuple[bytes, bytes], ...]
@@ -142,7 +142,7 @@ def parse_head(data: bytes) -> Head:
     method = parser.get_method().decode()
     return Head(
         method=method,
-        path=unquote(path.decode("latin-1")),
+        path=_decoded(path),
         raw_path=path,
         query=query,
         headers=tuple(collector.headers),
@@ -186,6 +186,14 @@ def _refuse_doubtful(
         )
     if version == "1.0" and b"transfer-encoding" in by_name:
         raise InvalidRequestError("HTTP/1.0 has no Transfer-Encoding; give a Content-Length")
+
+
+def _decoded(path: bytes) -> str:
+    """A path with each segment decoded for itself: `%2F` separates nothing (RFC 3986, 2.2)."""
+    text = path.decode("latin-1")
+    if "%" not in text:
+        return text
+    return "/".join(unquote(part).replace("/", "%2F") for part in text.split("/"))
 
 
 def _target(url: bytes) -> tuple[bytes, bytes]:

@@ -13,13 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from services.access import key_set as key_sets
 from services.access.config import AccessSettings, check_open
-from services.access.credential import secret_of
+from services.access.credential import secret_among, secret_of
 from services.access.door import UNKNOWN, Door
 from services.access.tenants import Tenants
 from services.access.web_tokens import claim_values
 from services.errors import (
     AccessUnavailableError,
     ForbiddenError,
+    InvalidRequestError,
     UnauthenticatedError,
     UnknownModelError,
 )
@@ -66,9 +67,9 @@ class Place:
     ("authorization", "api_key", "secret"),
     [
         ("Bearer a", "", "a"),
-        ("bEARER  a", "b", "a"),
+        ("bEARER  a", "", "a"),
         ("", " b ", "b"),
-        ("Basic a", "b", ""),
+        ("Basic a", "", ""),
         ("Bearer", "", ""),
         ("Bearer a b", "", ""),
         ("", "", ""),
@@ -76,6 +77,20 @@ class Place:
 )
 def test_where_a_credential_is_found(authorization: str, api_key: str, secret: str) -> None:
     assert secret_of(authorization, api_key) == secret
+    given = [("x-other", "c"), ("authorization", authorization), ("x-api-key", api_key)]
+    assert secret_among(given) == secret
+
+
+@pytest.mark.parametrize("authorization", ["Bearer a", "Basic a"])
+def test_two_kinds_of_credentials_are_refused(authorization: str) -> None:
+    with pytest.raises(InvalidRequestError, match="two credentials, authorization and x-api-key"):
+        secret_of(authorization, "b")
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+def test_two_credentials_of_a_kind_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} occurs twice"):
+        secret_among([(name, "Bearer a"), ("x-other", ""), (name, "Bearer a")])
 
 
 def test_a_key_is_good_for_its_grants(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ from tests.unit.gateway.http_wire import Answer, Wire, make_budget, make_limits,
 
 SERVICE = "inference.GRPCInferenceService"
 BODY = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]}'
-CODES = {200: "OK", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-         429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}  # fmt: skip
+CODES = {200: "OK", 400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED",
+         404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}  # fmt: skip
 NOW = int(time.time())
 
 
@@ -242,6 +242,19 @@ async def test_wrong_credentials_are_refused_alike(
         ("ServerMetadata", pb.ServerMetadataRequest()),
     ):
         assert (await place.call(method, message, **credential))[0] == "UNAUTHENTICATED"
+
+
+async def test_two_credentials_are_refused_whichever_is_known(make_place: Make) -> None:
+    place = make_place()
+    wrong_bearer = {"x_api_key": KEY, "authorization": "Bearer x"}
+    wrong_key = {"x_api_key": "x", "authorization": f"Bearer {KEY}"}
+    for credentials in (wrong_bearer, wrong_key, wrong_key | {"x_api_key": KEY}):
+        assert await place.infer_both_ways("digits", **credentials) == 400
+        assert (await place.rest("/v2", b"", **credentials)).status == 400
+        call = place.call("ServerMetadata", pb.ServerMetadataRequest(), **credentials)
+        code, details, _ = await call
+        assert code == "INVALID_ARGUMENT"
+        assert "two credentials, authorization and x-api-key" in details
 
 
 async def test_an_expired_key_is_refused_and_one_revoked_while_its_connection_is_known(

@@ -1,5 +1,6 @@
 """The gRPC codec: every request survives it, and every nonsense is a ServingError in words."""
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -154,18 +155,68 @@ def test_any_message_is_refused_or_understood(request: pb.ModelInferRequest) -> 
         assert found.array.dtype == DATATYPES[tensor.datatype]
 
 
-@pytest.mark.parametrize(
-    ("datatype", "value"),
-    [
-        ("INT8", 128), ("INT8", -129), ("INT16", 2**15), ("UINT8", 256), ("UINT16", 2**16)
-    ],
-)  # fmt: skip
-def test_number_outside_the_range_of_its_datatype(datatype: str, value: int) -> None:
+INTEGERS = {
+    f"{sign}INT{bits}": (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for sign in ("", "U")
+    for bits in (8, 16, 32, 64)
+}
+"""The least and the largest number of each datatype."""
+
+
+def carried(datatype: str) -> tuple[int, int]:
+    """The least and the largest number that the field of a datatype carries."""
+    return INTEGERS[datatype.replace("INT8", "INT32").replace("INT16", "INT32")]
+
+
+@given(st.data(), st.sampled_from(sorted(INTEGERS)))
+def test_typed_integers_arrive_as_they_are_or_are_refused(data: st.DataObject, kind: str) -> None:
+    """Never as other numbers, which is what NumPy makes of those that do not fit."""
+    (low, high), (least, most) = INTEGERS[kind], carried(kind)
+    edges = st.sampled_from([n for n in (low - 1, low, 0, high, high + 1) if least <= n <= most])
+    numbers = data.draw(st.lists(edges | st.integers(least, most), max_size=6))
     request = pb.ModelInferRequest()
-    tensor = request.inputs.add(name="x", datatype=datatype, shape=[1])
-    getattr(tensor.contents, CONTENTS_FIELDS[datatype]).append(value)
-    with pytest.raises(InvalidRequestError, match=f"a number outside {datatype}"):
-        decode_inputs(request)
+    tensor = request.inputs.add(name="x", datatype=kind, shape=[len(numbers)])
+    getattr(tensor.contents, CONTENTS_FIELDS[kind]).extend(numbers)
+    outside = [str(number) for number in numbers if not low <= number <= high]
+    if not outside:
+        (found,) = decode_inputs(over_the_wire(request))
+        assert [int(number) for number in found.array] == numbers
+        return
+    with pytest.raises(InvalidRequestError) as refused:
+        decode_inputs(over_the_wire(request))
+    words = str(refused.value)
+    assert words.startswith(f"input 'x': contents.{CONTENTS_FIELDS[kind]} holds ")
+    assert words.endswith(f"; {kind} takes {low} to {high}")
+    assert words.split(" holds ")[1].split(";")[0] in outside
+
+
+def as_brain_float(number: float) -> int:
+    """The upper half of an FP32's bits."""
+    return int.from_bytes(struct.pack("<f", number)[2:], "little")
+
+
+REFERENCE = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d", "BF16": "H"} | dict(
+    zip(INTEGERS, "bhiqBHIQ", strict=True)
+)
+"""How `struct`, which knows nothing of NumPy, writes an element of each datatype."""
+
+
+@given(st.data(), st.sampled_from(sorted(REFERENCE)))
+def test_raw_elements_are_what_struct_says(data: st.DataObject, kind: str) -> None:
+    elements: Any = st.booleans()
+    if kind in INTEGERS:
+        elements = st.integers(*INTEGERS[kind])
+    elif kind == "BF16":
+        elements = st.floats(width=32).map(as_brain_float)
+    elif kind != "BOOL":
+        elements = st.floats(width=16 if kind == "FP16" else 32 if kind == "FP32" else 64)
+    values = data.draw(st.lists(elements, max_size=6))
+    packed = struct.pack(f"<{len(values)}{REFERENCE[kind]}", *values)
+    request = pb.ModelInferRequest(raw_input_contents=[packed])
+    request.inputs.add(name="x", datatype=kind, shape=[len(values)])
+    (found,) = decode_inputs(over_the_wire(request))
+    np.testing.assert_array_equal(found.array.tolist(), values)
+    assert found.array.dtype == DATATYPES[kind]
 
 
 def test_raw_and_typed_together() -> None:
@@ -202,3 +253,32 @@ def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) ->
     with pytest.raises(UnsupportedError, match=name):
         (asked_outputs if where == "output" else decode_inputs)(request)
     assert UnsupportedError.grpc_code == "UNIMPLEMENTED"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "is_none"),
+    [
+        ("sequence_id", "int64_param", 0, True),
+        ("sequence_id", "uint64_param", 0, True),
+        ("sequence_id", "string_param", "", True),
+        ("sequence_id", "int64_param", 7, False),
+        ("sequence_id", "uint64_param", 2**64 - 1, False),
+        ("sequence_id", "string_param", "0", False),
+        ("sequence_id", "bool_param", False, False),
+        ("sequence_start", "bool_param", False, True),
+        ("sequence_start", "bool_param", True, False),
+        ("sequence_end", "bool_param", False, True),
+        ("sequence_end", "bool_param", True, False),
+        ("sequence_end", "int64_param", 0, False),
+    ],
+)
+def test_a_request_of_no_sequence_is_served(
+    name: str, field: str, value: object, is_none: bool
+) -> None:
+    request = raw_request(X)
+    setattr(request.parameters[name], field, value)
+    if is_none:
+        assert len(decode_inputs(request)) == 1
+    else:
+        with pytest.raises(UnsupportedError, match=name):
+            decode_inputs(request)

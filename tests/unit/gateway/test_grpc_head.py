@@ -106,6 +106,17 @@ async def test_call_that_its_head_refuses(
     assert (w.answers()[3].status, w.last_words()) == (0, None)
 
 
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "grpc-timeout", "grpc-encoding"])
+@pytest.mark.parametrize("values", ["ab", "aa"])
+def test_metadata_that_may_occur_once(name: str, values: str) -> None:
+    """As over REST: a proxy in front may have looked at the other one."""
+    given = {"grpc-timeout": "1S", "grpc-encoding": "gzip"}
+    found = [(n.encode(), v.encode()) for n, v in fields()]
+    found += [(name.encode(), given.get(name, value).encode()) for value in values]
+    assert str(GrpcHead(found).refusal) == f"the metadata entry {name} occurs twice; give one"
+    assert GrpcHead(found[:-1]).refusal is None
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS"])
 @pytest.mark.parametrize("ended", [True, False])
 async def test_other_methods(method: str, ended: bool) -> None:

@@ -57,6 +57,8 @@ def test_keep_alive(lines: list[str], keep_alive: bool) -> None:
         ("/%C3%A9%00%0D%0A", "/é\0\r\n", b""),
         ("/%ff%zz", "/\ufffd%zz", b""),
         ("//double//", "//double//", b""),
+        ("/a%2Fb/%2f", "/a%2Fb/%2F", b""),
+        ("/%252F/..%2F%2e", "/%2F/..%2F.", b""),
     ],
 )
 def test_targets(target: str, path: str, query: bytes) -> None:

@@ -333,6 +333,29 @@ def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) ->
     assert UnsupportedError.http_status == 501
 
 
+@pytest.mark.parametrize(
+    ("parameters", "is_none"),
+    [
+        ({"sequence_id": 0}, True),
+        ({"sequence_id": ""}, True),
+        ({"sequence_id": 0, "sequence_start": False, "sequence_end": False}, True),
+        ({"sequence_id": 1}, False),
+        ({"sequence_id": "0"}, False),
+        ({"sequence_id": False}, False),
+        ({"sequence_id": 0, "sequence_start": True}, False),
+        ({"sequence_end": 0}, False),
+    ],
+)
+def test_a_request_of_no_sequence_is_served(parameters: dict[str, Any], is_none: bool) -> None:
+    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+    body = orjson.dumps({"inputs": [tensor], "parameters": parameters})
+    if is_none:
+        assert decode(body, None, IMAGE).inputs[0].array.tolist() == [1]
+    else:
+        with pytest.raises(UnsupportedError, match="'sequence_"):
+            decode(body, None, IMAGE)
+
+
 def test_raw_body_with_one_dimension_that_varies() -> None:
     spec = TensorSpec(name="x", datatype="INT16", shape=(-1, -1, 2))
     signature = IMAGE.model_copy(update={"inputs": (spec,)})
