@@ -5,6 +5,7 @@ replaces a file that is there; every failure is a `StoreError` that names the pa
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,6 +62,28 @@ class Storage:
                 for page in obstore.list(self._store, prefix or None)
                 for meta in page
             }
+
+    def some_paths(self, max_depth: int, max_paths: int) -> Sequence[str]:
+        """Some of the files that lie here, for a look at what this is.
+
+        Args:
+            max_depth: levels of a folder to look at; a bucket has none.
+            max_paths: the most to return.
+        """
+        with self._failures("list ''"):
+            found = self._walk(max_depth) if self.is_local else self._keys()
+            return list(itertools.islice(found, max_paths))
+
+    def _walk(self, max_depth: int) -> Iterator[str]:
+        for folder, folders, files in os.walk(self.url):
+            place = Path(folder).relative_to(self.url)
+            if len(place.parts) + 1 >= max_depth:
+                folders.clear()
+            yield from ((place / file).as_posix() for file in sorted(files))
+
+    def _keys(self) -> Iterator[str]:
+        for page in obstore.list(self._store):
+            yield from (meta["path"] for meta in page)
 
     def names(self, folder: str = "") -> Sequence[str]:
         """What lies in a folder, files and folders; nothing if it is none. Not of a bucket."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from model_store import semver_index
+from model_store import foreign_layout, semver_index
 from model_store.compatibility import identity_of
 from model_store.errors import (
     ConflictError,
@@ -136,6 +136,15 @@ class ModelStore:
                         yield f"{folder}/{MANIFEST}"
                 elif name == "pointers":
                     yield from (f"{folder}/{file}" for file in self.storage.names(folder))
+
+    def foreign_layout(self) -> str:
+        """Says what lies here instead of models; empty for an empty store. See `foreign_layout`.
+
+        Raises:
+            StorageError: the store is out of reach.
+        """
+        paths = self.storage.some_paths(foreign_layout.MAX_DEPTH, foreign_layout.MAX_PATHS)
+        return foreign_layout.foreign_layout(self.url, paths)
 
     def models(self) -> list[str]:
         """Names of all models with at least one version."""

@@ -50,7 +50,7 @@ def port_error(port: int, setting: str, reason: str) -> PortError:
 
 @contextlib.contextmanager
 def metrics_server(
-    host: str, port: int, registry: CollectorRegistry, is_ready: Callable[[], bool]
+    host: str, port: int, registry: CollectorRegistry, why_not_ready: Callable[[], str]
 ) -> Iterator[int]:
     """Serves metrics, and the health of whom the running event loop belongs to. Yields the port.
 
@@ -58,7 +58,7 @@ def metrics_server(
         host: address.
         port: 0 picks a free one.
         registry: of the metrics.
-        is_ready: whether the process does its work; called in the event loop.
+        why_not_ready: empty if the process does its work; called in the event loop.
 
     Raises:
         PortError: it is taken.
@@ -69,7 +69,7 @@ def metrics_server(
     except OSError as error:
         raise port_error(port, "metrics_port", str(error)) from error
     metrics = prometheus_client.make_wsgi_app(registry)
-    server.set_app(_metrics_and_health(metrics, loop, is_ready))
+    server.set_app(_metrics_and_health(metrics, loop, why_not_ready))
     try:
         yield server.server_port
     finally:
@@ -79,20 +79,20 @@ def metrics_server(
 
 
 def _metrics_and_health(
-    metrics: WSGIApplication, loop: asyncio.AbstractEventLoop, is_ready: Callable[[], bool]
+    metrics: WSGIApplication, loop: asyncio.AbstractEventLoop, why_not_ready: Callable[[], str]
 ) -> WSGIApplication:
     """Answers what the other ports answer on these paths: 200, or 503 and why."""
 
-    async def ask() -> bool:
-        return is_ready()
+    async def ask() -> str:
+        return why_not_ready()
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO")
         if path not in (LIVE_PATH, READY_PATH):
             return metrics(environ, start_response)
         try:
-            ready = asyncio.run_coroutine_threadsafe(ask(), loop).result(LOOP_ANSWERS_WITHIN_S)
-            reason = "" if ready or path == LIVE_PATH else "not ready"
+            said = asyncio.run_coroutine_threadsafe(ask(), loop).result(LOOP_ANSWERS_WITHIN_S)
+            reason = "" if path == LIVE_PATH else said
         except TimeoutError:
             reason = f"the event loop has not answered for {LOOP_ANSWERS_WITHIN_S:g} s"
         status = "503 Service Unavailable" if reason else "200 OK"

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from model_store.strict import StrictModel, explain
 from model_store.yaml_text import YamlError, read_yaml
+from services.readiness import ReadinessRule
 
 
 class ConfigError(Exception):
@@ -38,7 +39,14 @@ class ProcessSettings(ServiceSettings):
     """What those have in common that serve models."""
 
     models: tuple[str, ...] = ()
-    """Serve only these, and be ready only when all of them are live; empty serves every model."""
+    """Serve only these; one that does not exist keeps the process from being ready. Empty serves
+    every model."""
+    readiness: ReadinessRule = "all_models_once"
+    """What `/v2/health/ready` waits for. `all_models_once`: every model whose production version
+    should be served here is, once; later refusals are told, and change nothing. `all_models`: at
+    every moment, as Triton's `--strict-readiness`; set it where a server with one broken model
+    should get no traffic. `any_model`: at least one; set it where one broken model among many must
+    not keep new processes from traffic."""
     trace_endpoint: str = Field("", pattern=r"^(https?://.+)?$")
     """URL of the collector that spans go to, over OTLP and HTTP, as in
     `http://collector:4318/v1/traces`; set it to trace requests. Empty traces nothing."""

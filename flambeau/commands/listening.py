@@ -23,7 +23,11 @@ def _lines(listening: Listening) -> list[str]:
     http = f"{'https' if listening.is_tls else 'http'}://{host}:{listening.http_port}"
     grpc = f"{host}:{listening.grpc_port}"
     lines = ["", *(_served_line(served) for served in listening.served)]
-    if not listening.served:
+    found = listening.found
+    lines += [f"NOT serving {name}: {why}" for name, why in sorted(found.missing.items())]
+    if found.fault:
+        lines.append(f"NOT serving: {found.fault}")
+    elif not listening.served and not found.missing:
         lines.append("nothing to serve yet; a model is served as soon as it is published")
     lines += [
         f"  REST     {http}/v2",

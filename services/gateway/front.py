@@ -35,6 +35,7 @@ from services.process import freeze_garbage
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import ServedVersion
+from services.readiness import Look, Readiness
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
 from services.tls import open_certificates
@@ -62,6 +63,8 @@ class Listening:
     metrics_port: int
     is_tls: bool
     served: list[ServedVersion]
+    found: Look
+    """What should be served and is not."""
 
 
 class Front:
@@ -73,7 +76,7 @@ class Front:
         metrics: where requests are counted.
         directory: what is served.
         queue: where accepted requests go.
-        on_ready: called once, when it is known what is served.
+        on_started: called once, when it is known what is served.
         verifications: where versions are verified.
         open_desk: makes the desk where jobs are taken in, where there are jobs.
         tracer: told of requests, if any are traced; exports what it is told while the ports are
@@ -93,7 +96,7 @@ class Front:
         metrics: Metrics,
         directory: Directory,
         queue: MemoryQueue,
-        on_ready: Callable[[Listening], None],
+        on_started: Callable[[Listening], None],
         verifications: VerificationDesk,
         open_desk: Callable[[Admission], JobDesk] | None = None,
         tracer: Tracer | None = None,
@@ -111,7 +114,7 @@ class Front:
         self._directory = directory
         directory.complete = False
         self._queue = queue
-        self._on_ready = on_ready
+        self._on_started = on_started
         self._admission = Admission(
             directory,
             queue,
@@ -120,7 +123,8 @@ class Front:
             request_timeout_s=config.request_timeout_s,
             degrades=config.when_overloaded == "degrade",
         )
-        self._facts = ServerFacts(version, directory, self._admission, config.models)
+        self._readiness = Readiness(config.readiness)
+        self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._ledger = Ledger(metrics, directory, config.access_log, tracer, sampler)
         edges = (self._admission, self._facts, self._ledger)
         desk = open_desk(self._admission) if open_desk is not None else None
@@ -171,7 +175,7 @@ class Front:
                     config.host,
                     config.metrics_port,
                     self._metrics.registry,
-                    self._facts.is_ready,
+                    self._why_not_ready,
                 )
             )
             stack.enter_context(sampling_lag(self._metrics.loop_lag_seconds.labels()))
@@ -187,22 +191,23 @@ class Front:
                 for chore in chores:
                     chore.cancel()
 
-    def look(self, started: bool) -> None:
-        """What is served may have changed.
-
-        Args:
-            started: whether it is known what is served.
-        """
-        first = started and not self._facts.started
-        self._facts.started = self._directory.complete = started
+    def look(self, found: Look) -> None:
+        """What is served may have changed."""
+        http_port, grpc_port, metrics_port = self._ports
+        first = found.started and not self._readiness.look.started
+        self._directory.complete = found.started
+        self._readiness.see(
+            found,
+            {"host": self._config.host, "http_port": http_port, "grpc_port": grpc_port,
+             "metrics_port": metrics_port, "models": found.served},
+        )  # fmt: skip
         self._grpc.announce_health()
         for served in self._directory.all_versions():
             if served.state == "ready":
                 self._ledger.expect(served.lane)
         if first:
             freeze_garbage()
-            http_port, grpc_port, metrics_port = self._ports
-            self._on_ready(
+            self._on_started(
                 Listening(
                     host=self._config.host,
                     http_port=http_port,
@@ -210,8 +215,12 @@ class Front:
                     metrics_port=metrics_port,
                     is_tls=self._certificates is not None,
                     served=list(self._directory.all_versions()),
+                    found=found,
                 )
             )
+
+    def _why_not_ready(self) -> str:
+        return "" if self._facts.is_ready() else self._facts.why_not_served() or "not ready"
 
     async def part(self) -> None:
         """Says not ready, and still accepts until those who call must have noticed."""

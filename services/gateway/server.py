@@ -7,11 +7,13 @@ requests finish, the process exits 0. A second signal ends it at once.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 
 import prometheus_client
 import uvloop
 
+from model_store.strict import nearest_name
 from services.access.shared_rates import SharedRates
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig
@@ -30,6 +32,7 @@ from services.queueing.redis_streams.registry import FleetDirectory, FleetWatch
 from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.verifications import FleetVerifier
 from services.queueing.redis_streams.webhook_queue import WebhookQueue
+from services.readiness import Look
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
 from services.tracing.setting import open_tracer
@@ -79,7 +82,7 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
     sampler = open_sampler(config, directory, metrics)
     front = Front(
-        config, version, metrics, directory, queue, _log_ready, verifications, open_desk, tracer,
+        config, version, metrics, directory, queue, _ignore, verifications, open_desk, tracer,
         rates, sampler,
     )  # fmt: skip
     sender = RedisSender(clients, name, config.max_queue_depth)
@@ -89,7 +92,7 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         sender.learn(view.row_s)
         fleet.apply(view)
         verifier.workers = view.workers
-        front.look(fleet.started)
+        front.look(_seen(config.models, directory, fleet.started))
 
     async def watch() -> None:
         await sender.reached.wait()  # not ready before a request could be sent
@@ -115,9 +118,17 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     logger.info("stopped")
 
 
-def _log_ready(found: Listening) -> None:
-    logger.info(
-        "ready",
-        extra={"host": found.host, "http_port": found.http_port, "grpc_port": found.grpc_port,
-               "metrics_port": found.metrics_port, "versions": len(found.served)},
-    )  # fmt: skip
+def _seen(named: Sequence[str], directory: Directory, started: bool) -> Look:
+    """What the workers serve, beside what should be served."""
+    known = {served.lane.model for served in directory.all_versions()}
+    missing = [name for name in named if name not in known]
+    return Look(
+        started=started,
+        served=len([model for model in known if directory.live_version(model) is not None]),
+        missing={name: f"no worker has it{nearest_name(name, known)}" for name in missing},
+        refused=directory.refused(),
+    )
+
+
+def _ignore(_: Listening) -> None:
+    """What a gateway has to say when it has started is in its log."""

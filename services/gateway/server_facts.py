@@ -7,6 +7,7 @@ from model_store.signature import BEYOND_TENSORS, Signature
 from services.errors import ModelNotReadyError, NotFoundError
 from services.gateway.admission import Admission
 from services.queueing.directory import Directory
+from services.readiness import Readiness
 
 NAME = "flambeau"
 EXTENSIONS = ("binary_tensor_data", "parameters")
@@ -38,20 +39,27 @@ class ServerFacts:
     """Reads the directory for the metadata and health calls."""
 
     def __init__(
-        self, version: str, directory: Directory, admission: Admission, models: tuple[str, ...]
+        self, version: str, directory: Directory, admission: Admission, readiness: Readiness
     ) -> None:
         self.version = version
         self._directory = directory
         self._admission = admission
-        self._models = models
-        self.started = False
-        """Set once the store has been read through for the first time."""
+        self.readiness = readiness
         self.leaving = False
         """Set once the server has been asked to end."""
 
     def is_ready(self) -> bool:
-        """Whether to send traffic here: started, not leaving, every named model live."""
-        return self.started and not self.leaving and self._directory.are_live(self._models)
+        """Whether to send traffic here: not leaving, and what should be served is."""
+        return self.readiness.is_ready and not self.leaving
+
+    def why_not_served(self) -> str:
+        """Why something that should be served is not, for those who may call; empty if all is.
+
+        Where not all names are for all callers, it has none.
+        """
+        if self.leaving:
+            return "shutting down"
+        return self.readiness.summary() if self._directory.is_discreet else self.readiness.why()
 
     def is_model_ready(self, model: str, version: str) -> bool:
         """Whether a version is loaded and proven; False for one that does not exist."""

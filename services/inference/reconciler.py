@@ -29,9 +29,11 @@ from model_store.store import ModelListing, ModelStore
 from services.inference.lanes import Lanes
 from services.inference.loader import LoadError
 from services.inference.policy import ServingPolicy
+from services.inference.unserved_models import missing_models, refusal
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedVersion
+from services.readiness import Look
 from services.telemetry.metrics import Metrics
 from services.tracing.tracer import Tracer
 
@@ -71,6 +73,9 @@ class Reconciler:
         self._complaints: dict[str, str] = {}
         self.converged_once = False
         """Whether one pass has finished: before that the server is not ready."""
+        self.look = Look(started=False)
+        """What the last pass found that should be served, and is not."""
+        self._listings: dict[str, ModelListing] = {}
 
     async def run(self, stop: asyncio.Event, after_pass: Callable[[], None]) -> None:
         """Passes until told to stop, then lets every worker finish.
@@ -105,12 +110,15 @@ class Reconciler:
             listings = await asyncio.to_thread(self._store.listing)
         except StoreError as error:
             self._complain("store", "is out of reach; serving what is loaded", str(error))
+            if not self.converged_once:
+                self.look = Look(started=False, fault=str(error))
             return
         if self._lanes.loaded() and not listings:
             # An unmounted folder looks like an empty one, and nobody empties a store on purpose.
             self._complain("store", "is empty or gone; serving what is loaded", self._store.url)
             return
         self._complaints.pop("store", None)
+        self._listings = listings
         for name in self._wanted_models(listings):
             if name in listings and name not in self._converging:
                 task = tasks.create_task(self._converge(name, listings[name], tasks))
@@ -122,6 +130,34 @@ class Reconciler:
             # A model that loads for minutes must not hold up the others, nor the next look.
             await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
         self.converged_once = self.converged_once or not self._converging
+        self.look = await self._look()
+
+    async def _look(self) -> Look:
+        """What should be served, and is not."""
+        listings, refused, served = self._listings, {}, 0
+        for name in self._wanted_models(listings):
+            if name not in listings:
+                continue
+            known = [one for one in self._directory.all_versions() if one.lane.model == name]
+            pointers = self._models[name].pointers if name in self._models else None
+            if why := refusal(listings[name], pointers, known):
+                refused[name] = why
+            served += self._directory.live_version(name) is not None
+        published = any(listing.versions for listing in listings.values())
+        return Look(
+            started=self.converged_once,
+            served=served,
+            missing=missing_models(self._policy.models, listings, self._store.url),
+            refused=refused,
+            fault="" if published else await self._foreign_layout(),
+        )
+
+    async def _foreign_layout(self) -> str:
+        """What a store without a version holds instead."""
+        try:
+            return await asyncio.to_thread(self._store.foreign_layout)
+        except StoreError as error:
+            return str(error)
 
     def _wanted_models(self, listings: dict[str, ModelListing]) -> Iterable[str]:
         if self._policy.models:

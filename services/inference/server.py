@@ -32,6 +32,7 @@ from services.queueing.redis_streams.receiver import RedisReceiver
 from services.queueing.redis_streams.receiving_lane import LaneLoad
 from services.queueing.redis_streams.registry import Announcer, FleetWatch, make_live
 from services.queueing.redis_streams.verifications import VerificationReceiver
+from services.readiness import Readiness
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
@@ -63,6 +64,7 @@ class _Process:
         self._metrics = Metrics(installed_version("flambeau"))
         clients.tell_certificates(self._metrics.tls)
         self._directory = Directory()
+        self._readiness = Readiness(config.readiness)
         self._port = 0
         self._queue = MemoryQueue(MAX_HELD)
         name = process_name("worker")
@@ -95,7 +97,7 @@ class _Process:
                 config.host,
                 config.metrics_port,
                 self._metrics.registry,
-                lambda: not asked.is_set() and self._is_ready(),
+                lambda: "shutting down" if asked.is_set() else self._why_not_ready(),
             ) as port,
             sampling_lag(self._metrics.loop_lag_seconds.labels()),
             self._tracer.exporting() if self._tracer else contextlib.nullcontext(),
@@ -117,10 +119,13 @@ class _Process:
                 drained.set()
         logger.info("stopped")
 
-    def _is_ready(self) -> bool:
-        """Whether the store is read, what is to be served is live, and Redis has been told."""
-        live = self._directory.are_live(self._config.models)
-        return live and self._announcer.started and self._announcer.heard
+    def _why_not_ready(self) -> str:
+        """Why what is to be served is not served, or Redis has not been told; empty if it is."""
+        if not self._readiness.is_ready:
+            return self._readiness.why()
+        if not self._directory.are_live(self._config.models):
+            return "starting: the fleet has not gone over to what was loaded here"
+        return "" if self._announcer.heard else "Redis is out of reach, or has not been told yet"
 
     def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._announcer.started
@@ -141,10 +146,10 @@ class _Process:
                 running=sum(load.taken for load in loads),
             )
         self._announcer.started = self._reconciler.converged_once
+        found = self._reconciler.look
+        self._readiness.see(found, {"metrics_port": self._port, "models": found.served})
         if first:
             freeze_garbage()
-            versions = len(list(self._directory.all_versions()))
-            logger.info("ready", extra={"metrics_port": self._port, "versions": versions})
 
     async def _drain(self) -> None:
         """Hands back what has not begun, and answers what has."""

@@ -65,6 +65,22 @@ class Directory:
         """Whether each of them has a version that a request without one gets."""
         return all(model in self._live for model in models)
 
+    def refused(self) -> dict[str, str]:
+        """Models that nobody can be answered for, because versions were refused: why."""
+        found = {}
+        for model, versions in self._served.items():
+            states = {served.state for served in versions.values()}
+            live = versions.get(self._live.get(model, 0))
+            if "failed" in states and (
+                live.state == "failed" if live is not None else "loading" not in states
+            ):
+                found[model] = "; ".join(
+                    f"version {number} was refused: {served.reason}"
+                    for number, served in sorted(versions.items())
+                    if served.state == "failed"
+                )
+        return found
+
     def all_versions(self) -> Iterator[ServedVersion]:
         """Everything announced, models and versions in order."""
         for _, versions in sorted(self._served.items()):

@@ -31,12 +31,12 @@ from services.tracing.setting import open_tracer
 logger = logging.getLogger("flambeau.server")
 
 
-def serve(config: ServerConfig, on_ready: Callable[[Listening], None]) -> None:
+def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Args:
         config: everything there is to set.
-        on_ready: called once, when the store has been read through for the first time.
+        on_started: called once, when the store has been read through for the first time.
 
     Raises:
         ConfigError: strangers could reach it, who may cannot be read, or samples have no store.
@@ -46,11 +46,11 @@ def serve(config: ServerConfig, on_ready: Callable[[Listening], None]) -> None:
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
-    uvloop.run(_serve(config, store, on_ready))
+    uvloop.run(_serve(config, store, on_started))
 
 
 async def _serve(
-    config: ServerConfig, store: ModelStore, on_ready: Callable[[Listening], None]
+    config: ServerConfig, store: ModelStore, on_started: Callable[[Listening], None]
 ) -> None:
     version = installed_version("flambeau")
     metrics, directory = Metrics(version), Directory()
@@ -63,7 +63,7 @@ async def _serve(
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)
     front = Front(
-        config, version, metrics, directory, queue, on_ready, verifications, tracer=tracer,
+        config, version, metrics, directory, queue, on_started, verifications, tracer=tracer,
         sampler=sampler,
     )  # fmt: skip
     reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
@@ -72,7 +72,7 @@ async def _serve(
         stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
-                reconciler.run(drained, lambda: front.look(reconciler.converged_once)),
+                reconciler.run(drained, lambda: front.look(reconciler.look)),
                 name="reconciler",
             )
             await asked.wait()

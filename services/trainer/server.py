@@ -117,7 +117,10 @@ async def _serve(
         stack.push_async_callback(store.close)
         ports["metrics_port"] = stack.enter_context(
             metrics_server(
-                config.host, config.metrics_port, metrics.registry, lambda: not asked.is_set()
+                config.host,
+                config.metrics_port,
+                metrics.registry,
+                lambda: "shutting down" if asked.is_set() else "",
             )
         )
         if config.api:

@@ -164,7 +164,10 @@ def test_damaged_version_is_refused_and_says_why(damaged_server: ServerProcess, 
 
 def test_damaged_versions_harm_no_other_model(damaged_server: ServerProcess) -> None:
     assert answer_of(damaged_server, "whole") == [2, 4, 6, 8]
-    assert call(damaged_server, "GET", "/v2/health/ready").status == 200
+    ready = call(damaged_server, "GET", "/v2/health/ready")
+    assert ready.status == 503
+    for what in DAMAGE:
+        assert f"model '{what.replace(' ', '-')}'" in ready.json()["reason"]
 
 
 def test_damaged_artifact_gives_way_to_the_next_best(tmp_path: Path) -> None:

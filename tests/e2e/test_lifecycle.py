@@ -246,7 +246,7 @@ def test_accepted_requests_finish_before_the_end(
         server.ask_to_stop(number)
         server.wait_for_log(message="draining")
         ready = call(server, "GET", "/v2/health/ready")
-        assert (ready.status, ready.json()) == (503, {"ready": False})
+        assert (ready.status, ready.json()) == (503, {"ready": False, "reason": "shutting down"})
         assert call(server, "GET", "/v2/health/live").status == 200
         assert not stub.ServerReady(pb.ServerReadyRequest()).ready
         assert stub.ServerLive(pb.ServerLiveRequest()).live

@@ -29,7 +29,8 @@ def get(server: ServerProcess, path: str) -> Reply:
 def test_live_and_ready(server: ServerProcess) -> None:
     live, ready = get(server, "/v2/health/live"), get(server, "/v2/health/ready")
     assert (live.status, live.json()) == (200, {"live": True})
-    assert (ready.status, ready.json()) == (200, {"ready": True})
+    assert (ready.status, ready.json()["ready"]) == (200, True)
+    assert "model 'refused': version 1 was refused" in ready.json()["reason"]
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/"])

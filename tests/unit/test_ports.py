@@ -21,18 +21,18 @@ def fetch(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_ready_is_what_the_process_says_and_live_is_not() -> None:
-    ready = False
-    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: ready) as port:
-        assert await asyncio.to_thread(fetch, port, READY_PATH) == (503, "not ready")
+    reason = "no model"
+    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: reason) as port:
+        assert await asyncio.to_thread(fetch, port, READY_PATH) == (503, "no model")
         assert await asyncio.to_thread(fetch, port, LIVE_PATH) == (200, "")
-        ready = True
+        reason = ""
         assert await asyncio.to_thread(fetch, port, READY_PATH) == (200, "")
 
 
 async def test_metrics_are_where_they_were() -> None:
     registry = CollectorRegistry()
     Gauge("flambeau_here", "A gauge.", registry=registry).set(3)
-    with metrics_server("127.0.0.1", 0, registry, lambda: False) as port:
+    with metrics_server("127.0.0.1", 0, registry, lambda: "not ready") as port:
         for path in ("/metrics", "/"):
             status, text = await asyncio.to_thread(fetch, port, path)
             assert status == 200
@@ -41,7 +41,7 @@ async def test_metrics_are_where_they_were() -> None:
 
 async def test_a_blocked_event_loop_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "LOOP_ANSWERS_WITHIN_S", 0.2)
-    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: True) as port:
+    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: "") as port:
         asked = asyncio.create_task(asyncio.to_thread(fetch, port, LIVE_PATH))
         await asyncio.sleep(0)
         time.sleep(1)  # noqa: ASYNC251 - the block is what is tested

@@ -40,7 +40,7 @@ def openapi_document(version: str, *, with_jobs: bool) -> dict[str, Any]:
 
 
 def _server_paths() -> dict[str, Any]:
-    ready = _responses("ServerReady", {"503": "Not ready: starting, draining, or a model failed"})
+    ready = _responses("ServerReady", {"503": "Starting, draining, or a model was refused"})
     return {
         "/v2": {"get": _operation("serverMetadata", "Server metadata", "ServerMetadata")},
         "/v2/health/live": {"get": _operation("serverLive", "Is the process up?", "ServerLive")},
@@ -312,7 +312,7 @@ def _schemas() -> dict[str, Any]:
     return {
         "Error": _object(["error"], error=text),
         "ServerLive": _object(["live"], live=flag),
-        "ServerReady": _object(["ready"], ready=flag),
+        "ServerReady": _object(["ready"], ready=flag, reason=text),
         "ServerMetadata": _object(
             ["name", "version", "extensions"], name=text, version=text, extensions=texts
         ),

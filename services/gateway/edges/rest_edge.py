@@ -134,7 +134,9 @@ class RestEdge:
 
     async def _ready(self, _: Request) -> Response:
         ready = self._facts.is_ready()
-        return _json({"ready": ready}, 200 if ready else 503)
+        reason = self._facts.why_not_served()
+        said = {"ready": ready, "reason": reason} if reason else {"ready": ready}
+        return _json(said, 200 if ready else 503)
 
     async def _openapi(self, _: Request) -> Response:
         return _json(openapi_document(self._facts.version, with_jobs=self._has_jobs))

@@ -31,6 +31,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.queueing.verification_records import Progress, Verified
+from services.readiness import Look, Readiness
 from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.metrics import Metrics
 from tests.fixtures.credentials import (
@@ -100,8 +101,8 @@ class Place:
         settings = AccessSettings(**write_credentials(folder, *grants, **fields))
         self.door = Door(settings, self.metrics.access, Tenants(self.metrics.access))
         directory.is_discreet = True
-        facts = ServerFacts("0", directory, admission, ())
-        facts.started = True
+        facts = ServerFacts("0", directory, admission, Readiness())
+        facts.readiness.see(Look())
         edges = (admission, facts, Ledger(self.metrics, directory, access_log=False))
         self.verified: list[str] = []
         budget = make_budget()

@@ -18,6 +18,7 @@ from services.gateway.verification_desk import VerificationDesk
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
+from services.readiness import Look
 from services.telemetry.metrics import Metrics
 from tests.fixtures.slow_proof import SlowProof
 
@@ -67,7 +68,7 @@ async def running(**settings: float) -> AsyncIterator[tuple[Front, Listening]]:
     directory.make_live(LANE)
     lanes.open(LANE, Echo())
     async with front.listening():
-        front.look(started=True)
+        front.look(Look())
         yield front, ready[0]
         await front.close()
 

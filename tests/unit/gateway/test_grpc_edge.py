@@ -29,6 +29,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.queueing.verification_records import Progress, Verified
+from services.readiness import Look, Readiness
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import make_budget, make_limits
 
@@ -106,8 +107,8 @@ class Gateway:
             directory, self.queue, self.metrics, max_in_flight_requests=4096, request_timeout_s=60
         )
         self.ledger = WatchedLedger(self.metrics, directory, self._changed)
-        facts = ServerFacts("0", directory, self.admission, ())
-        facts.started = True
+        facts = ServerFacts("0", directory, self.admission, Readiness())
+        facts.readiness.see(Look())
         self.edge = GrpcEdge(
             self.admission,
             facts,

@@ -22,6 +22,7 @@ from services.gateway.wire.http_port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
+from services.readiness import Readiness
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway import http_wire
 from tests.unit.gateway.http_wire import Answer, Wire, on_loop, request, settle
@@ -113,7 +114,7 @@ class Edge:
         )
         edge = RestEdge(
             self.admission,  # type: ignore[arg-type]
-            ServerFacts("test", directory, real, ()),
+            ServerFacts("test", directory, real, Readiness()),
             Ledger(self.metrics, directory, access_log=False),
         )
         limits = http_wire.make_limits(max_request_bytes=10_000)

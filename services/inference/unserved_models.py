@@ -1,0 +1,58 @@
+"""Which models a process should serve and does not, with the reasons. Pure.
+
+In: the store's listing, the pointers that were read, and what the directory says of the versions.
+Out: reasons by model. A model is served if the version that `production` names is loaded; without
+that pointer, if any version of it is. One that was pushed out of memory is loaded when it is asked
+for, and counts as served.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from model_store.pointers import PRODUCTION, Pointers
+from model_store.store import ModelListing
+from model_store.strict import nearest_name
+from services.queueing.records import ServedVersion
+
+
+def missing_models(
+    named: Sequence[str], listings: Mapping[str, ModelListing], url: str
+) -> dict[str, str]:
+    """Models that were named and that the store does not have, with the nearest name it has.
+
+    Args:
+        named: the setting `models`.
+        listings: of the store.
+        url: of the store, for the reasons.
+    """
+    there = [name for name, listing in listings.items() if listing.versions]
+    return {
+        name: f"the store {url} has no such model{nearest_name(name, there)}"
+        for name in named
+        if name not in there
+    }
+
+
+def refusal(
+    listing: ModelListing, pointers: Pointers | None, known: Iterable[ServedVersion]
+) -> str:
+    """Why a model is not served; empty if it is, or is still being loaded.
+
+    Args:
+        listing: of the model.
+        pointers: the newest that could be read.
+        known: what the directory says of its versions.
+    """
+    versions = {served.lane.version: served for served in known}
+    if pointers is None and listing.generations:
+        return "its pointers are unreadable, so that nobody knows which version is in production"
+    target = pointers.aliases.get(PRODUCTION) if pointers else None
+    if target is not None:
+        if target not in listing.versions:
+            return f"production names version {target}, which the store does not have"
+        versions = {number: one for number, one in versions.items() if number == target}
+    if not versions or any(served.state != "failed" for served in versions.values()):
+        return ""
+    return "; ".join(
+        f"version {number}{' (production)' if number == target else ''} was refused: {one.reason}"
+        for number, one in sorted(versions.items())
+    )

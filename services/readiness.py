@@ -1,0 +1,117 @@
+"""Whether a process is ready: whether the models that should be served here are.
+
+In: after each look at the store, or at the fleet, the models that should be served and are not,
+with the reasons. Out: yes or no, the reasons in words, and a log line when either changes.
+
+Rules kept here: nothing is ready before it has looked once; what blocks is chosen by the setting
+`readiness`; reasons are cut to `MAX_REASONS` of `MAX_REASON_CHARACTERS`.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+logger = logging.getLogger("flambeau.server")
+
+MAX_REASONS = 10
+MAX_REASON_CHARACTERS = 500
+
+ReadinessRule = Literal["all_models_once", "all_models", "any_model"]
+STARTING = "starting: what is to be served has not been read through yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at the store or at the fleet found."""
+
+    started: bool = True
+    """Whether everything has been looked at once."""
+    served: int = 0
+    """Models that answer requests without a version."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """By model that was named (`models`) and does not exist: why it is not served."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """By model that exists, and whose version in production is not served: why."""
+    fault: str = ""
+    """Why the store itself cannot be served; empty if it can."""
+
+
+class Readiness:
+    """The answer to `/v2/health/ready`, `ServerReady` and grpc.health.v1.
+
+    Args:
+        rule: which models must be served; see the setting `readiness`.
+
+    Attributes:
+        look: what was seen last.
+        is_ready: whether to send traffic here.
+    """
+
+    def __init__(self, rule: ReadinessRule = "all_models_once") -> None:
+        self._rule = rule
+        self.look = Look(started=False)
+        self.is_ready = False
+        self._was_ready = False
+        self._told: tuple[bool, str] = (False, "")
+
+    def see(self, look: Look, about: Mapping[str, Any] | None = None) -> None:
+        """Takes a look into account, and logs what has changed.
+
+        Args:
+            look: what was found.
+            about: further fields of the log line.
+        """
+        self.look = look
+        self.is_ready = look.started and not self._blocks(look)
+        self._was_ready = self._was_ready or self.is_ready
+        if look.started and self._told != (told := (self.is_ready, self.why())):
+            self._tell(about or {})
+            self._told = told
+
+    def why(self) -> str:
+        """What should be served and is not, in words; empty if there is none."""
+        look = self.look
+        if not look.started:
+            return look.fault or STARTING
+        models = {**look.missing, **look.refused}
+        said = [_short(f"model '{name}': {why}") for name, why in islice(_sorted(models), None)]
+        if len(said) > MAX_REASONS:
+            said = [*said[:MAX_REASONS], f"and {len(said) - MAX_REASONS} more models"]
+        return "; ".join([*([_short(look.fault)] if look.fault else []), *said])
+
+    def summary(self) -> str:
+        """The same without a name or a reason, for callers who may know none."""
+        look = self.look
+        if not look.started:
+            return STARTING
+        count = len({**look.missing, **look.refused})
+        if not count and not look.fault:
+            return ""
+        what = "the store" if look.fault else f"{count} model{'s' if count > 1 else ''}"
+        return f"{what} cannot be served; the log and the port of metrics say why"
+
+    def _blocks(self, look: Look) -> bool:
+        if self._rule == "any_model":
+            return not look.served and bool(look.missing or look.refused or look.fault)
+        if self._rule == "all_models_once" and self._was_ready:
+            return bool(look.missing)  # no request for it can be answered
+        return bool(look.missing or look.refused or look.fault)
+
+    def _tell(self, about: Mapping[str, Any]) -> None:
+        reason = self.why()
+        if not self.is_ready:
+            logger.error("not ready", extra={**about, "reason": reason})
+        elif not reason:
+            logger.info("ready", extra=dict(about))
+        else:
+            logger.warning("ready, but not for every model", extra={**about, "reason": reason})
+
+
+def _sorted(models: Mapping[str, str]) -> "list[tuple[str, str]]":
+    return sorted(models.items())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]}…"
