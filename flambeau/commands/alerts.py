@@ -19,15 +19,25 @@ def alerts(
     operator: Annotated[
         bool, typer.Option("--operator", help="Write a PrometheusRule of the Prometheus operator.")
     ] = False,
+    runbook_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the runbooks are: a URL in which {alert} stands for an alert's name, and "
+            "{panel} for its panel in the dashboard flambeau-runbooks. Unless given, that "
+            "dashboard on a Grafana at localhost:3000.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print alert rules for Prometheus, by what each model in the store promises (slo)."""
     from flambeau.monitoring.objectives import stored_objectives
     from flambeau.monitoring.rules import prometheus_rule, rules_file
+    from flambeau.monitoring.runbooks import RUNBOOK_URL
     from model_store.store import ModelStore
 
     objectives = stored_objectives(ModelStore(store))
-    text = prometheus_rule(objectives) if operator else rules_file(objectives)
+    make = prometheus_rule if operator else rules_file
+    text = make(objectives, runbook_url or RUNBOOK_URL)
     if as_json:
         from model_store.yaml_text import read_yaml
 

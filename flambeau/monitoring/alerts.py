@@ -3,6 +3,10 @@
 Severities: `page` wakes somebody, because callers suffer or soon will; `ticket` waits for the day.
 A counter that is watched over a window keeps its alert for as long as the window; the first event
 that it is seen with counts, too (`risen`).
+
+Every aggregation keeps `namespace`, so that one Prometheus can watch several installations: the
+traffic of one neither silences nor dilutes the alerts of another. Series without that label, as
+outside Kubernetes, are an installation of their own.
 """
 
 from dataclasses import dataclass
@@ -16,7 +20,7 @@ class Alert:
     name: str
     severity: Literal["page", "ticket"]
     summary: str
-    """One line; may use Prometheus' templates."""
+    """One line; may use Prometheus' templates. The namespace is added where there is one."""
     expression: str
     """PromQL; it fires for every series it gives."""
     lasting: str
@@ -42,6 +46,8 @@ LANE = "{{ $labels.model }} version {{ $labels.version }}"
 _JOBS = 'flambeau_finished_jobs_total{state=~"failed|expired"}'
 _TRAINING_JOBS = 'flambeau_training_finished_jobs_total{state="failed"}'
 
+BUDGET_ALERTS = ("FlambeauErrorBudgetBurn", "FlambeauLatencyBudgetBurn")
+"""Those that depend on what a model promises; `rules` makes them."""
 ALERTS = (
     Alert(
         "FlambeauProcessDown", "page",
@@ -52,79 +58,80 @@ ALERTS = (
     Alert(
         "FlambeauNoWorkers", "page",
         "No worker serves anything: requests are answered with 503",
-        "max(flambeau_fleet_workers) == 0 and sum(rate(flambeau_requests_total[5m])) > 0",
+        "max by (namespace) (flambeau_fleet_workers) == 0 "
+        "and on (namespace) sum by (namespace) (rate(flambeau_requests_total[5m])) > 0",
         "1m", "flambeau-queue",
     ),
     Alert(
         "FlambeauWorkerLost", "ticket",
         "{{ $value | humanize }} workers fell silent without a farewell within 15 minutes",
-        f"sum{risen('flambeau_lost_workers_total', '15m')} >= 0.5",
+        f"sum by (namespace) {risen('flambeau_lost_workers_total', '15m')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauModelNotReady", "page",
         f"{LANE} is ready in no process",
-        "max by (model, version) (flambeau_model_ready) == 0",
+        "max by (namespace, model, version) (flambeau_model_ready) == 0",
         "5m", "flambeau-overview",
     ),
     Alert(
         "FlambeauQueueAge", "page",
         f"The oldest request to {LANE} has waited {{{{ $value | humanizeDuration }}}}",
-        "max by (model, version) (flambeau_stream_oldest_age_seconds) > 5",
+        "max by (namespace, model, version) (flambeau_stream_oldest_age_seconds) > 5",
         "2m", "flambeau-queue",
     ),
     Alert(
         "FlambeauOverloaded", "ticket",
         "{{ $value | humanizePercentage }} of all requests are refused by a limit",
         # What nobody serves is no overload; other alerts tell of it.
-        'sum(rate(flambeau_refusals_total{reason!="ModelNotReadyError"}[10m])) '
-        "/ sum(rate(flambeau_requests_total[10m])) > 0.01",
+        'sum by (namespace) (rate(flambeau_refusals_total{reason!="ModelNotReadyError"}[10m])) '
+        "/ sum by (namespace) (rate(flambeau_requests_total[10m])) > 0.01",
         "10m", "flambeau-overview",
     ),
     Alert(
         "FlambeauDeadLetters", "ticket",
         f"{{{{ $value | humanize }}}} requests to {LANE} ended two workers within an hour",
-        f"sum by (model, version) {risen('flambeau_dead_letters_total', '1h')} >= 0.5",
+        f"sum by (namespace, model, version) {risen('flambeau_dead_letters_total', '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauVerificationFailed", "page",
         f"An artifact of {LANE} does not give its golden outputs on {{{{ $labels.instance }}}}",
-        "sum by (model, version, instance) "
+        "sum by (namespace, model, version, instance) "
         f"{risen('flambeau_failed_verifications_total', '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauLoadFailed", "ticket",
         f"{LANE} cannot be loaded on {{{{ $labels.instance }}}}",
-        "sum by (model, version, instance) "
+        "sum by (namespace, model, version, instance) "
         f"{risen('flambeau_failed_loads_total', '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauBackendRestarts", "ticket",
         f"The backend of {LANE} was reopened {{{{ $value | humanize }}}} times within 15 minutes",
-        "sum by (model, version, reason) "
+        "sum by (namespace, model, version, reason) "
         f"{risen('flambeau_worker_restarts_total', '15m')} > 2",
         "", "flambeau-model",
     ),
     Alert(
         "FlambeauJobsFailed", "ticket",
         f"{{{{ $value | humanize }}}} jobs of {LANE} failed or expired within an hour",
-        "sum by (model, version) "
+        "sum by (namespace, model, version) "
         f"{risen(_JOBS, '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauTrainingJobsFailed", "ticket",
         "{{ $value | humanize }} training jobs failed within an hour",
-        f"sum{risen(_TRAINING_JOBS, '1h')} >= 0.5",
+        f"sum by (namespace) {risen(_TRAINING_JOBS, '1h')} >= 0.5",
         "", "flambeau-training",
     ),
     Alert(
         "FlambeauTrainingWorkerLost", "ticket",
         "{{ $value | humanize }} training jobs were found without their worker within an hour",
-        f"sum{risen('flambeau_training_takeovers_total', '1h')} >= 0.5",
+        f"sum by (namespace) {risen('flambeau_training_takeovers_total', '1h')} >= 0.5",
         "", "flambeau-training",
     ),
     Alert(

@@ -13,9 +13,13 @@ VERSION = f'{LANE},version=~"$version"'
 RATE = "[$__rate_interval]"
 
 NAMESPACE = Variable("namespace", "Namespace", "label_values(flambeau_build_info, namespace)")
-MODEL = Variable("model", "Model", "label_values(flambeau_requests_total, model)")
+MODEL = Variable(
+    "model", "Model", 'label_values(flambeau_requests_total{namespace=~"$namespace"}, model)'
+)
 ONE_VERSION = Variable(
-    "version", "Version", 'label_values(flambeau_requests_total{model=~"$model"}, version)'
+    "version",
+    "Version",
+    'label_values(flambeau_requests_total{namespace=~"$namespace",model=~"$model"}, version)',
 )
 
 
@@ -51,14 +55,25 @@ def grown_in_all(metric: str, labels: str) -> str:
 
 
 def of_redis(metric: str) -> str:
-    """What Redis holds of each version: every worker tells the same, so the largest counts."""
-    return f"max by (model, version) ({metric}{{{LANE}}})"
+    """What Redis holds of each version.
+
+    Every worker of a namespace tells the same, so the largest value counts; namespaces are summed.
+    """
+    return f"sum by (model, version) (max by (namespace, model, version) ({metric}{{{LANE}}}))"
 
 
 def failing(labels: str, by: str = "") -> str:
     """The share of requests that failed for a reason of ours."""
     metric = "flambeau_requests_total"
     return f"{rate(metric, f'{labels},{FAILURES}', by)} / {rate(metric, labels, by)}"
+
+
+def burning(ratio: str, objective: str) -> str:
+    """How many times as fast as it may the worst of the chosen models uses up its budget."""
+    return (
+        f"max(model:flambeau_requests_{ratio}:ratio_rate1h{{{LANE}}} / on (namespace, model) "
+        f"(1 - model:flambeau_{objective}:objective))"
+    )
 
 
 def lines(title: str, unit: Unit, about: str, *queries: tuple[str, str], stacked: bool = False,
@@ -92,7 +107,8 @@ OVERVIEW = Dashboard(
             figure("99 % within", "s", "Duration that 99 of 100 requests keep, over all models.",
                    quantile(0.99, DURATION, WHERE)),
             figure("Versions ready", "none", "Versions that at least one process serves.",
-                   f"count(max by (model, version) (flambeau_model_ready{{{WHERE}}}) == 1)"),
+                   "count(max by (namespace, model, version) "
+                   f"(flambeau_model_ready{{{WHERE}}}) == 1)"),
             figure("Versions refused", "none", "Versions that a process could not load, or whose "
                    "golden outputs missed their tolerance there.",
                    f"sum(flambeau_model_ready{{{WHERE}}} == bool 0)", 1),
@@ -152,11 +168,9 @@ MODEL_DETAIL = Dashboard(
         Row("Objectives", (
             figure("Error budget burn rate", "none", "How fast the failures of the last hour "
                    "use up the budget of 30 days: at 1 it lasts just 30 days, 14.4 pages.",
-                   "max(model:flambeau_requests_failed:ratio_rate1h{model=~\"$model\"} / on(model) "
-                   "(1 - model:flambeau_availability:objective))", 1),
+                   burning("failed", "availability"), 1),
             figure("Latency budget burn rate", "none", "The same for requests that were not in "
-                   "time.", "max(model:flambeau_requests_slow:ratio_rate1h{model=~\"$model\"} / "
-                   "on (model) (1 - model:flambeau_latency:objective))", 1),
+                   "time.", burning("slow", "latency"), 1),
             figure("Processes that serve it", "none", "With a version of it ready.",
                    f"sum(max by (instance) (flambeau_model_ready{{{VERSION}}}))"),
             figure("Memory", "bytes", "Measured at load, of all versions in all processes.",
@@ -204,6 +218,10 @@ MODEL_DETAIL = Dashboard(
     ),
 )  # fmt: skip
 
+NO_QUEUE = "Only with Redis between gateways and workers"
+NO_TRAINER = "No training service is watched"
+NO_EXPORTER = "No DCGM exporter is watched"
+
 QUEUE = Dashboard(
     uid="flambeau-queue",
     title="flambeau: queue and workers",
@@ -212,7 +230,7 @@ QUEUE = Dashboard(
     rows=(
         Row("Now", (
             figure("Workers", "none", "That say in Redis what they serve.",
-                   f"max(flambeau_fleet_workers{{{WHERE}}})"),
+                   f"sum(max by (namespace) (flambeau_fleet_workers{{{WHERE}}}))"),
             figure("Workers lost", "none", "Within the time shown: fell silent without a farewell.",
                    grown_in_all("flambeau_lost_workers_total", WHERE), 0.5),
             figure("Oldest request", "s", "Age of the oldest one in Redis.",
@@ -220,7 +238,9 @@ QUEUE = Dashboard(
             figure("Dead letters", "none", "Within the time shown: set aside because two workers "
                    "died with them (flambeau queue dead list).",
                    grown_in_all("flambeau_dead_letters_total", LANE), 0.5),
-        )),
+        ), NO_QUEUE, "Of gateways and workers that are processes of their own. `flambeau serve` is "
+           "both in one process, without Redis: there *Now*, *Redis* and *Jobs* stay empty, and "
+           "the dashboards *overview* and *model* show what waits."),
         Row("Redis", (
             lines("Waiting", "none", "Requests that no worker has taken. Every worker tells the "
                   "same, so the largest counts.",
@@ -232,7 +252,7 @@ QUEUE = Dashboard(
             lines("Age of the oldest", "s", "Add workers before it nears the callers' time limit.",
                   (of_redis("flambeau_stream_oldest_age_seconds"),
                    "{{model}} {{version}}")),
-        )),
+        ), NO_QUEUE),
         Row("Jobs", (
             lines("Waiting", "none", "Jobs that no worker has taken; they yield to requests.",
                   (of_redis("flambeau_waiting_jobs"),
@@ -242,7 +262,7 @@ QUEUE = Dashboard(
                    "{{model}} {{version}}"), stacked=True),
             lines("Over", "ops", "By how they ended.",
                   (rate("flambeau_finished_jobs_total", LANE, "state"), "{{state}}"), stacked=True),
-        )),
+        ), NO_QUEUE),
         Row("Workers", (
             lines("Busy", "percentunit", "Seconds of backend runs a second: at the number of "
                   "instances a worker is full.",
@@ -268,7 +288,7 @@ TRAINING = Dashboard(
     rows=(
         Row("Now", (
             figure("Waiting", "none", "Jobs that no worker has taken.",
-                   f'max(flambeau_training_jobs{{{WHERE},state="queued"}})'),
+                   f'sum(max by (namespace) (flambeau_training_jobs{{{WHERE},state="queued"}}))'),
             figure("Running", "none", "On all workers.",
                    f"sum(flambeau_training_running_jobs{{{WHERE}}})"),
             figure("Failed", "none", "Within the time shown.",
@@ -276,10 +296,11 @@ TRAINING = Dashboard(
                                 f'{WHERE},state="failed"'), 0.5),
             figure("Taken over", "none", "Within the time shown: jobs whose worker was gone.",
                    grown_in_all("flambeau_training_takeovers_total", WHERE), 0.5),
-        )),
+        ), NO_TRAINER),
         Row("Jobs", (
             lines("By state", "none", "All jobs that are kept (keep_days).",
-                  (f"max by (state) (flambeau_training_jobs{{{WHERE}}})", "{{state}}"),
+                  ("sum by (state) (max by (namespace, state) "
+                   f"(flambeau_training_jobs{{{WHERE}}}))", "{{state}}"),
                   stacked=True),
             lines("Over", "short", "Jobs that ended, by how.",
                   (grown("flambeau_training_finished_jobs_total", WHERE, "state"), "{{state}}"),
@@ -288,7 +309,7 @@ TRAINING = Dashboard(
                   (quantile(0.5, "flambeau_training_attempt_duration_seconds", WHERE), "50 %"),
                   (quantile(0.9, "flambeau_training_attempt_duration_seconds", WHERE), "90 %"),
                   quiet=True),
-        )),
+        ), NO_TRAINER),
         Row("Workers", (
             lines("Running jobs", "none", "By worker.",
                   (f"flambeau_training_running_jobs{{{WHERE}}}", "{{instance}}"), stacked=True),
@@ -299,7 +320,7 @@ TRAINING = Dashboard(
             lines("Processor of the service", "percentunit", "Without the jobs.",
                   (f'rate(process_cpu_seconds_total{{job="flambeau-trainer",{WHERE}}}{RATE})',
                    "{{instance}}")),
-        )),
+        ), NO_TRAINER),
     ),
 )  # fmt: skip
 
@@ -322,7 +343,7 @@ GPU = Dashboard(
                   (f"DCGM_FI_DEV_FB_USED{{{GPU_LABELS}}} * 1048576", GPU_NAME), stacked=True),
             lines("Memory free", "bytes", "A version that does not fit is refused, with figures.",
                   (f"DCGM_FI_DEV_FB_FREE{{{GPU_LABELS}}} * 1048576", GPU_NAME)),
-        )),
+        ), NO_EXPORTER),
         Row("Health", (
             lines("Temperature", "celsius", "Above 85 °C most slow themselves down.",
                   (f"DCGM_FI_DEV_GPU_TEMP{{{GPU_LABELS}}}", GPU_NAME)),
@@ -330,7 +351,7 @@ GPU = Dashboard(
                   (f"DCGM_FI_DEV_POWER_USAGE{{{GPU_LABELS}}}", GPU_NAME)),
             lines("XID errors", "none", "The last error's number; any but 0 is in NVIDIA's list of "
                   "XID errors.", (f"DCGM_FI_DEV_XID_ERRORS{{{GPU_LABELS}}}", GPU_NAME)),
-        )),
+        ), NO_EXPORTER),
         Row("Models", (
             lines("Memory by version", "bytes", "What loading it was measured to take.",
                   (f"flambeau_model_memory_bytes{{{WHERE}}}", "{{instance}} {{model}} {{version}}"),

@@ -16,6 +16,8 @@ SCHEMA_VERSION = 39
 WIDTH = 24
 """Of Grafana's grid."""
 STAT_HEIGHT, GRAPH_HEIGHT = 4, 8
+NOTE_LINES_A_UNIT = 1.4
+"""Lines of a note in one unit of height."""
 PALETTE = "palette-classic"
 TAG = "flambeau"
 """Of every dashboard; the top of each links to all that have it."""
@@ -59,6 +61,11 @@ class Row:
 
     title: str
     panels: tuple[Panel, ...]
+    absent: str = ""
+    """What its panels say in place of numbers where nothing that they show is running; empty for
+    rows that every installation fills."""
+    note: str = ""
+    """Markdown above the panels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class Dashboard:
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
     """The document."""
     return {
-        "annotations": {"list": [_alert_annotation()]},
+        "annotations": {"list": [_alert_annotation()] if dashboard.variables else []},
         "description": dashboard.description,
         "editable": True,
         "fiscalYearStartMonth": 0,
@@ -106,7 +113,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "10s",
         "schemaVersion": SCHEMA_VERSION,
         "tags": [TAG],
-        "templating": {"list": [_data_source(), *map(_variable, dashboard.variables)]},
+        "templating": {"list": list(_choices(dashboard))},
         "time": {"from": "now-1h", "to": "now"},
         "timepicker": {},
         "timezone": "browser",
@@ -137,7 +144,7 @@ def places(row: Row, top: int) -> list[tuple[Panel, Place]]:
     found = []
     x, y = 0, top
     most = 6 if all(panel.kind == "stat" for panel in row.panels) else 3
-    columns = min(len(row.panels), most)
+    columns = max(1, min(len(row.panels), most))
     width = WIDTH // columns
     for panel in row.panels:
         height = STAT_HEIGHT if panel.kind == "stat" else GRAPH_HEIGHT
@@ -149,24 +156,44 @@ def places(row: Row, top: int) -> list[tuple[Panel, Place]]:
 
 
 def _placed(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    number, y = 1, 0
+    number, y = 0, 0
     for row in rows:
-        grid = {"x": 0, "y": y, "w": WIDTH, "h": 1}
+        number, y = number + 1, y + 1
+        grid = {"x": 0, "y": y - 1, "w": WIDTH, "h": 1}
         yield {"collapsed": False, "gridPos": grid, "id": number, "panels": [],
                "title": row.title, "type": "row"}  # fmt: skip
-        laid = places(row, y + 1)
-        for panel, place in laid:
+        if row.note:
             number += 1
-            yield _panel(panel, place, number)
-        y = max(place.y + place.height for _, place in laid)
-        number += 1
+            height = note_height(row.note)
+            yield _text(row, Place(0, y, WIDTH, height), number)
+            y += height
+        for panel, place in places(row, y):
+            number += 1
+            yield _panel(panel, place, number, row.absent)
+            y = max(y, place.y + place.height)
 
 
-def _panel(panel: Panel, place: Place, number: int) -> dict[str, Any]:
+def note_height(note: str) -> int:
+    """Units of height that a note needs, of lines of some 160 characters."""
+    lines = sum(1 + len(line) // 160 for line in note.splitlines())
+    return max(2, round(lines / NOTE_LINES_A_UNIT) + 1)
+
+
+def _text(row: Row, place: Place, number: int) -> dict[str, Any]:
+    return {
+        "gridPos": {"x": place.x, "y": place.y, "w": place.width, "h": place.height},
+        "id": number,
+        "options": {"content": row.note, "mode": "markdown"},
+        "title": "" if row.panels else row.title,
+        "type": "text",
+    }
+
+
+def _panel(panel: Panel, place: Place, number: int, absent: str) -> dict[str, Any]:
     return {
         "datasource": DATA_SOURCE,
         "description": panel.description,
-        "fieldConfig": {"defaults": _field_defaults(panel), "overrides": []},
+        "fieldConfig": {"defaults": _field_defaults(panel, absent), "overrides": []},
         "gridPos": {"x": place.x, "y": place.y, "w": place.width, "h": place.height},
         "id": number,
         "options": _options(panel),
@@ -183,7 +210,7 @@ def _panel(panel: Panel, place: Place, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _field_defaults(panel: Panel) -> dict[str, Any]:
+def _field_defaults(panel: Panel, absent: str) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.warn_above is not None:
         steps.append({"color": "red", "value": panel.warn_above})
@@ -193,6 +220,8 @@ def _field_defaults(panel: Panel) -> dict[str, Any]:
         "thresholds": {"mode": "absolute", "steps": steps},
         "unit": panel.unit,
     }
+    if absent:
+        defaults["noValue"] = absent
     if panel.kind == "timeseries":
         defaults["custom"] = {
             "drawStyle": "line", "fillOpacity": 20 if panel.stacked else 6, "lineWidth": 1,
@@ -214,6 +243,12 @@ def _options(panel: Panel) -> dict[str, Any]:
                    "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }  # fmt: skip
+
+
+def _choices(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
+    if dashboard.variables:  # a page of texts asks nobody
+        yield _data_source()
+    yield from map(_variable, dashboard.variables)
 
 
 def _data_source() -> dict[str, Any]:
@@ -238,6 +273,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
 def _alert_annotation() -> dict[str, Any]:
     return {
         "datasource": DATA_SOURCE, "enable": True, "hide": False, "iconColor": "red",
-        "expr": 'ALERTS{alertname=~"Flambeau.*",alertstate="firing",severity="page"}',
+        "expr": 'ALERTS{alertname=~"Flambeau.*",alertstate="firing",severity="page",'
+        'namespace=~"$namespace"}',
         "name": "Pages", "step": "60s", "titleFormat": "{{alertname}} {{model}}",
     }  # fmt: skip

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from flambeau.monitoring.alerts import ALERTS, Alert
+from flambeau.monitoring.alerts import ALERTS, BUDGET_ALERTS, Alert
+from flambeau.monitoring.runbooks import RUNBOOK_URL, url_of_runbook
 from model_store.slo import DEFAULT_SLO, Slo
 
 FAILURES = (
@@ -23,7 +24,12 @@ FAILURES = (
     'DATA_LOSS"'
 )
 """Answers for a reason of ours. Overload is one: callers were promised an answer."""
+PER_MODEL = "namespace, model"
+"""What ratios and objectives are told apart by: models of one name in two namespaces of Kubernetes
+are two models. Outside Kubernetes the series have no such label, and are one model."""
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+NAMESPACE = "{{ with $labels.namespace }} in namespace {{ . }}{{ end }}"
+"""In summaries: the namespace, of series that have one."""
 MIN_BAD = 5
 """So few failures wake nobody, however few requests there were."""
 
@@ -51,26 +57,32 @@ BURNS = (
 )
 
 
-def rule_groups(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
+def rule_groups(
+    objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL
+) -> list[dict[str, Any]]:
     """Every group.
 
     Args:
         objectives: by model; every other model has the usual ones.
+        runbook_url: pattern of the URL of an alert's runbook (`runbooks.RUNBOOK_URL`).
     """
-    return [
+    groups: list[dict[str, Any]] = [
         {"name": "flambeau-objectives", "rules": _objectives(objectives)},
         {"name": "flambeau-ratios", "rules": _ratios(objectives)},
         {"name": "flambeau-budgets", "rules": [_burning(*one) for one in _budgets()]},
         {"name": "flambeau-alerts", "rules": [_alert(alert) for alert in ALERTS]},
     ]
+    for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
+        rule["annotations"]["runbook_url"] = url_of_runbook(rule["alert"], runbook_url)
+    return groups
 
 
-def rules_file(objectives: Mapping[str, Slo]) -> str:
+def rules_file(objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL) -> str:
     """A file of rules for Prometheus."""
-    return HEADER + _yaml({"groups": rule_groups(objectives)})
+    return HEADER + _yaml({"groups": rule_groups(objectives, runbook_url)})
 
 
-def prometheus_rule(objectives: Mapping[str, Slo]) -> str:
+def prometheus_rule(objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL) -> str:
     """The same as an object of the Prometheus operator (monitoring.coreos.com/v1)."""
     return HEADER + _yaml(
         {
@@ -84,7 +96,7 @@ def prometheus_rule(objectives: Mapping[str, Slo]) -> str:
                     "app.kubernetes.io/part-of": "flambeau",
                 },
             },
-            "spec": {"groups": rule_groups(objectives)},
+            "spec": {"groups": rule_groups(objectives, runbook_url)},
         }
     )  # fmt: skip
 
@@ -108,7 +120,7 @@ def _objectives(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
     chosen = [(f'model="{model}"', slo) for model, slo in sorted(objectives.items())]
     rules = []
     for selector, slo in [*chosen, (_others(objectives), DEFAULT_SLO)]:
-        known = f"group by (model) (flambeau_requests_total{{{selector}}})"
+        known = f"group by ({PER_MODEL}) (flambeau_requests_total{{{selector}}})"
         for name, share in (("availability", slo.availability), ("latency", slo.latency_share)):
             record = f"model:flambeau_{name}:objective"
             rules.append({"record": record, "expr": f"{share:g} * {known}"})
@@ -124,23 +136,24 @@ def _ratios(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
     bounds.append((DEFAULT_SLO.latency_ms, _others(objectives)))
     rules = []
     for window in WINDOWS:
-        total = f'sum by (model) (rate(flambeau_requests_total{{model!="unknown"}}[{window}]))'
+        every = 'flambeau_requests_total{model!="unknown"}'
         failed = f'flambeau_requests_total{{model!="unknown",{FAILURES}}}'
         rules.append(
             {
                 "record": f"model:flambeau_requests_failed:ratio_rate{window}",
-                "expr": f"sum by (model) (rate({failed}[{window}])) / {total}",
+                "expr": f"sum by ({PER_MODEL}) (rate({failed}[{window}])) / "
+                f"sum by ({PER_MODEL}) (rate({every}[{window}]))",
             }
         )
         for latency_ms, selector in bounds:
             seconds = "flambeau_request_duration_seconds"
             fast = f'{seconds}_bucket{{{selector},le="{latency_ms / 1000}"}}'
-            every = f"{seconds}_count{{{selector}}}"
+            timed = f"{seconds}_count{{{selector}}}"
             rules.append(
                 {
                     "record": f"model:flambeau_requests_slow:ratio_rate{window}",
-                    "expr": f"1 - sum by (model) (rate({fast}[{window}])) / "
-                    f"sum by (model) (rate({every}[{window}]))",
+                    "expr": f"1 - sum by ({PER_MODEL}) (rate({fast}[{window}])) / "
+                    f"sum by ({PER_MODEL}) (rate({timed}[{window}]))",
                 }
             )
     return rules
@@ -148,18 +161,16 @@ def _ratios(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
 
 def _budgets() -> list[tuple[str, str, str, Burn]]:
     """Alert, ratio and objective of every pair of windows."""
-    kinds = (
-        ("FlambeauErrorBudgetBurn", "failed", "availability"),
-        ("FlambeauLatencyBudgetBurn", "slow", "latency"),
-    )
+    errors, latency = BUDGET_ALERTS
+    kinds = ((errors, "failed", "availability"), (latency, "slow", "latency"))
     return [(*kind, burn) for kind in kinds for burn in BURNS]
 
 
 def _burning(name: str, ratio: str, objective: str, burn: Burn) -> dict[str, Any]:
     record = f"model:flambeau_requests_{ratio}:ratio_rate"
-    limit = f"on (model) {burn.factor:g} * (1 - model:flambeau_{objective}:objective)"
+    limit = f"on ({PER_MODEL}) {burn.factor:g} * (1 - model:flambeau_{objective}:objective)"
     bad = (
-        f"{record}{burn.long} * sum by (model) "
+        f"{record}{burn.long} * on ({PER_MODEL}) sum by ({PER_MODEL}) "
         f'(increase(flambeau_requests_total{{model!="unknown"}}[{burn.long}]))'
     )
     what = "failing" if ratio == "failed" else "too slow"
@@ -169,19 +180,13 @@ def _burning(name: str, ratio: str, objective: str, burn: Burn) -> dict[str, Any
         f"and {bad} >= {MIN_BAD}",
         "labels": {"severity": burn.severity, "window": burn.long},
         "annotations": {
-            "summary": "Model {{ $labels.model }}: {{ $value | humanizePercentage }} of its "
-            f"requests are {what}",
+            "summary": f"Model {{{{ $labels.model }}}}{NAMESPACE}: "
+            f"{{{{ $value | humanizePercentage }}}} of its requests are {what}",
             "description": f"Over {burn.long} and {burn.short} its budget of 30 days burns "
             f"at least {burn.factor:g} times as fast as it may.",
-            "runbook_url": runbook(name),
             "dashboard": "flambeau-model",
         },
     }
-
-
-def runbook(alert: str) -> str:
-    """Where it says what to do, from the root of the repository."""
-    return f"docs/runbooks/{alert}.md"
 
 
 def _alert(alert: Alert) -> dict[str, Any]:
@@ -191,8 +196,7 @@ def _alert(alert: Alert) -> dict[str, Any]:
         **({"for": alert.lasting} if alert.lasting else {}),
         "labels": {"severity": alert.severity},
         "annotations": {
-            "summary": alert.summary,
-            "runbook_url": runbook(alert.name),
+            "summary": alert.summary + NAMESPACE,
             "dashboard": alert.dashboard,
         },
     }

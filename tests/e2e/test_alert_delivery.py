@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prometheus_client import start_http_server
 
+from flambeau.monitoring.runbooks import url_of_runbook
 from services.telemetry.metrics import Metrics
 from tests.dashboards.fleet import RULES
 from tests.fixtures.http_listener import QuietHandler, http_listener
@@ -41,10 +43,13 @@ def webhook() -> Iterator[tuple[str, "queue.Queue[tuple[str, Any]]"]]:
 
 @contextmanager
 def running_alertmanager(folder: Path, receiver: str) -> Iterator[str]:
-    """Runs it on the configuration that is deployed, but told to wait for nothing."""
-    text = CONFIG.read_text().replace("webhook:9095", receiver)
-    text = text.replace("group_wait: 30s", "group_wait: 0s")
-    (folder / "alertmanager.yml").write_text(text)
+    """Runs it on the configuration that is deployed, with its receivers filled in."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["route"]["group_wait"] = "0s"
+    for one in config["receivers"]:
+        assert one.keys() == {"name"}, "nobody is told until somebody says who"
+        one["webhook_configs"] = [{"url": f"http://{receiver}/{one['name']}"}]
+    (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
     command = [
         program("prometheus-alertmanager"), f"--config.file={folder / 'alertmanager.yml'}",
         f"--storage.path={folder / 'alertmanager'}", f"--web.listen-address={FREE_ADDRESS}",
@@ -92,4 +97,4 @@ def test_somebody_is_told(tmp_path: Path) -> None:
         labels, annotations = heard[path]
         assert (labels["alertname"], labels["model"]) == (alert, "digits")
         assert "digits version 3" in annotations["summary"]
-        assert annotations["runbook_url"] == f"docs/runbooks/{alert}.md"
+        assert annotations["runbook_url"] == url_of_runbook(alert)

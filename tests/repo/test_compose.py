@@ -131,3 +131,28 @@ def test_prometheus_asks_where_the_metrics_are() -> None:
     expected = {f"{name}:{settings(name).metrics_port}" for name in OURS}
     assert expected <= asked
     assert {target.partition(":")[0] for target in asked} <= set(SERVICES)
+
+
+def test_what_watches_calls_only_what_is_here() -> None:
+    """Alerts go to no server that compose does not start; receivers are for the reader to add."""
+    prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    told = [
+        target.partition(":")[0]
+        for group in prometheus["alerting"]["alertmanagers"]
+        for config in group["static_configs"]
+        for target in config["targets"]
+    ]
+    for name in (
+        "alertmanager/alertmanager.yml",
+        "grafana/provisioning/datasources/prometheus.yaml",
+    ):
+        document = str(yaml.safe_load((DEPLOY / name).read_text()))
+        told += re.findall(r"https?://([\w.-]+)", document)
+    assert told
+    assert set(told) <= set(SERVICES)
+
+
+def test_redis_is_the_one_that_kubernetes_runs() -> None:
+    base = yaml.safe_load((DEPLOY.parent / "k8s/base/kustomization.yaml").read_text())
+    (tag,) = (image["newTag"] for image in base["images"] if image["name"] == "redis")
+    assert SERVICES["redis"]["image"] == f"redis:{tag}"

@@ -14,6 +14,7 @@ from flambeau.monitoring.generated import generated_files
 from flambeau.monitoring.metric_reference import all_metrics
 from flambeau.monitoring.panels import Dashboard, dashboard_json
 from flambeau.monitoring.rules import rule_groups
+from flambeau.monitoring.runbooks import read_runbooks, runbook_dashboard
 from tests.dashboards.answers import filled_in
 from tests.fixtures.prometheus_process import run_tool
 
@@ -42,7 +43,9 @@ def named(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:model:flambeau|flambeau|process)_[a-z0-9_:]+|\bup\b", expression))
 
 
-@pytest.mark.parametrize(("name", "text"), generated_files().items(), ids=lambda part: part[-40:])
+@pytest.mark.parametrize(
+    ("name", "text"), generated_files(ROOT).items(), ids=lambda part: part[-40:]
+)
 def test_what_is_committed_is_what_is_generated(name: str, text: str) -> None:
     assert (ROOT / name).read_text() == text, "run make dashboards"
 
@@ -61,6 +64,30 @@ def test_panels_have_a_number_each_and_do_not_overlap(dashboard: Dashboard) -> N
         )
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_texts_do_not_overlap_either() -> None:
+    panels = dashboard_json(runbook_dashboard(read_runbooks(ROOT)))["panels"]
+    bottom = 0
+    for panel in panels:
+        assert panel["gridPos"]["y"] == bottom
+        bottom += panel["gridPos"]["h"]
+
+
+@documents
+def test_every_query_of_ours_is_of_the_chosen_namespaces(dashboard: Dashboard) -> None:
+    for query in (query for panel in dashboard.panels() for query in panel.queries):
+        for name, selector in re.findall(
+            r"\b((?:flambeau|process|model:flambeau)_\w+[\w:]*)({[^}]*})?", query.expression
+        ):
+            if not name.endswith(":objective"):  # matched with a ratio that is
+                assert 'namespace=~"$namespace"' in selector, query.expression
+    document = dashboard_json(dashboard)
+    for choice in document["templating"]["list"]:
+        if choice["name"] in {"model", "version"}:
+            assert 'namespace=~"$namespace"' in choice["query"]["query"]
+    (pages,) = document["annotations"]["list"]
+    assert 'namespace=~"$namespace"' in pages["expr"]
 
 
 @documents
