@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +48,38 @@ def kubectl() -> str:
 @functools.cache
 def render(folder: str) -> list[Object]:
     """The objects of a folder below k8s/."""
-    command = [kubectl(), "kustomize", str(KUBERNETES / folder)]
+    return _rendered(KUBERNETES / folder)
+
+
+def _rendered(folder: Path) -> list[Object]:
+    command = [kubectl(), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+@functools.cache
+def render_in(namespace: str, overlay: str, *, transformed: bool = True) -> list[Object]:
+    """The objects of an overlay in a namespace, as docs/kubernetes.md tells to have them.
+
+    Args:
+        namespace: its name.
+        overlay: one of `OVERLAYS`.
+        transformed: whether `namespaced` is among the transformers, as it should be.
+    """
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as name:
+        folder = Path(name)
+        above = os.path.relpath(KUBERNETES, folder.resolve())
+        document = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": namespace,
+            "resources": [f"{above}/overlays/{overlay}"],
+        }
+        if transformed and overlay != "kserve":  # it has no worker whose namespace could be taken
+            document["transformers"] = [f"{above}/namespaced"]
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
+        return _rendered(folder)
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:

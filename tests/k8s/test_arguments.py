@@ -36,6 +36,8 @@ CONFIGURATIONS: dict[str, type[ServiceSettings]] = {
     "flambeau-inference": InferenceConfig,
     "flambeau-trainer": TrainerConfig,
 }
+RUNTIMES = {"flambeau": ("http1", "http"), "flambeau-grpc": ("h2c", "grpc")}
+"""Of KServe: its name for the port that it routes to, and ours."""
 LAST_REPLIES_S = 5
 """What every part takes, after its drain, to write its last replies and to close."""
 MARGIN_S = 5
@@ -75,8 +77,8 @@ def _served(found: list[str]) -> ServerConfig:
 PROCESSES = [
     pytest.param(f"overlays/{overlay}", name, id=f"{overlay}-{name}")
     for overlay in OVERLAYS
-    for name in (*CONFIGURATIONS, "flambeau")
-    if (name == "flambeau") is (overlay == "kserve")
+    for name in (*CONFIGURATIONS, *RUNTIMES)
+    if (name in RUNTIMES) is (overlay == "kserve")
 ]
 
 
@@ -94,11 +96,26 @@ def settings(overlay: str, pod: Workload) -> Any:
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)
 def test_ports_are_those_that_are_declared(pod: Workload, settings: Any) -> None:
     declared = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
-    if pod.kind == "ClusterServingRuntime":  # KServe's name for the port that is called
-        declared["http"] = declared.pop("http1")
+    if pod.kind == "ClusterServingRuntime":
+        name, ours = RUNTIMES[pod.name]
+        declared = {ours: declared.pop(name), **declared}
     for name, number in declared.items():
         assert getattr(settings, f"{name}_port") == number
     assert settings.host == "0.0.0.0", "probes and callers come from other addresses"
+
+
+def test_a_runtime_of_kserve_names_a_port_for_each_protocol_that_it_claims() -> None:
+    """KServe routes to one port of a runtime, and tells the protocol by the port's name."""
+    named = {"v2": "http1", "grpc-v2": "h2c"}
+    claimed = []
+    for runtime in of_kind(render("overlays/kserve"), "ClusterServingRuntime"):
+        (protocol,) = runtime["spec"]["protocolVersions"]
+        (port,) = runtime["spec"]["containers"][0]["ports"]
+        assert (port["name"], port["protocol"]) == (named[protocol], "TCP")
+        claimed.append(protocol)
+    assert sorted(claimed) == sorted(named)
+    for service in of_kind(render("overlays/kserve"), "InferenceService"):
+        assert service["spec"]["predictor"]["model"]["protocolVersion"] in claimed
 
 
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)
