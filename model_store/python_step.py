@@ -29,18 +29,21 @@ class PythonStepError(Exception):
     """The step itself is wrong: its file, its settings or what it returns."""
 
 
-def open_step(source: bytes, name: str, args: Mapping[str, Any]) -> StepFunction:
+def open_step(
+    source: bytes, name: str, args: Mapping[str, Any], path: str | None = None
+) -> StepFunction:
     """Runs the file, and makes the step.
 
     Args:
         source: of the file, Python in UTF-8. It is code: the caller has decided to trust it.
         name: of the class in it.
         args: keyword arguments of the class.
+        path: of the file, which errors in it then name; None for a name of ours.
 
     Raises:
         PythonStepError: the file does not run, has no such name, or that cannot be made.
     """
-    module = _module(source)
+    module = _module(source, path)
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
         raise PythonStepError(f"its file has no '{name}'{nearest_name(name, public)}")
@@ -78,7 +81,7 @@ def check_result(found: Mapping[str, Array], specs: tuple[TensorSpec, ...]) -> d
     return {name: found[name] for name in wanted}
 
 
-def _module(source: bytes) -> ModuleType:
+def _module(source: bytes, path: str | None) -> ModuleType:
     # Each has a name of its own, under which classes find the module that they are in.
     name = f"flambeau_step_{hashlib.sha256(source).hexdigest()[:16]}"
     if name in sys.modules:
@@ -86,7 +89,8 @@ def _module(source: bytes) -> ModuleType:
     module = ModuleType(name)
     sys.modules[name] = module
     try:
-        exec(compile(source, f"{name}.py", "exec"), vars(module))  # noqa: S102 - it is trusted
+        code = compile(source, path or f"{name}.py", "exec")
+        exec(code, vars(module))  # noqa: S102 - it is trusted
     except BaseException as error:  # it may even exit
         del sys.modules[name]
         raise PythonStepError(f"its file does not run: {error!r}") from error

@@ -11,6 +11,22 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+_MAPPING = "write a mapping, as in {key: value}"
+_WORDS = {
+    "string_type": "write text",
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "int_type": "write a whole number",
+    "int_parsing": "write a whole number",
+    "int_from_float": "write a whole number",
+    "float_type": "write a number",
+    "float_parsing": "write a number",
+    "bool_type": "write true or false",
+    "bool_parsing": "write true or false",
+}
+"""What to write where a value has the wrong type, by pydantic's name of the error."""
+
 
 class StrictModel(BaseModel):
     """Frozen, and closed to keys it does not know."""
@@ -51,7 +67,21 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
         return f"'{place}' is missing"
     if detail["type"] == "value_error" and not path:  # it names the keys itself
         return message
-    return f"'{place}' is {_short(detail['input'])}: {message}{_nearest_value(detail)}"
+    message = _what_to_write(detail) or f"{message}{_nearest_value(detail)}"
+    return f"'{place}' is {_short(detail['input'])}: {message}"
+
+
+def _what_to_write(detail: Mapping[str, Any]) -> str | None:
+    """In place of pydantic's own words, which speak of Python's types."""
+    value, kind = detail["input"], str(detail["type"])
+    if kind in ("tuple_type", "list_type"):
+        alone = isinstance(value, str | int | float)
+        return f"write a list, as in [{value if alone else 'a, b'}]"
+    if kind == "string_type" and callable(value):
+        name = getattr(value, "__name__", "Name")
+        module = getattr(value, "__module__", "package.module")
+        return f"write where it is found, as text: path/file.py:{name} or {module}:{name}"
+    return _WORDS.get(kind)
 
 
 def _nearest_value(detail: Mapping[str, Any]) -> str:

@@ -129,6 +129,7 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
     from model_store.errors import StoreError
     from model_store.memory_limit import tells_of_memory
     from training.errors import MemoryRunOutError, StoppedError, TrainingError
+    from training.user_code import failure_in_words, own_lines
 
     # A launcher has heard our last words; torchrun starts anew only what ends without any.
     stopped, failed = (STOPPED, 1) if asked.together is None else (0, 0)
@@ -149,7 +150,7 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
         _tell_failure(events, error, str(error))
         return failed
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
+        text = failure_in_words(error)
         if tells_of_memory(text):
             text = _too_much_memory(asked.memory_limit_gib, text)
             _tell_failure(events, error, text)
@@ -157,6 +158,8 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
             events.write("crashed", text=text)  # as others do when one of them is lost
         else:
             _tell_failure(events, error, text)
+            if own_lines(error):  # the recipe's code fails, and its lines are told
+                return failed
         raise  # the log has the rest
     if manifest is not None:
         events.write(

@@ -15,12 +15,15 @@ from model_store.sized_rows import at_other_sizes
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import Splits
-from training.errors import DataError, RecipeError, TargetError
+from training.errors import DataError, RecipeError, TargetError, TrainingError
 from training.initialisation import initialise
 from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
 from training.rows.label_fit import check_labels_fit
-from training.targets import call_target
+from training.targets import call_named, call_target, load_target, target_failure
+
+ONE_LIST_OF_NAMES = frozenset({"onnx", "openvino"})
+"""Kinds of artifacts whose graphs know inputs and outputs by one list of names."""
 
 
 def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
@@ -35,12 +38,18 @@ def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
         RecipeError: a step of `preprocess` names an input that is not there, or `model.init` a type
             of layer.
     """
+    if isinstance(load_target(recipe.model.target, "model.target"), nn.Module):
+        raise TargetError(
+            f"model.target {recipe.model.target} is a network that is made already; name its "
+            "class, or a function that makes it, so that every process can make its own"
+        )
     model = call_target(recipe.model.target, recipe.model.args, "model")
     if not isinstance(model, nn.Module):
         raise TargetError(
             f"model.target {recipe.model.target} made a {type(model).__name__}; "
             "name a torch.nn.Module"
         )
+    _check_sizes_known(model, recipe.model.target)
     initialise(model, recipe.model.init)
     return preprocessed(recipe, model, input_names)
 
@@ -66,7 +75,8 @@ def for_export(model: nn.Module) -> nn.Module:
 
 def _twin(network: nn.Module) -> nn.Module:
     make = getattr(network, "export_twin", None)
-    twin = network if make is None else make()
+    named = f"{type(network).__name__}.export_twin"
+    twin = network if make is None else call_named(make, named)
     if not isinstance(twin, nn.Module):
         raise TargetError(
             f"{type(network).__name__}.export_twin returned a {type(twin).__name__}; "
@@ -94,12 +104,14 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
     target = recipe.model.target
     try_steps(model.eval(), recipe, list(inputs), _tensors(list(inputs.values())))
     outputs = _try(model.eval(), inputs, target)
+    _try_twin(model)
     if len(outputs) != len(recipe.model.outputs):
         raise TargetError(
             f"model.target {target} returns {len(outputs)} outputs and model.outputs names "
             f"{list(recipe.model.outputs)}; name each of them, in order"
         )
     named = dict(zip(recipe.model.outputs, outputs, strict=True))
+    _check_names_apart(recipe, list(inputs))
     check_labels_fit(named, splits, recipe, _shapes(inputs))
     _check_teaching(model, recipe)
     signature = _signature(recipe, inputs, outputs)
@@ -142,12 +154,73 @@ def first_output(found: Outputs) -> Tensor:
 
 
 def _try(model: nn.Module, inputs: Mapping[str, Array], target: str) -> list[Array]:
+    given = _tensors([array.copy() for array in inputs.values()])
+    named = f"model.target {target}"
     try:
-        return run_model(model, list(inputs.values()))
+        with torch.inference_mode():
+            found = model(*given)
+    except TrainingError:
+        raise
     except Exception as error:  # the model is the user's: it may raise anything
+        raise target_failure(f"{named} fails on inputs {_shapes(inputs)}", error) from error
+    if not isinstance(found, Tensor | tuple | list) or not all(
+        isinstance(tensor, Tensor) for tensor in found
+    ):
+        what = type(found).__name__
         raise TargetError(
-            f"model.target {target} fails on inputs {_shapes(inputs)}: {error!r}"
-        ) from error
+            f"{named} returns a {what}; let forward return a tensor, or a tuple of tensors in the "
+            "order of model.outputs"
+        )
+    for name, before, after in zip(inputs, inputs.values(), given, strict=True):
+        if not np.array_equal(before, after.numpy(), equal_nan=before.dtype.kind == "f"):
+            raise TargetError(
+                f"{named} changes its input '{name}' in place, and whoever calls it may still need "
+                "it; let forward work on a copy, as in x = x + 1 in place of x += 1"
+            )
+    return [tensor.numpy() for tensor in outputs_of(found)]
+
+
+def _check_sizes_known(model: nn.Module, target: str) -> None:
+    """Nothing is lazy: weights are loaded into copies that have run no row.
+
+    Raises:
+        TargetError: a layer is.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise TargetError(
+            f"model.target {target} has lazy layers, whose sizes nobody knows before they run "
+            f"({', '.join(lazy[:3])}); give their sizes, such as nn.Linear(4, 3) in place of "
+            "nn.LazyLinear(3)"
+        )
+
+
+def _try_twin(model: nn.Module) -> None:
+    """What exporters take can be made, and leaves the random numbers as they were.
+
+    Raises:
+        TargetError: `export_twin` fails.
+    """
+    state = torch.get_rng_state()
+    for_export(model)
+    torch.set_rng_state(state)
+
+
+def _check_names_apart(recipe: Recipe, inputs: Sequence[str]) -> None:
+    """No output is called like an input, where a graph has one list of names for both.
+
+    Raises:
+        RecipeError: one is, and the recipe asks for such a graph.
+    """
+    same = [name for name in recipe.model.outputs if name in inputs]
+    kinds = {entry.kind for entry in recipe.listed_exports()} or {"onnx"}
+    if same and kinds & ONE_LIST_OF_NAMES:
+        raise RecipeError(
+            f"model.outputs names '{same[0]}', and the data has an input of that name; a graph of "
+            f"{' or '.join(sorted(kinds & ONE_LIST_OF_NAMES))} has one list of names for both: "
+            "give the output another name"
+        )
 
 
 def _try_shorter_rows(model: nn.Module, splits: Splits, signature: Signature, target: str) -> None:

@@ -30,6 +30,7 @@ from training.recipe_parts.preprocess import (
 )
 from training.reproducibility import reproducible
 from training.targets import call_target
+from training.user_code import failure_in_words
 
 STEPS = "preprocess_steps"
 """The name of the steps in the module, by which exporters find their operations."""
@@ -216,7 +217,7 @@ def try_steps(model: nn.Module, recipe: Recipe, names: Sequence[str], rows: list
             with torch.no_grad():
                 found = layer(rows[place])
         except Exception as error:  # the module is the user's: it may raise anything
-            raise TargetError(f"{where} fails: {given}: {error!r}") from error
+            raise TargetError(f"{where} fails: {given}: {failure_in_words(error)}") from error
         if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != len(rows[place]):
             what = _text(found) if isinstance(found, Tensor) else type(found).__name__
             raise TargetError(f"{where} gives {what}: {given}; give one tensor of as many rows")

@@ -20,7 +20,8 @@ from training.datasets import Split, Splits
 from training.errors import DataError, TargetError
 from training.recipe import Recipe
 from training.recipe_parts.preprocess import PythonStep, python_step
-from training.targets import TARGET_FORM, split_target
+from training.targets import TARGET_FORM, hidden_by, split_target, target_failure
+from training.user_code import own_lines
 
 WHERE = "preprocess.0.python"
 ROWS_AT_ONCE = 256
@@ -72,7 +73,8 @@ class Step:
         try:
             return self.run(inputs)
         except Exception as error:  # the step is the user's: it may raise anything
-            raise TargetError(f"{WHERE}: {self.name} fails on the data: {error}") from error
+            what = f"{WHERE}: {self.name} fails on the data"
+            raise target_failure(what, error) from error
 
     def _check_alone(self, raw: Split, prepared: Split) -> None:
         for row in range(min(raw.rows, 4)):
@@ -94,11 +96,16 @@ def open_recipe_step(recipe: Recipe) -> Step | None:
     step = python_step(recipe.preprocess)
     if step is None:
         return None
-    source, name = _source(step)
+    path, name = _file(step)
     try:
-        return Step(name, step.args, source, open_step(source, name, step.args))
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise TargetError(f"{WHERE}.target: cannot read {path}: {error.strerror}") from error
+    try:
+        return Step(name, step.args, source, open_step(source, name, step.args, path))
     except PythonStepError as error:
-        raise TargetError(f"{WHERE}.target {step.target}: {error}") from error
+        lines = [] if error.__cause__ is None else own_lines(error.__cause__)
+        raise TargetError("\n".join([f"{WHERE}.target {step.target}: {error}", *lines])) from error
 
 
 def served_signature(signature: Signature, raw: Splits) -> Signature:
@@ -114,8 +121,8 @@ def _rows(inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array
     return {name: array[start:stop] for name, array in inputs.items()}
 
 
-def _source(step: PythonStep) -> tuple[bytes, str]:
-    """The bytes of the target's file, and the name in it."""
+def _file(step: PythonStep) -> tuple[str, str]:
+    """The target's file, and the name in it."""
     parts = split_target(step.target)
     if parts is None:
         raise TargetError(f"{WHERE}.target is {step.target!r}; write {TARGET_FORM}")
@@ -128,8 +135,6 @@ def _source(step: PythonStep) -> tuple[bytes, str]:
             raise TargetError(f"{WHERE}.target: cannot import {place!r}: {error}") from error
         path = None if spec is None else spec.origin
     if path is None or not path.endswith(".py"):
-        raise TargetError(f"{WHERE}.target: {place!r} is no module with a file of Python")
-    try:
-        return Path(path).read_bytes(), name
-    except OSError as error:
-        raise TargetError(f"{WHERE}.target: cannot read {path}: {error.strerror}") from error
+        what = f"{WHERE}.target: {place!r} is no module with a file of Python"
+        raise TargetError(f"{what}{hidden_by(place)}")
+    return path, name

@@ -16,7 +16,7 @@ from model_store.strict import explain
 from model_store.yaml_text import YamlError, read_yaml
 from training.errors import RecipeError
 from training.recipe import Recipe
-from training.targets import load_target
+from training.targets import call_named, load_target
 
 MAX_RECIPE_BYTES = 1_000_000
 """A recipe is one page; a larger file is something else."""
@@ -114,7 +114,7 @@ def _parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def _call_function(source: str) -> dict[str, Any]:
-    recipe = load_target(source, "recipe")()
+    recipe = call_named(load_target(source, "recipe"), f"recipe {source}")
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"{source} returned a {type(recipe).__name__}; return a training Recipe")
     return recipe.document()

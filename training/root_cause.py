@@ -2,12 +2,14 @@
 
 import re
 
+from training.errors import TrainingError
+
 _TERMINAL_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def root_cause(error: BaseException) -> str:
-    """The type and first line of the innermost error."""
-    while error.__cause__ is not None:
+    """The type and first line of the innermost error, or of ours, which is in words already."""
+    while error.__cause__ is not None and not isinstance(error, TrainingError):
         error = error.__cause__
     lines = _TERMINAL_COLOUR.sub("", str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -17,8 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from model_store.memory_limit import tells_of_memory
 from model_store.strict import nearest_name
-from training.errors import TargetError
+from training.errors import MemoryRunOutError, TargetError, TrainingError
+from training.user_code import failure_in_words, headline
 
 NAMES_TOLD = 20
 """Most files or modules that a message lists, where none of them is near."""
@@ -58,7 +60,9 @@ def load_target(target: str, key: str) -> Callable[..., Any]:
     module = _file_module(place, key) if place.endswith(".py") else _named_module(place, key)
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
-        raise TargetError(f"{key}: {place} has no {name!r}{nearest_name(name, public)}")
+        raise TargetError(
+            f"{key}: {place} has no {name!r}{nearest_name(name, public)}{hidden_by(place)}"
+        )
     found = getattr(module, name)
     if not callable(found):
         raise TargetError(f"{key}: {target} is a {type(found).__name__}; name a class or function")
@@ -74,13 +78,47 @@ def call_target(target: str, args: Mapping[str, Any], key: str) -> Any:
         key: the part of the recipe, such as `model`.
 
     Raises:
-        TargetError: the target cannot be found, or an argument is unknown or missing.
+        TargetError: the target cannot be found, an argument is unknown or missing, or it raised.
     """
     function = load_target(target, f"{key}.target")
     # Things written in C may not say what they take.
     with contextlib.suppress(ValueError):
         _check_arguments(inspect.signature(function), args, target, key)
-    return function(**args)
+    return call_named(function, f"{key}.target {target}", **args)
+
+
+def call_named(function: Callable[..., Any], named: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls code of the recipe's own, and tells what it raises with its own lines.
+
+    Args:
+        function: that code.
+        named: what it is in the recipe, for messages: `model.target nets.py:Net`.
+        args: its arguments.
+        kwargs: its arguments by name.
+
+    Raises:
+        TrainingError: as the code raised it; functions of ours do.
+        MemoryRunOutError: it asked for more memory than there is.
+        TargetError: it raised anything else.
+    """
+    try:
+        return function(*args, **kwargs)
+    except TrainingError:
+        raise
+    except (Exception, SystemExit) as error:  # the code is the user's: it may raise anything
+        raise target_failure(f"{named} fails", error) from error
+
+
+def target_failure(what: str, error: BaseException) -> TrainingError:
+    """The error that says in words what code of the recipe's own has raised.
+
+    Args:
+        what: failed, such as `model.target nets.py:Net fails`.
+        error: what it raised.
+    """
+    if isinstance(error, MemoryError) or tells_of_memory(str(error)):
+        return MemoryRunOutError(f"{what}: memory ran out ({headline(error)})")
+    return TargetError(f"{what}: {failure_in_words(error)}")
 
 
 def check_target(target: str, args: Mapping[str, Any], key: str) -> None:
@@ -129,20 +167,49 @@ def _file_module(place: str, key: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the file is the user's: it may raise anything
+    except (Exception, SystemExit) as error:  # the file is the user's: it may raise anything
         del sys.modules[module_name]
-        raise TargetError(f"{key}: {path} fails when imported: {error!r}") from error
+        raise TargetError(
+            f"{key}: {path} fails when imported: {failure_in_words(error)}"
+        ) from error
     return module
 
 
 def _named_module(place: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(place)
-    except Exception as error:  # the module is the user's: it may raise anything
-        raise TargetError(
-            f"{key}: cannot import {place!r}: {error!r}{_nearest_module(place, error)}; packages "
-            "are looked for in the environment and in the working directory"
-        ) from error
+    except (Exception, SystemExit) as error:  # the module is the user's: it may raise anything
+        if missing := _missing_module(place, error):
+            where = hidden_by(place) or (
+                f"{_nearest_module(missing)}; packages are looked for in the environment and in "
+                "the working directory"
+            )
+            what = f"{key}: cannot import {place!r}: no module {missing!r}"
+            raise TargetError(f"{what}{where}") from error
+        raise TargetError(f"{key}: cannot import {place!r}: {failure_in_words(error)}") from error
+
+
+def hidden_by(place: str) -> str:
+    """That another package hides the one of this name in the working directory; empty if none does.
+
+    Args:
+        place: of a target.
+    """
+    top = place.partition(".")[0]
+    here = next((p for p in (Path.cwd() / top, Path.cwd() / f"{top}.py") if p.exists()), None)
+    found = sys.modules.get(top)
+    if here is None or found is None or place.endswith(".py"):
+        return ""
+    places = [*getattr(found, "__path__", []), *filter(None, [getattr(found, "__file__", None)])]
+    if not places or any(Path(path).is_relative_to(Path.cwd()) for path in places):
+        return ""
+    ours = Path(places[0]).is_relative_to(Path(__file__).parents[1])
+    owner = "flambeau has a package" if ours else "the environment has a package"
+    file = f"{place.replace('.', '/')}.py"
+    return (
+        f"; {owner} of the name '{top}' ({places[0]}), which hides yours ({here}): name the file "
+        f"instead ({file}:Name), or rename your package"
+    )
 
 
 def _nearest_file(path: Path) -> str:
@@ -162,11 +229,14 @@ def _nearest_file(path: Path) -> str:
     return ""
 
 
-def _nearest_module(place: str, error: Exception) -> str:
-    """What is nearest to the part of a module's name that is not there, in words."""
+def _missing_module(place: str, error: BaseException) -> str | None:
+    """The part of a module's name that is not there; None if something in the module fails."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is None or not f"{place}.".startswith(f"{missing}."):
-        return ""  # the module is there, and something in it fails
+    return missing if missing and f"{place}.".startswith(f"{missing}.") else None
+
+
+def _nearest_module(missing: str) -> str:
+    """What is nearest to a module that is not there, in words."""
     package, _, name = missing.rpartition(".")
     if not package:
         # Folders without `__init__.py` are packages too, and not listed as such.

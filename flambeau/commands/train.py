@@ -57,6 +57,7 @@ def train(
     from training.errors import RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
     from training.recipe_file import load_recipe
+    from training.user_code import own_code_named
 
     # The disk is the user's, so its failures are theirs to read.
     codes: dict[type[Exception], int] = {RecipeError: 2, TrainingError: 1, StoppedError: STOPPED}
@@ -72,7 +73,8 @@ def train(
                 return
             from training.pipeline import run
 
-            run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
+            with own_code_named():
+                run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
         except ModuleNotFoundError as error:
             typer.echo(f"error: {error}; install it with pip install 'flambeau[train]'", err=True)
             raise typer.Exit(1) from error

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from model_store.strict import StrictModel
 from services.inference.backends.device import parse_device
@@ -13,8 +13,11 @@ from services.settings import ProcessSettings
 
 VERIFY_TIME_LIMIT_S, VERIFY_MEMORY_GIB = 300.0, 16.0
 """Of one artifact, in a server and in `flambeau verify`; the second as for exports."""
-KeptArtifacts = tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...]
-"""Names of artifacts, and the words that stand for some."""
+KeptArtifacts = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
+"""Names of artifacts, and the words that stand for some; one of them needs no list: `all`."""
 
 
 def checked_providers(value: tuple[ProviderName, ...]) -> tuple[ProviderName, ...]:

@@ -4,7 +4,8 @@ import pytest
 
 from services.gateway.config import GatewayConfig
 from services.inference.config import InferenceConfig
-from services.settings import ConfigError, command_line, settings_from
+from services.settings import ConfigError, checked, command_line, settings_from
+from services.standalone.config import ServerConfig
 
 QUEUE = "--queue=redis://here"
 
@@ -66,3 +67,12 @@ def test_an_option_without_a_value_is_named() -> None:
 def test_the_queue_must_be_named() -> None:
     with pytest.raises(ConfigError, match="--queue is required: URL of the Redis"):
         settings_from([], GatewayConfig, "")
+
+
+def test_one_kept_artifact_needs_no_list() -> None:
+    settings = {"keep_artifacts": "all", "model_settings": {"a": {"keep_artifacts": "exact"}}}
+    found = checked(ServerConfig, {"store": "/store", **settings})
+    assert found.keep_artifacts == ("all",)
+    assert found.model_settings["a"].keep_artifacts == ("exact",)
+    with pytest.raises(ConfigError, match="'keep_artifacts' is 3: write a list, as in \\[3\\]"):
+        checked(ServerConfig, {"store": "/store", "keep_artifacts": 3})

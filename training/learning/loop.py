@@ -40,6 +40,7 @@ from training.learning.later_phases import (
     quantization_aware,
     try_compression,
 )
+from training.learning.norm_rows import check_norm_rows
 from training.learning.objective import Objective, make_objective
 from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
@@ -262,6 +263,7 @@ def _learn(
         freezing = Freezing(model, recipe.model)
         optimizer = build_optimizer(model, recipe.optim)
         average = WeightAverage(model, recipe.train.ema)
+        evaluated = average.evaluated
     checkpoints = SharedCheckpoints(folder.checkpoints, replica, recipe.seed)
     with (
         memory_named(recipe),
@@ -270,11 +272,11 @@ def _learn(
         watched(model, recipe.debug) as watch,
         profiled(recipe.profile if ranks.is_first else None, folder.profile) as profile_step,
     ):
+        held = freezing.held_for_good
+        check_norm_rows(whole, held, splits.train, loader.rows, recipe, ranks)
         stepper = Stepper(model, optimizer, recipe, loss, loader.steps, average, replica)
-        run = RunCheckpoints(
-            recipe, checkpoints, average.evaluated, optimizer, stepper, watch, watcher
-        )
-        pruning = MidwayPruning(recipe, loader.steps, model, average.evaluated, optimizer, console)
+        run = RunCheckpoints(recipe, checkpoints, evaluated, optimizer, stepper, watch, watcher)
+        pruning = MidwayPruning(recipe, loader.steps, model, evaluated, optimizer, console)
         state = run.begin(resume, console)
         pruning.go_on(state.step)
         replica.begin()
@@ -289,10 +291,8 @@ def _learn(
                 model.train()
                 freezing.begin_epoch(state.epoch + 1)
                 metrics = _train_epoch(run, loader, state, progress, pruning, after_step)
-                replica.share_buffers(average.evaluated)
-                metrics |= evaluate(
-                    average.evaluated, splits.validation, recipe, "val", loss, ranks
-                )
+                replica.share_buffers(evaluated)
+                metrics |= evaluate(evaluated, splits.validation, recipe, "val", loss, ranks)
                 metrics |= watch.metrics()
                 state = ranks.decided(after_epoch(state, metrics, recipe, loader.steps))
                 for tracker in trackers:
@@ -311,7 +311,7 @@ def _learn(
     pruning.close()
     whole.to(CPU)
     ranks.leave()
-    return _Learned(state, state.epoch if average.evaluated is whole else None)
+    return _Learned(state, state.epoch if evaluated is whole else None)
 
 
 @contextlib.contextmanager

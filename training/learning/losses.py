@@ -18,7 +18,7 @@ from torch.nn import functional
 from training.errors import RecipeError, TargetError
 from training.recipe_parts.loss_parts import Bce, ClassWeight, SingleLoss
 from training.rows.label_arrays import IGNORED_LABEL, LabelArray, counted
-from training.targets import call_target
+from training.targets import call_named, call_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _beside(weights: Tensor | None, labels: Tensor) -> Tensor | None:
 def _own(
     function: Callable[[Tensor, Tensor], Tensor], target: str, logits: Tensor, labels: Tensor
 ) -> Tensor:
-    found = function(logits, labels)
+    found = call_named(function, f"loss.target {target}", logits, labels)
     if not isinstance(found, Tensor) or found.ndim != 0:
         what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise TargetError(f"loss.target {target} returned a {what}; return a scalar, the mean")

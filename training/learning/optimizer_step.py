@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.errors import DivergedError, RecipeError
+from training.errors import DivergedError, RecipeError, TargetError, TrainingError
 from training.learning.debugging import first_not_finite
 from training.learning.device import device_of, random_state, restore_random_state
 from training.learning.objective import Objective, Weights
 from training.learning.optimizers import set_learning_rate
+from training.learning.out_of_memory import is_of_memory
 from training.learning.schedule import learning_rate_factor, teacher_forcing_share
 from training.learning.weight_average import WeightAverage
 from training.model_names import named_parameters
@@ -28,6 +29,7 @@ from training.recipe import Recipe
 from training.recipe_parts.optimizer_parts import ClipPart
 from training.rows.batch import Batch
 from training.rows.row_order import Places
+from training.targets import target_failure
 from training.together.ranks import ALONE
 from training.together.replica import Replica, whole_tensors
 
@@ -39,6 +41,10 @@ LOOK_EVERY = 16
 """Steps of an epoch from one look at the gradient's norm to the next, where nothing needs it: each
 look costs a small network a sixth of a step. A gradient that is no number in between shows in the
 loss of the next step, or in the weights before they are saved."""
+NOTHING_LEARNS = (
+    "model.target {}: what it returns in training depends on no parameter that learns, so there is "
+    "no gradient; look for detach(), no_grad(), .data or NumPy in its forward, and at model.freeze"
+)
 BY_ANOMALY = "debug.anomaly=true shows from which operation"
 
 
@@ -179,19 +185,33 @@ class Stepper:
         losses: list[Tensor] = []
         for batch, share in zip(window, shares, strict=True):
             with self.replica.held_back(last=batch is window[-1], counts=batch.counts):
-                loss = self._forward(self.replica.run, batch, step, share)
+                try:
+                    loss = self._forward(self.replica.run, batch, step, share)
+                except Exception as error:  # the model is the user's: it may raise anything
+                    raise self._failure(error, step) from error
                 losses.append(loss)
+                if not loss.requires_grad:
+                    raise TargetError(NOTHING_LEARNS.format(self._recipe.model.target))
                 part = self._scaler.scale(loss)
                 try:
                     part.backward()  # type: ignore[no-untyped-call]
-                except RuntimeError as error:
-                    if not torch.is_anomaly_enabled():
-                        raise
+                except Exception as error:  # so may a backward pass of its own
+                    if not (torch.is_anomaly_enabled() and isinstance(error, RuntimeError)):
+                        raise self._failure(error, step) from error
                     self._values(losses, window, step, rate)
                     lost = "a gradient is no number"
                     raise self._diverged(lost, batch.rows, step, rate, str(error)) from error
         # A device that is asked for a number is waited for, so it is asked when all work is given.
         return sum(self._values(losses, window, step, rate))
+
+    def _failure(self, error: Exception, step: int) -> Exception:
+        """What the network's code raised, in words; what is not the code's stays as it is."""
+        lost = self.replica.ranks.world > 1 and isinstance(error, RuntimeError)
+        ours = isinstance(error, TrainingError) or is_of_memory(error)
+        if lost or ours or type(error).__module__.startswith("torch._dynamo"):
+            return error
+        what = f"model.target {self._recipe.model.target} fails in training, at step {step}"
+        return target_failure(what, error)
 
     def _values(
         self, losses: Sequence[Tensor], window: Sequence[Batch], step: int, rate: float

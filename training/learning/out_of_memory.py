@@ -24,7 +24,7 @@ def memory_named(recipe: Recipe) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        if not (isinstance(error, MemoryError) or _is_of_memory(error)):
+        if not is_of_memory(error):
             raise
         size = recipe.data.batch_size
         smaller = max(size // 2, 1)
@@ -36,8 +36,10 @@ def memory_named(recipe: Recipe) -> Iterator[None]:
         ) from error
 
 
-def _is_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch says that memory ran out, the host's or a device's."""
+def is_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, the host's or a device's."""
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
     text = str(error)
     of_device = isinstance(error, torch.OutOfMemoryError) or "out of memory" in text
     return of_device or tells_of_memory(text)

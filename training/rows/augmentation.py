@@ -28,6 +28,7 @@ from training.recipe_parts.loading_parts import (
 )
 from training.rows.row_order import Floats, Places
 from training.targets import load_target
+from training.user_code import failure_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,8 @@ def _own(part: OwnChange, where: str) -> Changing:
             try:
                 new = np.asarray(function(old.copy(), draws.generator(row), **part.args))
             except Exception as error:  # the function is the user's: it may raise anything
-                raise DataError(f"{where}: {part.target} fails: {error!r}") from error
+                told = failure_in_words(error)
+                raise DataError(f"{where}: {part.target} fails: {told}") from error
             if new.shape != old.shape or new.dtype != old.dtype:
                 raise DataError(
                     f"{where}: {part.target} returned {new.dtype} {list(new.shape)} for "

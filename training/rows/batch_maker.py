@@ -29,7 +29,7 @@ from training.rows.row_order import (
     drawn,
     shuffled,
 )
-from training.targets import load_target
+from training.targets import call_named, load_target
 from training.together.ranks import ALONE, Ranks
 
 
@@ -151,8 +151,9 @@ class BatchMaker:
                     f"data.sampler.weighted needs all training rows in memory, and {where} is read "
                     "row by row; draw there, or take balanced"
                 )
-            function = load_target(target, "data.sampler.weighted.target")
-            weights = function(self._split.inputs, labels, **sampler.weighted.args)
+            key = "data.sampler.weighted.target"
+            function, args = load_target(target, key), sampler.weighted.args
+            weights = call_named(function, f"{key} {target}", self._split.inputs, labels, **args)
             self._weights = checked_weights(weights, self._all_rows, target)
         else:
             self._lengths = self._told_lengths(self._split, where)

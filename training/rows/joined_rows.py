@@ -18,6 +18,7 @@ from training.errors import DataError
 from training.recipe import Recipe
 from training.recipe_parts.task import LABELS_IN_WORDS
 from training.rows.label_arrays import IGNORED_LABEL, unfit_numbers
+from training.user_code import failure_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class RowJoiner:
         try:
             found = read()
         except Exception as error:  # the data set is the user's: it may raise anything
-            raise DataError(f"{where} cannot be read: {error!r}") from error
+            raise DataError(f"{where} cannot be read: {failure_in_words(error)}") from error
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
             raise DataError(f"{where} is not a pair (inputs by name, label)")
         inputs = {str(name): np.asarray(value) for name, value in found[0].items()}

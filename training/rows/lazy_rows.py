@@ -28,6 +28,7 @@ from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS
 from training.rows.joined_rows import Row, RowJoiner
 from training.rows.row_order import Places
+from training.user_code import failure_in_words
 
 SAMPLE_ROWS = 1024
 """Training rows that are read beforehand: for the signature, statistics, class weights and
@@ -225,7 +226,8 @@ class RowStream:
                 set_epoch(epoch)
             yield from self._data
         except Exception as error:  # the data set is the user's: it may raise anything
-            raise DataError(f"{self._where} cannot be read: {error!r}") from error
+            told = failure_in_words(error)
+            raise DataError(f"{self._where} cannot be read: {told}") from error
 
     def _row(self, item: Any, row: int) -> Row:
         return self._joiner.read(item if callable(item) else lambda: item, row)

@@ -153,7 +153,7 @@ class Broken(Places):
     ("data", "words"),
     [
         ([], "d has no rows"),
-        (Broken(0, 9), r"d: row 3 cannot be read: OSError\('no such image'\)"),
+        (Broken(0, 9), r"d: row 3 cannot be read: OSError: no such image"),
         (gives(7), "d: row 1 is not a pair"),
         (gives(({"x": np.zeros(3, np.float32)}, 1)), r"d: row 1 has .*float32 \[3\].*first row"),
         (gives(({"y": np.zeros(4, np.float32)}, 1)), "d: row 1 has .*'y'"),

@@ -58,7 +58,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        ("raises", TargetError, "preprocess.0.python: Step fails on the data: 'wrong'"),
+        ("raises", TargetError, "preprocess.0.python: Step fails on the data: KeyError: 'wrong'"),
         ("batch", DataError, "gives row 0 of the test split another 'x' alone than among others"),
     ],
 )

@@ -1,0 +1,42 @@
+"""Values of a wrong type are told by what to write, and not in Python's words."""
+
+from typing import Any
+
+import pytest
+from pydantic import Field, ValidationError
+
+from model_store.strict import StrictModel, explain
+
+
+class Inner(StrictModel):
+    number: int = 0
+
+
+class Outer(StrictModel):
+    text: str = ""
+    texts: tuple[str, ...] = ()
+    parts: dict[str, int] = Field(default={})
+    inner: Inner = Inner()
+    share: float = 0.0
+    flag: bool = False
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"text": 3}, "'text' is 3: write text"),
+        ({"text": Inner}, "text: path/file.py:Inner or tests.unit.test_strict:Inner"),
+        ({"texts": "all"}, "'texts' is 'all': write a list, as in [all]"),
+        ({"texts": {"a": 1}}, "'texts' is {'a': 1}: write a list, as in [a, b]"),
+        ({"parts": [1]}, "'parts' is [1]: write a mapping, as in {key: value}"),
+        ({"inner": 3}, "'inner' is 3: write a mapping, as in {key: value}"),
+        ({"inner": {"number": "x"}}, "'inner.number' is 'x': write a whole number"),
+        ({"inner": {"number": 1.5}}, "'inner.number' is 1.5: write a whole number"),
+        ({"share": "half"}, "'share' is 'half': write a number"),
+        ({"flag": "maybe"}, "'flag' is 'maybe': write true or false"),
+    ],
+)
+def test_the_message_says_what_to_write(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Outer.model_validate(given)
+    assert words in explain(refused.value, Outer)

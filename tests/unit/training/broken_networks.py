@@ -1,0 +1,163 @@
+"""Code that a recipe may name, each piece broken in its own way."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    """Nothing is wrong with it: four features to three classes."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8) if norm else nn.Identity()
+        self.second = nn.Linear(8, 3)
+
+    def forward(self, features: Tensor) -> Any:
+        return self.second(torch.relu(self.norm(self.first(features))))
+
+
+made_already = Net()
+
+
+class WithoutParameters(nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        return features[:, :3]
+
+
+class LearnsNothing(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+class FailsWhenMade(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = layer_of(0)
+
+
+def layer_of(width: int) -> nn.Module:
+    return nn.Linear(4, 3 // width)
+
+
+class EndsTheProcess(nn.Module):
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+
+class ForgetsToBegin(nn.Module):
+    def __init__(self) -> None:
+        self.layer = nn.Linear(4, 3)
+
+
+class FailsInForward(Net):
+    def forward(self, features: Tensor) -> Any:
+        return self.second(features)
+
+
+class FailsInTraining(Net):
+    def forward(self, features: Tensor) -> Any:
+        if self.training:
+            raise KeyError("teacher")
+        return super().forward(features)
+
+
+class FailsForManyRows(Net):
+    def forward(self, features: Tensor) -> Any:
+        if not self.training and len(features) > 8:
+            raise KeyError("many")
+        return super().forward(features)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise LookupError("no gradient")
+
+
+class FailsInBackward(Net):
+    def forward(self, features: Tensor) -> Any:
+        return _Backward.apply(super().forward(features))  # type: ignore[no-untyped-call]
+
+
+class ReturnsMapping(Net):
+    def forward(self, features: Tensor) -> Any:
+        return {"logits": super().forward(features)}
+
+
+class ReturnsNothing(Net):
+    def forward(self, features: Tensor) -> Any:
+        return None
+
+
+class CutsTheGradient(Net):
+    def forward(self, features: Tensor) -> Any:
+        return super().forward(features).detach()
+
+
+class ChangesItsInput(Net):
+    def forward(self, features: Tensor) -> Any:
+        features += 1
+        return super().forward(features)
+
+
+class IsLazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(3)
+
+    def forward(self, features: Tensor) -> Any:
+        return self.layer(features)
+
+
+class HasNoTwin(Net):
+    def export_twin(self) -> nn.Module:
+        raise ValueError("no twin")
+
+
+def no_data(seed: int) -> Any:
+    raise OSError("disk on fire")
+
+
+def no_loss() -> Any:
+    raise ValueError("no loss")
+
+
+def failing_loss() -> Any:
+    return lambda logits, labels: logits.nothing
+
+
+def no_weights(inputs: Any, labels: Any) -> Any:
+    raise ValueError("no weights")
+
+
+def no_change(row: Any, random: Any) -> Any:
+    raise ValueError("no change")
+
+
+class NoStep(nn.Module):
+    def __init__(self) -> None:
+        raise ValueError("no step")
+
+
+class FailingStep(nn.Module):
+    def forward(self, features: Tensor) -> Any:
+        raise ValueError("no forward")
+
+
+class PythonStep:
+    def __call__(self, inputs: Any) -> Any:
+        raise KeyError("words")
+
+
+def recipe() -> Any:
+    from training.recipe import Recipe
+
+    return Recipe.model_validate({"name": "broken", "model": {"target": Net}})
