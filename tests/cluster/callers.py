@@ -13,12 +13,11 @@ from collections.abc import Callable
 
 import grpc
 import numpy as np
-import tritonclient.grpc as triton
 import urllib3
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.cluster.ledger import Ledger
+from tests.fixtures.triton_client import TritonClient
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
 MODEL = "rolling"
 """Version n answers n times its input."""
@@ -134,13 +133,12 @@ def _rest(front: str) -> Ask:
 
 
 def _grpc(front: str) -> Ask:
-    client = triton.InferenceServerClient(front, channel_args=CHANNEL_OPTIONS)
-    tensor = triton.InferInput("x", [1, 4], "FP32")
+    client = TritonClient("grpc", front, channel_args=CHANNEL_OPTIONS)
 
     def ask(value: float) -> Answer:
-        tensor.set_data_from_numpy(np.full((1, 4), value, np.float32))
-        reply = client.infer(MODEL, [tensor], client_timeout=PATIENCE_S)
-        return int(reply.get_response().model_version), reply.as_numpy("y")[0].tolist(), 0
+        x = np.full((1, 4), value, np.float32)
+        reply = client.infer(MODEL, {"x": x}, client_timeout=PATIENCE_S)
+        return int(reply.model_version), reply.outputs["y"][0].tolist(), 0
 
     return ask
 

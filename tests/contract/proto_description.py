@@ -1,4 +1,4 @@
-"""A .proto as plain values, to compare it with another process's. Imports no stubs."""
+"""A .proto as plain values, to compare it with another one. Imports no stubs."""
 
 from typing import Any
 

@@ -1,12 +1,5 @@
-"""Our .proto on the wire is tritonclient's: every name, number and type that we define.
+"""Our .proto on the wire is tritonclient's: every name, number and type that we define."""
 
-One process can load only one `package inference`, so another one describes tritonclient's.
-"""
-
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +7,11 @@ from google.protobuf.descriptor import FileDescriptor
 
 from protos import open_inference_pb2
 from tests.contract.proto_description import described
+from tests.fixtures.triton_messages import DESCRIPTOR
 
-ROOT = Path(__file__).parents[2]
 OURS_ALONE = "ModelMetadataResponse.properties"
 ITS_MAP_ENTRY = {f"ModelMetadataResponse.PropertiesEntry.{name}" for name in ("key", "value")}
 """The Open Inference Protocol has it, Triton does not: a client without it skips the bytes."""
-
-DESCRIBE = """
-import json
-from tests.contract.proto_description import described
-from tritonclient.grpc import service_pb2
-print(json.dumps(described(service_pb2.DESCRIPTOR)))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +22,7 @@ def ours() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, Any]:
-    command = [sys.executable, "-c", DESCRIBE]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return described(DESCRIPTOR)
 
 
 def test_package_is_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:

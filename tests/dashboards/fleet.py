@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.grpc_calls import linear_request
 from tests.e2e.rest_calls import infer, linear_input, lookup_inputs, post
@@ -25,6 +24,7 @@ from tests.fixtures.prometheus_process import PrometheusProcess, running_prometh
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import SplitServer, running_split
 from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = (1.0, 2.0, 3.0, 4.0)
 OUT_OF_TABLE = 10

@@ -6,12 +6,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.tensor_values import RUNTIME_DATATYPES, echo_model
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_split
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 MAX_REQUEST_BYTES = 8 * 2**20
 MAX_BATCH_SIZE = 8

@@ -5,9 +5,9 @@ from typing import Any
 
 import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2 as pb
 
 from tests.e2e.tensor_values import CONTENTS_FIELDS, VALUES, Array
+from tests.fixtures.triton_messages import pb
 
 TIMEOUT_S = 60.0
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"

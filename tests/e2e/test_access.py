@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tritonclient import grpc as triton_grpc
-from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner, Result
 
 from flambeau.commands.access import access_app
 from services.atomic_file import write_atomically
 from tests.fixtures.servers import ROOT, ServerProcess, running_server
+from tests.fixtures.triton_client import TritonClient, TritonError
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 
@@ -59,11 +58,11 @@ def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> 
         asked = ("infer", "linear", "--input", "x=[[1, 2, 3, 4]]", "--server", server.grpc)
         found = flambeau(*asked, "--json", "--token-file", str(key_file))
         assert np.allclose(json.loads(found.stdout)["y"], [[2, 4, 6, 8]])
-        client = triton_grpc.InferenceServerClient(server.grpc)
-        assert client.is_server_ready()
-        with pytest.raises(InferenceServerException, match="is not served"):
-            client.get_model_metadata("pair", headers={"authorization": f"Bearer {key}"})
-        client.close()
+        with TritonClient("grpc", server.grpc) as client:
+            assert client.call("is_server_ready")
+            credential = {"authorization": f"Bearer {key}"}
+            with pytest.raises(TritonError, match="is not served"):
+                client.call("get_model_metadata", "pair", headers=credential)
         verified = flambeau("verify", "linear", "2", "--on", server.grpc, "--token-file",
                             str(key_file))  # fmt: skip
         assert "has not the scope 'manage'" in verified.stderr

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
 
 from tests.e2e.rest_calls import Reply, call, infer, linear_input
 from tests.fixtures.servers import ServerProcess
+from tests.fixtures.triton_client import TritonClient
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 EXACT = {"y": [2.0, 4.0, 6.0, 8.0]}
@@ -59,16 +58,11 @@ def test_a_wish_that_cannot_be_fulfilled_is_refused(
 
 
 def test_tritonclient_asks_over_http_and_grpc(server: ServerProcess) -> None:
-    x = np.array([ROW], np.float32)
-    over_http = tritonclient.http.InferInput("x", x.shape, "FP32")
-    over_http.set_data_from_numpy(x)
-    with tritonclient.http.InferenceServerClient(server.http) as client:
-        found = client.infer("family", [over_http], parameters={"accuracy": "exact"})
-        assert found.as_numpy("y").tolist() == [EXACT["y"]]
-        assert found.get_response()["parameters"] == {"artifact": "onnx-1"}
-    over_grpc = tritonclient.grpc.InferInput("x", x.shape, "FP32")
-    over_grpc.set_data_from_numpy(x)
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        found = client.infer("family", [over_grpc], parameters={"artifact": "onnx-1"})
-        assert found.as_numpy("y").tolist() == [EXACT["y"]]
-        assert found.get_response().parameters["artifact"].string_param == "onnx-1"
+    x = {"x": np.array([ROW], np.float32)}
+    with TritonClient("http", server.http) as client:
+        over_http = client.infer("family", x, parameters={"accuracy": "exact"})
+    with TritonClient("grpc", server.grpc) as client:
+        over_grpc = client.infer("family", x, parameters={"artifact": "onnx-1"})
+    for found in (over_http, over_grpc):
+        assert found.outputs["y"].tolist() == [EXACT["y"]]
+        assert found.parameters == {"artifact": "onnx-1"}

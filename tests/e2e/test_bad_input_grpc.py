@@ -8,7 +8,6 @@ import grpc
 import numpy as np
 import pytest
 from grpc import StatusCode
-from tritonclient.grpc import service_pb2 as pb
 
 from tests.e2e.conftest import MAX_REQUEST_BYTES
 from tests.e2e.grpc_calls import (
@@ -22,6 +21,7 @@ from tests.e2e.grpc_calls import (
     typed_request,
 )
 from tests.fixtures.servers import ServerProcess
+from tests.fixtures.triton_messages import pb
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 X = np.array([ROW], np.float32)

@@ -9,16 +9,11 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-from tritonclient.utils import InferenceServerException
 
 from tests.e2e.grpc_calls import error_of as grpc_error_of
 from tests.e2e.grpc_calls import raw_request
@@ -26,6 +21,8 @@ from tests.e2e.held_workers import held_worker
 from tests.e2e.rest_calls import infer, infer_path, linear_input, tensor
 from tests.fixtures.onnx_models import linear, lookup, publish
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.triton_client import Inputs, TritonClient, TritonError
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 LIMIT_MS = 100
 LIMIT_US = LIMIT_MS * 1000
@@ -46,14 +43,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def rest(server: ServerProcess) -> Iterator[Any]:
-    with tritonclient.http.InferenceServerClient(server.http) as client:
+def rest(server: ServerProcess) -> Iterator[TritonClient]:
+    with TritonClient("http", server.http) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def over_grpc(server: ServerProcess) -> Iterator[Any]:
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+def over_grpc(server: ServerProcess) -> Iterator[TritonClient]:
+    with TritonClient("grpc", server.grpc) as client:
         yield client
 
 
@@ -62,11 +59,9 @@ def index(value: int) -> dict[str, Any]:
     return tensor("index", "INT64", [1], [value])
 
 
-def given(module: Any, value: int) -> list[Any]:
-    """The same for one of tritonclient's modules."""
-    wanted = module.InferInput("index", [1], "INT64")
-    wanted.set_data_from_numpy(np.array([value]))
-    return [wanted]
+def given(value: int) -> Inputs:
+    """The same for tritonclient."""
+    return {"index": np.array([value])}
 
 
 class Watch:
@@ -99,7 +94,7 @@ class Watch:
 class Caller:
     """Asks for one lookup, saying in one of many ways how long it will wait."""
 
-    def __init__(self, server: ServerProcess, rest: Any, over_grpc: Any) -> None:
+    def __init__(self, server: ServerProcess, rest: TritonClient, over_grpc: TritonClient) -> None:
         self._server, self._rest, self._grpc = server, rest, over_grpc
 
     def over_rest(self, headers: dict[str, str], **parameters: int) -> tuple[str, str]:
@@ -109,20 +104,21 @@ class Caller:
 
     def by_tritonclient_over_rest(self, **how: Any) -> tuple[str, str]:
         """The same by tritonclient."""
-        return self._error(self._rest, tritonclient.http, how)
+        return self._error(self._rest, how)
 
     def over_grpc(self, **how: Any) -> tuple[str, str]:
         """The same over gRPC."""
-        return self._error(self._grpc, tritonclient.grpc, how)
+        return self._error(self._grpc, how)
 
-    def _error(self, client: Any, module: Any, how: dict[str, Any]) -> tuple[str, str]:
-        with pytest.raises(InferenceServerException) as caught:
-            client.infer("lookup", given(module, 3), **how)
-        return caught.value.status().removeprefix("StatusCode."), caught.value.message()
+    @staticmethod
+    def _error(client: TritonClient, how: dict[str, Any]) -> tuple[str, str]:
+        with pytest.raises(TritonError) as caught:
+            client.infer("lookup", given(3), **how)
+        return caught.value.status.removeprefix("StatusCode."), caught.value.message
 
 
 @pytest.fixture(scope="module")
-def caller(server: ServerProcess, rest: Any, over_grpc: Any) -> Caller:
+def caller(server: ServerProcess, rest: TritonClient, over_grpc: TritonClient) -> Caller:
     return Caller(server, rest, over_grpc)
 
 
@@ -178,7 +174,7 @@ def test_time_enough_is_no_limit(caller: Caller, server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("protocol", ["REST", "gRPC"])
 def test_what_cannot_make_it_is_refused_at_once(
-    server: ServerProcess, over_grpc: Any, protocol: str
+    server: ServerProcess, over_grpc: TritonClient, protocol: str
 ) -> None:
     """By what was measured of the model; nothing waits and nothing runs."""
     watch = Watch(server, "slow")
@@ -188,12 +184,10 @@ def test_what_cannot_make_it_is_refused_at_once(
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         message = reply.error()
     else:
-        x = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
-        x.set_data_from_numpy(np.array([ROW], np.float32))
-        with pytest.raises(InferenceServerException) as caught:
-            over_grpc.infer("slow", [x], timeout=1000)
-        assert caught.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
-        message = caught.value.message()
+        with pytest.raises(TritonError) as caught:
+            over_grpc.infer("slow", {"x": np.array([ROW], np.float32)}, timeout=1000)
+        assert caught.value.status == "StatusCode.RESOURCE_EXHAUSTED"
+        message = caught.value.message
     found = re.search(r"would need ([\d.]+) ms .* its deadline leaves ([\d.]+) ms", message)
     assert found, message
     assert float(found[1]) > 1.0 >= float(found[2])
@@ -216,39 +210,36 @@ def test_closed_http_connection_is_dropped_and_counted(server: ServerProcess) ->
     assert watch.rows() == 2, "the abandoned request ran"
 
 
-def test_cancelled_grpc_call_is_dropped_and_counted(server: ServerProcess, over_grpc: Any) -> None:
+def test_cancelled_grpc_call_is_dropped_and_counted(server: ServerProcess) -> None:
     watch = Watch(server)
-    errors: SimpleQueue[Any] = SimpleQueue()
-    with held_worker(server, "lookup", index(1)):
-        running = over_grpc.async_infer(
-            "lookup", given(tritonclient.grpc, 3), lambda result, error: errors.put(error)
-        )
+    with grpc.insecure_channel(server.grpc) as channel, held_worker(server, "lookup", index(1)):
+        request = raw_request("lookup", {"index": ("INT64", np.array([3]))})
+        running = GRPCInferenceServiceStub(channel).ModelInfer.future(request)
         server.wait_for_metric(1, "flambeau_queue_depth", model="lookup")
         running.cancel()
         server.wait_for_metric(0, "flambeau_queue_depth", model="lookup")
         assert watch.dropped() == {"cancelled": 1}
-    assert errors.get(timeout=30).status() == "StatusCode.CANCELLED"
+    assert running.code() is grpc.StatusCode.CANCELLED
     assert infer(server, "lookup", index(2)).outputs() == {"value": [2]}
     assert watch.rows() == 2, "the cancelled request ran"
 
 
-def test_higher_priority_overtakes(server: ServerProcess, over_grpc: Any) -> None:
+def test_higher_priority_overtakes(server: ServerProcess) -> None:
     """A row at a time, so that the log tells in which order they were answered."""
 
-    def last() -> None:
-        with tritonclient.http.InferenceServerClient(server.http) as own:  # it is bound to a thread
-            own.infer("single", given(tritonclient.http, 1), request_id="last", priority=10)
+    def by_tritonclient(kind: str, value: int, id: str, priority: int) -> None:
+        address = server.http if kind == "http" else server.grpc
+        with TritonClient(kind, address) as own:
+            own.infer("single", given(value), request_id=id, priority=priority)
 
     waiting: list[tuple[str, Callable[[], Any]]] = [
-        ("last", last),
-        ("late", lambda: over_grpc.infer(
-            "single", given(tritonclient.grpc, 2), request_id="late", priority=6)),
+        ("last", lambda: by_tritonclient("http", 1, "last", 10)),
+        ("late", lambda: by_tritonclient("grpc", 2, "late", 6)),
         ("usual", lambda: infer(server, "single", index(3), id="usual")),
         ("same", lambda: infer(server, "single", index(4), id="same", parameters={"priority": 5})),
         ("early", lambda: infer(
             server, "single", index(5), id="early", parameters={"priority": 4})),
-        ("first", lambda: over_grpc.infer(
-            "single", given(tritonclient.grpc, 6), request_id="first", priority=1)),
+        ("first", lambda: by_tritonclient("grpc", 6, "first", 1)),
     ]  # fmt: skip
     answered = order_of_answers(server, waiting)
     assert answered == ["first", "early", "usual", "same", "late", "last"]

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2 as pb
 
 from tests.e2e.grpc_calls import (
     TIMEOUT_S,
@@ -27,6 +26,7 @@ from tests.e2e.tensor_values import (
     echo_model,
 )
 from tests.fixtures.servers import ServerProcess
+from tests.fixtures.triton_messages import pb
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 PAIR = {

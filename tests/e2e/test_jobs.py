@@ -247,7 +247,7 @@ with JobClient(sys.argv[1]) as jobs:
     assert fails(NotFoundError, lambda: jobs.get("linear.0123456789abcdef"))
     assert fails(InvalidRequestError, lambda: jobs.submit("linear", {{"z": inputs["x"]}}))
 """
-"""A process of its own: tritonclient's messages, which others here use, are called the same."""
+"""What users write; a process of its own."""
 
 
 def test_jobs_over_grpc(server: SplitServer) -> None:

@@ -16,14 +16,13 @@ import grpc
 import numpy as np
 import pytest
 from grpc import StatusCode
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from model_store.store import ModelStore
 from tests.e2e.grpc_calls import TIMEOUT_S, error_of, linear_request, lookup_request, outputs
 from tests.e2e.rest_calls import call, call_on, infer, infer_path, linear_input, lookup_inputs
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 SWITCH_S = 2.0

@@ -13,17 +13,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.grpc_calls import error_of, raw_request
 from tests.e2e.held_workers import held_worker, stopped_workers
 from tests.e2e.rest_calls import Reply, infer, linear_input
-from tests.e2e.tensor_values import Array
 from tests.fixtures import misbehaving_models
 from tests.fixtures.misbehaving_models import SIGNATURE, TRIGGER, WIDTH
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.triton_client import TritonClient
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 from tests.fixtures.worker_processes import children_of, wait_until_ended
 
 EXECUTION_TIMEOUT_S = 1.0
@@ -91,12 +89,9 @@ def test_only_the_request_that_sets_it_off_fails(
 
 def test_nan_is_an_answer_where_the_form_can_say_it(server: ServerProcess) -> None:
     x = np.array([[1, TRIGGER, 2, 3]], np.float32)
-    module: Any
-    for module, address in ((tritonclient.http, server.http), (tritonclient.grpc, server.grpc)):
-        given = module.InferInput("x", x.shape, "FP32")
-        given.set_data_from_numpy(x)
-        with module.InferenceServerClient(address) as client:
-            y: Array = client.infer("nan", [given]).as_numpy("y")
+    for kind, address in (("http", server.http), ("grpc", server.grpc)):
+        with TritonClient(kind, address) as client:
+            y = client.infer("nan", {"x": x}).outputs["y"]
         assert np.array_equal(y, [[2, np.nan, 4, 6]], equal_nan=True)
     reply = infer(server, "nan", linear_input([1, TRIGGER, 2, 3]))
     assert reply.status == 400

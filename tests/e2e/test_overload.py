@@ -12,13 +12,12 @@ import grpc
 import numpy as np
 import pytest
 from grpc import StatusCode
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.grpc_calls import TIMEOUT_S, lookup_request, outputs
 from tests.e2e.rest_calls import Reply, infer, infer_path, lookup_inputs
 from tests.fixtures.onnx_models import publish, slow_lookup
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
 LONG = 100_000
 """Matrix products that keep a worker busy for about a second."""

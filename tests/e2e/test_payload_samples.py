@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from model_store.payload_sample import PayloadSample
 from model_store.payload_samples import read_samples
@@ -20,6 +19,7 @@ from tests.e2e.rest_calls import call, infer, infer_path, linear_input, lookup_i
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_split
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 BINARY_ROW = (

@@ -4,14 +4,10 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
 from rich.console import Console
-from tritonclient.utils import InferenceServerException
 
 from model_store.errors import SignatureMissingError
 from model_store.golden import parse_golden
@@ -20,6 +16,7 @@ from services.inference.loader import LoadOptions, load_version
 from services.inference.trust import Trust
 from tests.e2e.rest_calls import call, infer, tensor
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.triton_client import TritonClient, TritonError
 from tests.fixtures.word_counter import WORDS
 from training.data_sets.digits import as_raw
 from training.pipeline import run
@@ -74,11 +71,10 @@ def server(store: Path) -> Iterator[ServerProcess]:
 
 
 def by_tritonclient(server: ServerProcess, protocol: str, *texts: str) -> list[str]:
-    module: Any = tritonclient.http if protocol == "REST" else tritonclient.grpc
-    given = module.InferInput("text", [len(texts)], "BYTES")
-    given.set_data_from_numpy(np.array([text.encode() for text in texts], object))
-    with module.InferenceServerClient(server.http if protocol == "REST" else server.grpc) as client:
-        logits = client.infer("forecast", [given]).as_numpy("logits")
+    kind, address = ("http", server.http) if protocol == "REST" else ("grpc", server.grpc)
+    given = np.array([text.encode() for text in texts], object)
+    with TritonClient(kind, address) as client:
+        logits = client.infer("forecast", {"text": given}).outputs["logits"]
     return [KINDS[place] for place in logits.argmax(axis=1)]
 
 
@@ -98,9 +94,9 @@ def test_text_that_the_step_refuses_is_the_callers_fault(server: ServerProcess) 
     refused = infer(server, "forecast", tensor("text", "BYTES", [1], ["..."]))
     assert refused.status == 400
     assert "does not take this input: text '...' has no words; send at least" in refused.error()
-    with pytest.raises(InferenceServerException, match="has no words") as caught:
+    with pytest.raises(TritonError, match="has no words") as caught:
         by_tritonclient(server, "gRPC", "...")
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert caught.value.status == "StatusCode.INVALID_ARGUMENT"
     failed = infer(server, "forecast", tensor("text", "BYTES", [1], ["explode"]))
     assert (failed.status, "the step exploded" in failed.error()) == (500, True)
     assert by_tritonclient(server, "REST", *TEXTS) == KINDS
@@ -108,11 +104,10 @@ def test_text_that_the_step_refuses_is_the_callers_fault(server: ServerProcess) 
 
 def test_raw_images_of_any_size_are_answered_and_named(server: ServerProcess) -> None:
     inputs, labels = as_raw(seed=0, side=16)["test"]
-    with tritonclient.http.InferenceServerClient(server.http) as client:
+    with TritonClient("http", server.http) as client:
         for rows in (inputs["image"][:60], inputs["image"][:60, :, ::2, ::2]):
-            given = tritonclient.http.InferInput("image", rows.shape, "UINT8")
-            given.set_data_from_numpy(np.ascontiguousarray(rows))
-            logits = client.infer("digits-raw", [given]).as_numpy("logits")
+            answer = client.infer("digits-raw", {"image": np.ascontiguousarray(rows)})
+            logits = answer.outputs["logits"]
             assert (logits.argmax(axis=1) == labels[:60]).mean() > 0.4
     metadata = call(server, "GET", "/v2/models/digits-raw").json()
     assert metadata["inputs"][0]["datatype"] == "UINT8"

@@ -19,7 +19,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc import StatusCode
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from model_store.store import ModelStore
 from tests.e2e.grpc_calls import linear_request
@@ -30,6 +29,7 @@ from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import Part, running_gateway, running_worker
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 WORK = 20_000
@@ -273,7 +273,7 @@ with JobClient(sys.argv[1]) as jobs:
     except UnavailableError:
         print("refused")
 """
-"""A process of its own: tritonclient's messages, which others here use, are called the same."""
+"""What users write; a process of its own."""
 METADATA = """
 import sys
 from flambeau.client import Client

@@ -14,7 +14,6 @@ import grpc
 import numpy as np
 import pytest
 from redis.asyncio import Redis
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key, revoke_key
 from services.access.rates import BURST_S
@@ -23,6 +22,7 @@ from tests.e2e.rest_calls import Reply, infer, linear_input
 from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import SplitServer, running_gateway, running_worker
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW, ANSWER = [1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0]
 WAIT_S = 10.0

@@ -13,13 +13,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
-import tritonclient.utils
 
 from tests.e2e.rest_calls import infer_path, linear_input
 from tests.fixtures.certificates import Authority, Pair
 from tests.fixtures.servers import COMMAND, ServerProcess, running_server
+from tests.fixtures.triton_client import TritonClient, TritonError
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 WANTED = [[2.0, 4.0, 6.0, 8.0]]
@@ -58,7 +56,8 @@ class Locked:
 
     def grpc(self, pair: Pair | None) -> None:
         """Likewise."""
-        client = tritonclient.grpc.InferenceServerClient(
+        client = TritonClient(
+            "grpc",
             self.server.grpc,
             ssl=True,
             root_certificates=str(self.authority.file),
@@ -67,10 +66,8 @@ class Locked:
             channel_args=[("grpc.use_local_subchannel_pool", 1)],
         )
         with client:
-            tensor = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
-            tensor.set_data_from_numpy(np.array([ROW], np.float32))
-            found = client.infer("linear", [tensor], client_timeout=30)
-        assert found.as_numpy("y").tolist() == WANTED
+            found = client.infer("linear", {"x": np.array([ROW], np.float32)}, client_timeout=30)
+        assert found.outputs["y"].tolist() == WANTED
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +95,10 @@ def test_clients_others_wrote_get_in(locked: Locked) -> None:
     )  # fmt: skip
     assert json.loads(done.stdout)["outputs"][0]["data"] == WANTED[0]
     locked.grpc(ours)
-    with tritonclient.http.InferenceServerClient(
-        server.http, ssl=True, ssl_context_factory=lambda: locked.context(ours)
-    ) as triton:
-        tensor = tritonclient.http.InferInput("x", [1, 4], "FP32")
-        tensor.set_data_from_numpy(np.array([ROW], np.float32))
-        assert triton.infer("linear", [tensor]).as_numpy("y").tolist() == WANTED
+    tls = (str(authority.file), str(ours.certificate), str(ours.key))
+    with TritonClient("http", server.http, tls=tls) as triton:
+        answer = triton.infer("linear", {"x": np.array([ROW], np.float32)})
+    assert answer.outputs["y"].tolist() == WANTED
 
 
 def test_our_command_line_gets_in(locked: Locked) -> None:
@@ -131,7 +126,7 @@ def test_strangers_do_not_get_in(locked: Locked, who: str) -> None:
     reason = {"nobody": "PEER_DID_NOT_RETURN_A_CERTIFICATE", "foreign": "CERTIFICATE_VERIFY_FAILED"}
     locked.server.wait_for_log(message="refused a TLS handshake", reason=reason[who])
     assert locked.server.metric(failures) == before + 1
-    with pytest.raises(tritonclient.utils.InferenceServerException, match="UNAVAILABLE"):
+    with pytest.raises(TritonError, match="UNAVAILABLE"):
         locked.grpc(pair)  # which tries more than once
     locked.server.wait_until_metric(lambda found: found > before + 1, failures)
 

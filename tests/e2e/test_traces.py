@@ -7,13 +7,13 @@ from typing import Any
 
 import grpc
 import pytest
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.grpc_calls import linear_request
 from tests.e2e.rest_calls import infer, linear_input, lookup_inputs
 from tests.fixtures.otlp_collector import Collector, Span, running_collector
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_split
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 pytest.importorskip(
     "opentelemetry.proto",

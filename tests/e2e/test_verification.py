@@ -10,7 +10,6 @@ from tests.fixtures.servers import ServerProcess
 
 def test_a_server_verifies_what_it_serves(server: ServerProcess, store: Path) -> None:
     # Of a split server it is the worker that does it, asked through Redis.
-    # A process of its own: tritonclient's messages, which others here use, are called the same.
     done = subprocess.run(
         [sys.executable, "-m", "flambeau", "verify", "linear", "1", "--json", "--on", server.grpc],
         capture_output=True,

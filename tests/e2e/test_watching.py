@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.grpc_calls import linear_request
 from tests.e2e.rest_calls import call, infer, infer_path, linear_input
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 LANE = {"model", "version"}

@@ -1,7 +1,5 @@
 """Around publishing: the artifacts, the lineage and the configuration for Triton."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from model_store.parity import Tolerance
 from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
 from tests.fixtures import onnx_models
+from tests.fixtures.client_environment import run_in_client_environment
 from tests.fixtures.store_versions import draft_in, entry_in
 from tests.unit.training.recipes import recipe, splits, untrained
 from training.exporters.triton_config import config_pbtxt
@@ -114,7 +113,6 @@ def test_triton_tells_the_tensors_of_a_torchscript_module_apart_by_position() ->
 
 
 def test_triton_parses_the_configuration() -> None:
-    """In a process of its own: two protobuf packages called `inference` cannot live in one."""
     program = (
         "import sys\n"
         "from google.protobuf import text_format\n"
@@ -123,6 +121,4 @@ def test_triton_parses_the_configuration() -> None:
         "print(found.max_batch_size, *found.input[0].dims)\n"
     )
     text = config_pbtxt("digits", "onnx", "model.onnx", SIGNATURE)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, input=text, check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["64", "1", "8", "8"]
+    assert run_in_client_environment(program, text).split() == [b"64", b"1", b"8", b"8"]
