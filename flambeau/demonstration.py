@@ -98,7 +98,7 @@ def _test_images(store: str, manifest: "Manifest") -> tuple["Array", "Array"]:
     entry = manifest.file("recipe.resolved.yaml")
     if entry is None:
         raise DemoError(f"model {MODEL} {manifest.version} has no recipe.resolved.yaml")
-    text = ModelStore(store).read_file(manifest, entry).decode()
+    text = ModelStore(store).read_text(manifest, entry)
     test = load_splits(parse_recipe(text, entry.file)).test
     return test.inputs["image"], test.labels
 

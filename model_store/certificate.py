@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from model_store.errors import CertificateError
+from model_store.document import LARGE, parse_document
+from model_store.errors import CertificateError, DocumentError
 from model_store.manifest import Manifest, Sha256
 from model_store.parity import Tolerance
 from model_store.strict import StrictModel, explain
@@ -131,14 +132,13 @@ def parse_certificate(data: bytes, where: str) -> Certificate:
         where: where it is from, for messages.
 
     Raises:
-        CertificateError: it is not JSON, breaks the schema, or is from a newer flambeau.
+        CertificateError: it is not JSON, breaks the schema, is from a newer flambeau, or is more
+            than is read of one.
     """
     try:
-        document: Any = json.loads(data)
-    except ValueError as error:
-        raise CertificateError(
-            f"{where} is not JSON: {error}; run flambeau verify again"
-        ) from error
+        document: Any = parse_document(data, where, LARGE)
+    except DocumentError as error:
+        raise CertificateError(f"{error}; run flambeau verify again") from error
     schema = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
         raise CertificateError(

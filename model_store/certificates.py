@@ -14,9 +14,10 @@ from model_store.certificate import (
     certificates_folder,
     parse_certificate,
 )
+from model_store.document import LARGE
 from model_store.errors import CertificateError
 from model_store.manifest import Manifest
-from model_store.store import ModelStore, manifest_path
+from model_store.store import ModelStore
 
 
 def manifest_sha256(store: ModelStore, manifest: Manifest) -> str:
@@ -25,8 +26,7 @@ def manifest_sha256(store: ModelStore, manifest: Manifest) -> str:
     Raises:
         StorageError: the store is out of reach.
     """
-    sealed = store.storage.get(manifest_path(manifest.model, manifest.version))
-    return hashlib.sha256(sealed).hexdigest()
+    return hashlib.sha256(store.sealed(manifest)).hexdigest()
 
 
 def record(store: ModelStore, manifest: Manifest, certificate: Certificate) -> str:
@@ -56,7 +56,7 @@ def certificates(store: ModelStore, manifest: Manifest) -> list[Certificate]:
     digest = manifest_sha256(store, manifest)
     found = []
     for path in sorted(paths):
-        certificate = parse_certificate(store.storage.get(path), path)
+        certificate = parse_certificate(store.storage.get(path, LARGE.max_bytes), path)
         if certificate.manifest_sha256 != digest:
             raise CertificateError(
                 f"{path} is of a manifest with sha256 {certificate.manifest_sha256[:12]}…, and "

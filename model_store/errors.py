@@ -4,6 +4,7 @@ StoreError
 ├── BadNameError               a model or file name that cannot be a path
 ├── ModelNotFoundError         no version of this model is published
 ├── VersionNotFoundError       the model is there, this version is not
+├── DocumentError              a JSON file that is too large, too deep, or no JSON
 ├── ManifestError              a manifest that breaks its rules
 │   └── ManifestFromFutureError    written by a newer flambeau
 ├── DigestMismatchError        bytes that are not those the manifest names
@@ -21,6 +22,7 @@ StoreError
 ├── ConflictError              somebody else published or moved a pointer first
 │   └── StalePointerError          an alias no longer names what a decision was made by
 └── StorageError               the disk or the bucket failed (full, forbidden, unreachable)
+    └── TooLargeError              a file that has more bytes than are read of it
 """
 
 
@@ -38,6 +40,10 @@ class ModelNotFoundError(StoreError):
 
 class VersionNotFoundError(StoreError):
     """The store holds the model but not this version of it."""
+
+
+class DocumentError(StoreError):
+    """A JSON file that has more than is read of one, or does not say what it should."""
 
 
 class ManifestError(StoreError):
@@ -106,3 +112,7 @@ class StalePointerError(ConflictError):
 
 class StorageError(StoreError):
     """The storage under the store failed; nothing was published."""
+
+
+class TooLargeError(StorageError):
+    """A file with more bytes than are read of its kind; none of them was read."""

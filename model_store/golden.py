@@ -10,11 +10,13 @@ refused when it is published and whenever it is read.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_store.errors import GoldenMismatchError
-from model_store.manifest import Draft
+from model_store.document import DocumentLimits, parse_document
+from model_store.errors import DocumentError, GoldenMismatchError
+from model_store.manifest import Draft, Manifest
 from model_store.signature import Signature, SignatureError, TensorSpec
 from model_store.strict import nearest_name
 from model_store.tensors import (
@@ -26,6 +28,15 @@ from model_store.tensors import (
     encode_bytes_elements,
 )
 
+if TYPE_CHECKING:
+    from model_store.store import ModelStore
+
+MAX_GOLDEN_BYTES = 2**29
+"""64 rows of 8 MiB, as two FP32 images of 1024 x 1024 pixels have."""
+
+_HEADER = DocumentLimits(2**20, 25_000)
+_LENGTH_BYTES = 8
+"""Of the header's length, a little-endian number: safetensors' format."""
 _INPUT, _OUTPUT = "input.", "output."
 _BYTES, _SHAPE = "bytes.", "shape."
 
@@ -56,6 +67,16 @@ class GoldenRows:
         return tensors | {_OUTPUT + name: array for name, array in self.outputs.items()}
 
 
+def read_golden(store: "ModelStore", manifest: Manifest) -> GoldenRows:
+    """The golden rows of a version.
+
+    Raises:
+        GoldenMismatchError: its file is no safetensors, or does not hold rows of its signature.
+        StoreError: its file is too large, not the one that the manifest names, or out of reach.
+    """
+    return parse_golden(store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES), manifest)
+
+
 def parse_golden(data: bytes, version: Draft) -> GoldenRows:
     """The rows out of a version's golden file.
 
@@ -66,22 +87,35 @@ def parse_golden(data: bytes, version: Draft) -> GoldenRows:
     Raises:
         GoldenMismatchError: it is no safetensors file, or does not hold the rows of this signature.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     where = f"the golden file '{version.golden.file.file}' of '{version.model}'"
-    try:
-        tensors = load(data)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise GoldenMismatchError(
-            f"{where} cannot be read as safetensors: {error}; publish the version again"
-        ) from error
+    tensors = _tensors(data, where)
     try:
         return _checked_rows(tensors, version)
-    except (SignatureError, TensorError) as error:
+    except (SignatureError, TensorError, ArithmeticError, ValueError) as error:
         raise GoldenMismatchError(
             f"{where} does not match the signature, so it proves nothing: {error}; publish the "
             "version again with golden rows of its own inputs and outputs"
+        ) from error
+
+
+def _tensors(data: bytes, where: str) -> dict[str, Array]:
+    """The tensors of a safetensors file, once its header is known to be a small one.
+
+    Raises:
+        GoldenMismatchError: it is none.
+    """
+    from safetensors.numpy import load
+
+    try:
+        if len(data) > MAX_GOLDEN_BYTES:
+            raise DocumentError(f"it has {len(data):,} bytes, and at most {MAX_GOLDEN_BYTES:,}")
+        length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+        header = data[_LENGTH_BYTES : _LENGTH_BYTES + min(length, _HEADER.max_bytes + 1)]
+        parse_document(header, "its header", _HEADER)
+        return load(data)
+    except Exception as error:  # its parts raise what they like, of shapes above all
+        raise GoldenMismatchError(
+            f"{where} cannot be read as safetensors: {error}; publish the version again"
         ) from error
 
 

@@ -13,7 +13,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
-from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
+from model_store.document import LARGE, parse_document
+from model_store.errors import (
+    BadNameError,
+    DocumentError,
+    ManifestError,
+    ManifestFromFutureError,
+)
 from model_store.metric import MeasuredMetric
 from model_store.parity import Tolerance
 from model_store.semver import SEMVER_PATTERN, SemanticVersion
@@ -117,7 +123,7 @@ class Artifact(StrictModel):
     """The second file of kinds that have two: OpenVINO's `.bin` beside its `.xml`."""
     made_with: MadeWith = MadeWith()
     verification: Verification
-    latency_ms: dict[int, float]
+    latency_ms: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
     """Median milliseconds of one run, by batch size, on the machine that published."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
     """What a process with its libraries grew by at most to open it and run all golden rows at once,
@@ -326,12 +332,12 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
 
     Raises:
         ManifestFromFutureError: its schema is newer than `SCHEMA_VERSION`.
-        ManifestError: it is not JSON or breaks the schema.
+        ManifestError: it is not JSON, breaks the schema, or is more than is read of one.
     """
     try:
-        document: Any = json.loads(data)
-    except ValueError as error:
-        raise ManifestError(f"{where} is not JSON: {error}; publish the version again") from error
+        document: Any = parse_document(data, where, LARGE)
+    except DocumentError as error:
+        raise ManifestError(f"{error}; publish the version again") from error
     schema = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
         raise ManifestFromFutureError(

@@ -15,10 +15,11 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from model_store.errors import SampleError
-from model_store.strict import StrictModel, explain
+from model_store.document import DocumentLimits, parse_as
+from model_store.errors import DocumentError, SampleError
+from model_store.strict import StrictModel
 from model_store.tensors import Array, TensorError, as_bytes, decode_raw, encode_raw
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -27,6 +28,9 @@ MIN_ELEMENTS_OF_STATISTICS = 16
 """The least and the largest of fewer numbers say too much of each."""
 PARTS = 8
 """Files that the limits of a model are cut into; no sample may be larger than one."""
+
+LIMITS = DocumentLimits(2**30, 25_000)
+"""Of a line: its tensors' values are one text each."""
 
 LeftOut = Literal["redacted", "not kept", "text", "too large"]
 """Why values are not there: their tensor's name is to be redacted; the rule keeps none; they are
@@ -125,10 +129,10 @@ def parse_sample(line: bytes, where: str) -> PayloadSample:
         SampleError: it is no sample.
     """
     try:
-        return PayloadSample.model_validate_json(line)
-    except ValidationError as error:
+        return parse_as(PayloadSample, line, where, LIMITS)
+    except DocumentError as error:
         raise SampleError(
-            f"{where} holds what is no payload sample: {explain(error, PayloadSample)}; "
+            f"{where} holds what is no payload sample: {error}; "
             "delete the file, or read it with a newer flambeau"
         ) from error
 

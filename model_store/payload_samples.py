@@ -26,6 +26,9 @@ FOLDER = "samples"
 MAX_FILES = 64
 """Of one model: processes that start again and again leave small ones."""
 
+MAX_FILE_BYTES = 2**30
+"""Of one file, and so of one part of what is kept of a model, that is read."""
+
 _STARTED = "%Y%m%dT%H%M%S.%fZ"
 _FILE = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
 
@@ -201,7 +204,7 @@ def _files(storage: Storage, model: str) -> list[str]:
 def _samples_in(storage: Storage, path: str) -> Iterator[PayloadSample]:
     """Those of a file; none if it left meanwhile."""
     try:
-        content = storage.get(path)
+        content = storage.get(path, MAX_FILE_BYTES)
     except MissingFileError:
         return
     whole, _, _ = content.rpartition(b"\n")

@@ -7,10 +7,11 @@ pointer at once cannot both win, and the folder is the audit log. Pure rules, no
 from datetime import datetime
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from model_store.errors import ManifestError, VersionNotFoundError
-from model_store.strict import StrictModel, explain
+from model_store.document import SMALL, parse_as
+from model_store.errors import DocumentError, ManifestError, VersionNotFoundError
+from model_store.strict import StrictModel
 
 PRODUCTION = "production"
 """The alias that decides what a request without a version gets."""
@@ -36,12 +37,12 @@ def parse_pointers(data: bytes, where: str) -> Pointers:
     """Reads one generation.
 
     Raises:
-        ManifestError: not JSON, or against the schema.
+        ManifestError: not JSON, against the schema, or more than is read of one.
     """
     try:
-        return Pointers.model_validate_json(data)
-    except ValidationError as error:
-        raise ManifestError(f"{where}: {explain(error, Pointers)}") from error
+        return parse_as(Pointers, data, where, SMALL)
+    except DocumentError as error:
+        raise ManifestError(str(error)) from error
 
 
 def previous_target(history: list[Pointers], alias: str) -> int:

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from model_store.compatibility import Identity, Need, answers_differ, identity_of, needed_bump
+from model_store.document import SMALL, parse_as
 from model_store.errors import (
     BumpTooSmallError,
     ConflictError,
+    DocumentError,
     ManifestError,
     StoreError,
+    TooLargeError,
     VersionNotFoundError,
 )
 from model_store.manifest import Manifest
@@ -132,10 +135,13 @@ def fitting(store: "ModelStore", model: str, wanted: SemverRange, text: str) -> 
     for semver in filter(wanted.holds, known):
         path = _path(model, str(semver))
         try:
-            version = _Entry.model_validate_json(store.storage.get(path)).version
+            data = store.storage.get(path, SMALL.max_bytes)
+            version = parse_as(_Entry, data, path, SMALL).version
             manifest = store.manifest(model, version)
-        except ValidationError as error:
-            raise ManifestError(f"{path} is damaged: it names no version; remove it") from error
+        except (DocumentError, TooLargeError) as error:
+            raise ManifestError(
+                f"{path} is damaged: it names no version; remove it ({error})"
+            ) from error
         except VersionNotFoundError:  # whoever claimed it died before it was published
             continue
         if manifest.semver == str(semver):
@@ -181,11 +187,10 @@ def _need(
     need = needed_bump(identity_of(before), new)
     if need.bump != "patch" or golden is None:
         return need
-    from model_store.golden import parse_golden  # imports NumPy, which listing a store does not use
+    from model_store.golden import read_golden  # imports NumPy, which listing a store does not use
 
     try:
-        data = store.read_file(before, before.golden.file)
-        differ = answers_differ(parse_golden(data, before), golden)
+        differ = answers_differ(read_golden(store, before), golden)
     except StoreError as error:
         return Need("minor", f"what the version before answered cannot be read ({error})")
     if differ:

@@ -16,13 +16,14 @@ statement, ECDSA).
 """
 
 import base64
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from model_store.document import DocumentLimits, parse_document
 from model_store.errors import (
+    DocumentError,
     ForeignKeyError,
     KeyFileError,
     SignatureMismatchError,
@@ -34,8 +35,14 @@ from model_store.manifest import CLAIM, SIGNATURE
 if TYPE_CHECKING:
     from model_signing import hashing
 
-MAX_SIGNATURE_BYTES = 4 * 2**20
+MAX_SIGNATURE_BYTES = 2**20
 """A bundle takes about 300 bytes a file."""
+_BUNDLE = DocumentLimits(MAX_SIGNATURE_BYTES, 1_000)
+_STATEMENT = DocumentLimits(MAX_SIGNATURE_BYTES, 25_000)
+"""What a bundle says that was signed: five values a file."""
+
+MAX_TOLD = 2_000
+"""Characters of what is wrong with a signature."""
 
 Digests = Mapping[str, str]
 """The sha256 of each file of a version, as hexadecimal digits, by the file's name."""
@@ -91,7 +98,7 @@ def verify(
         SignatureMismatchError: a file differs from what was signed, or the signature is broken.
         SigningUnavailableError: the libraries are not installed.
     """
-    signer = _signer(bundle, where)
+    signer, signed = _signer(bundle, where)
     key = next((key for key in trusted if key.fingerprint == signer), None)
     if key is None:
         names = ", ".join(f"{key.name} {key.fingerprint[:16]}…" for key in trusted)
@@ -109,43 +116,47 @@ def verify(
         except Exception as error:  # the bundle may be anything, and so may what reading it raises
             raise SignatureMismatchError(
                 f"{where} is not what the key '{key.name}' signed: "
-                f"{_reason(error, bundle, digests)}; fetch or publish the version again, and find "
+                f"{_reason(error, signed, digests)}; fetch or publish the version again, and find "
                 "out who changed it"
             ) from error
     return key
 
 
-def _reason(error: Exception, bundle: bytes, digests: Digests) -> str:
+def _reason(error: Exception, signed: Digests, digests: Digests) -> str:
     """Why verifying failed, in words."""
     if not str(error).startswith("Signature mismatch"):  # then the bundle itself is at fault
-        return str(error) or "the signature is not by the key it names"
-    payload = json.loads(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
-    signed = {file["name"]: file["digest"] for file in payload["predicate"]["resources"]}
+        return str(error)[:MAX_TOLD] or "the signature is not by the key it names"
     return ", ".join(
         f"{file} has sha256 {_short(digests.get(file))}, signed was {_short(signed.get(file))}"
         for file in sorted({*signed, *digests})
         if signed.get(file) != digests.get(file)
-    )
+    )[:MAX_TOLD]
 
 
 def _short(digest: str | None) -> str:
     return f"{digest[:16]}…" if digest else "none"
 
 
-def _signer(bundle: bytes, where: str) -> str:
-    """The fingerprint of the key that a bundle says it is by."""
+def _signer(bundle: bytes, where: str) -> tuple[str, Digests]:
+    """The fingerprint of the key that a bundle says it is by, and what it says was signed.
+
+    Both parts of it are read within limits here, before the library reads them without.
+    """
     try:
-        if len(bundle) > MAX_SIGNATURE_BYTES:
-            raise ValueError(f"it has {len(bundle)} bytes, at most {MAX_SIGNATURE_BYTES} are read")
-        hint = json.loads(bundle)["verificationMaterial"]["publicKey"]["hint"]
+        document = parse_document(bundle, SIGNATURE, _BUNDLE)
+        hint = document["verificationMaterial"]["publicKey"]["hint"]
         if not isinstance(hint, str):
             raise ValueError("it names no key")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        payload = base64.b64decode(document["dsseEnvelope"]["payload"])
+        statement = parse_document(payload, f"what {SIGNATURE} says", _STATEMENT)
+        files = statement["predicate"]["resources"]
+        return hint, {str(file["name"]): str(file["digest"]) for file in files}
+    except (DocumentError, ValueError, LookupError, TypeError) as error:
+        reason = str(error) if isinstance(error, DocumentError) else repr(error)[:MAX_TOLD]
         raise SignatureMismatchError(
-            f"{where}: {SIGNATURE} is not a signature made with a key ({error!r}); "
+            f"{where}: {SIGNATURE} is not a signature made with a key ({reason}); "
             "fetch or publish the version again"
         ) from error
-    return hint
 
 
 def _library(module: str) -> Any:

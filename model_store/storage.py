@@ -1,12 +1,15 @@
 """Bytes at a URL: a folder or a bucket, through obstore, with its failures put into words.
 
 In: paths relative to the URL. Rules kept here: a file appears whole or not at all; `create` never
-replaces a file that is there; every failure is a `StoreError` that names the path.
+replaces a file that is there; nothing is read of a file that is larger than its reader takes, and
+of what is no file (a pipe would block whoever opens it); every failure is a `StoreError` that names
+the path.
 """
 
 import contextlib
 import itertools
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,8 +17,11 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from model_store.errors import ConflictError, StorageError, StoreError
+from model_store.errors import ConflictError, StorageError, StoreError, TooLargeError
 from model_store.s3_credentials import missing_credentials
+
+MAX_APPENDED_BYTES = 2**30
+"""Of a file in a bucket that is appended to, which is to read and write it whole."""
 
 
 class MissingFileError(StorageError):
@@ -102,14 +108,40 @@ class Storage:
                 return False
             return True
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str, max_bytes: int) -> bytes:
         """The whole file.
+
+        Args:
+            path: of the file.
+            max_bytes: the most that it may have.
 
         Raises:
             MissingFileError: no such file.
+            TooLargeError: it has more; nothing of it was read.
         """
         with self._failures(f"read '{path}'"):
-            return bytes(obstore.get(self._store, path).bytes())
+            if self.is_local:
+                return self._get_local(path, max_bytes)
+            found = obstore.get(self._store, path)
+            self._check_size(path, found.meta["size"], max_bytes)
+            return bytes(found.bytes())
+
+    def _get_local(self, path: str, max_bytes: int) -> bytes:
+        with open(os.path.join(self.url, path), "rb", opener=_open_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise StorageError(f"cannot read '{path}' in {self.url}: it is no file; remove it")
+            self._check_size(path, found.st_size, max_bytes)
+            data = file.read(min(found.st_size, max_bytes) + 1)
+            self._check_size(path, len(data), max_bytes)  # it may have grown meanwhile
+            return data
+
+    def _check_size(self, path: str, size_bytes: int, max_bytes: int) -> None:
+        if size_bytes > max_bytes:
+            raise TooLargeError(
+                f"cannot read '{path}' in {self.url}: it has {size_bytes:,} bytes, and at most "
+                f"{max_bytes:,} are read"
+            )
 
     def create(self, path: str, data: bytes) -> None:
         """Writes a file that must not exist yet.
@@ -134,7 +166,7 @@ class Storage:
         """
         if not self.is_local:
             with contextlib.suppress(MissingFileError):
-                data = self.get(path) + data
+                data = self.get(path, MAX_APPENDED_BYTES) + data
             self.replace(path, data)
             return
         with self._failures(f"append to '{path}'"):
@@ -163,7 +195,7 @@ class Storage:
             raise
         except AlreadyExistsError as error:
             raise ConflictError(f"cannot {action} in {self.url}: it already exists") from error
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise MissingFileError(f"cannot {action} in {self.url}: not found") from error
         except (BaseError, OSError) as error:
             check = (
@@ -175,6 +207,11 @@ class Storage:
             raise StorageError(
                 f"cannot {action} in {self.url}: {_first_line(error)}; {check}, then try again"
             ) from error
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Opens a file; a pipe that nobody writes to is opened at once, too."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _append_whole(file: int, data: bytes) -> None:

@@ -16,19 +16,19 @@ import contextlib
 import getpass
 import hashlib
 import json
-import re
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from model_store import foreign_layout, semver_index
 from model_store.compatibility import identity_of
+from model_store.document import LARGE, SMALL
 from model_store.errors import (
     ConflictError,
     DigestMismatchError,
+    DocumentError,
     ManifestError,
     ModelNotFoundError,
     SignatureMismatchError,
@@ -36,9 +36,11 @@ from model_store.errors import (
     StalePointerError,
     StorageError,
     StoreError,
+    TooLargeError,
     VersionNotFoundError,
 )
 from model_store.key_folder import TrustedKey
+from model_store.listing import ModelListing, list_models
 from model_store.manifest import (
     CLAIM,
     MANIFEST,
@@ -47,37 +49,21 @@ from model_store.manifest import (
     FileEntry,
     Manifest,
     check_name,
-    is_name,
     parse_manifest,
 )
 from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_target
 from model_store.semver import Bump
-from model_store.signing import Digests, verify
+from model_store.signing import MAX_SIGNATURE_BYTES, Digests, verify
 from model_store.storage import MissingFileError, Storage
 
 MAX_CLAIM_ATTEMPTS = 100
 """Publishers that may win the race against us before we give up."""
-
-_VERSION = re.compile(r"[1-9][0-9]{0,8}")
-_POINTER_FILE = re.compile(r"[0-9]{8}\.json")
 
 Progress = Callable[[str, int], None]
 """Called with a file's name and the bytes just finished."""
 
 Sign = Callable[[Digests], bytes]
 """Makes the signature over the files of a version, as `model_store.signing.signer_with` does."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelListing:
-    """What one listing of the store shows of one model, without reading a file."""
-
-    versions: tuple[int, ...]
-    """Published versions, ascending."""
-    claimed: tuple[int, ...]
-    """Every number ever taken, published or not, ascending."""
-    generations: tuple[int, ...]
-    """Pointer generations, ascending."""
 
 
 class ModelStore:
@@ -97,45 +83,19 @@ class ModelStore:
         return self.storage.is_local
 
     def listing(self, model: str | None = None) -> dict[str, ModelListing]:
-        """One pass over the store, or over one model: every model, version and generation.
+        """Every model, version and generation, or those of one model; see `list_models`."""
+        return list_models(self.storage, model)
 
-        Servers ask for it again and again, so in a folder no more is looked at than is told; a
-        bucket sends a thousand paths as fast as one.
+    def _listing_of(self, model: str) -> ModelListing:
+        """The same of one model, nothing if there is none.
+
+        Raises:
+            StorageError: its folder cannot be listed.
         """
-        paths: Iterable[str]
-        if self.is_local:
-            paths = self._paths_in_folder([model] if model else self.storage.names())
-        else:
-            paths = self.storage.list(f"{model}/" if model else "")
-        found: dict[str, tuple[set[int], set[int], set[int]]] = {}
-        for path in paths:
-            match path.split("/"):
-                case [name, "pointers", file] if _POINTER_FILE.fullmatch(file):
-                    found.setdefault(name, (set(), set(), set()))[2].add(int(file[:-5]))
-                case [name, number, file] if _VERSION.fullmatch(number):
-                    published, claimed, _ = found.setdefault(name, (set(), set(), set()))
-                    claimed.add(int(number))
-                    if file == MANIFEST:
-                        published.add(int(number))
-        return {
-            name: ModelListing(*(tuple(sorted(numbers)) for numbers in sets))
-            for name, sets in sorted(found.items())
-        }
-
-    def _paths_in_folder(self, models: Iterable[str]) -> Iterator[str]:
-        """Of models in a folder, what tells their versions and generations.
-
-        What else lies there, such as a file system's `lost+found`, may not even be readable.
-        """
-        for model in filter(is_name, models):
-            for name in self.storage.names(model):
-                folder = f"{model}/{name}"
-                if _VERSION.fullmatch(name):
-                    yield f"{folder}/{CLAIM}"
-                    if self.storage.has(f"{folder}/{MANIFEST}"):
-                        yield f"{folder}/{MANIFEST}"
-                elif name == "pointers":
-                    yield from (f"{folder}/{file}" for file in self.storage.names(folder))
+        listing = self.listing(check_name(model)).get(model, ModelListing())
+        if listing.unreadable:
+            raise StorageError(listing.unreadable)
+        return listing
 
     def foreign_layout(self) -> str:
         """Says what lies here instead of models; empty for an empty store. See `foreign_layout`.
@@ -156,8 +116,8 @@ class ModelStore:
         Raises:
             ModelNotFoundError: none is published.
         """
-        listing = self.listing(check_name(model)).get(model)
-        if listing is None or not listing.versions:
+        listing = self._listing_of(model)
+        if not listing.versions:
             raise ModelNotFoundError(
                 f"model '{model}' is not in the store {self.url}; "
                 f"it holds: {', '.join(self.models()) or 'nothing yet'}"
@@ -173,7 +133,9 @@ class ModelStore:
         """
         path = manifest_path(check_name(model), version)
         try:
-            data = self.storage.get(path)
+            data = self.storage.get(path, LARGE.max_bytes)
+        except TooLargeError as error:
+            raise ManifestError(f"{error}; publish the version again") from error
         except MissingFileError as error:
             versions = self.versions(model)
             raise VersionNotFoundError(
@@ -188,20 +150,64 @@ class ModelStore:
             )
         return manifest
 
-    def read_file(self, manifest: Manifest, entry: FileEntry) -> bytes:
+    def read_file(
+        self, manifest: Manifest, entry: FileEntry, max_bytes: int | None = None
+    ) -> bytes:
         """One file of a version, its digest checked before anybody sees the bytes.
+
+        Args:
+            manifest: of the version.
+            entry: what it says of the file.
+            max_bytes: the most that are read, whatever the manifest says; None for no limit.
 
         Raises:
             DigestMismatchError: the bytes are not those the manifest names.
+            TooLargeError: it is larger than `max_bytes`.
             StorageError: the file is missing or unreadable.
         """
         where = f"{manifest.model}/{manifest.version}/{entry.file}"
-        return checked(self.storage.get(where), entry, where)
+        if max_bytes is not None and entry.size_bytes > max_bytes:
+            raise TooLargeError(
+                f"{where} has {entry.size_bytes:,} bytes, and at most {max_bytes:,} are read"
+            )
+        return self._checked(entry, where)
+
+    def read_text(self, manifest: Manifest, entry: FileEntry) -> str:
+        """A text of a version, such as its recipe.
+
+        Raises:
+            DocumentError: it is not UTF-8.
+            StoreError: what `read_file` raises.
+        """
+        try:
+            return self.read_file(manifest, entry, LARGE.max_bytes).decode()
+        except UnicodeDecodeError as error:
+            raise DocumentError(
+                f"'{entry.file}' of {manifest.model} {manifest.version} is not UTF-8: {error}"
+            ) from error
+
+    def _checked(self, entry: FileEntry, where: str) -> bytes:
+        try:
+            return checked(self.storage.get(where, entry.size_bytes), entry, where)
+        except TooLargeError as error:
+            raise DigestMismatchError(
+                f"{where} is not the file that the manifest names: {error}; refused"
+            ) from error
+
+    def sealed(self, manifest: Manifest) -> bytes:
+        """The bytes of a version's manifest as they are stored.
+
+        Raises:
+            StorageError: they are more than are read, missing or out of reach.
+        """
+        path = manifest_path(manifest.model, manifest.version)
+        return self.storage.get(path, LARGE.max_bytes)
 
     def signature(self, model: str, version: int) -> bytes | None:
         """The signature of a version as it is stored, unverified; None if there is none."""
         try:
-            return self.storage.get(signature_path(check_name(model), version))
+            path = signature_path(check_name(model), version)
+            return self.storage.get(path, MAX_SIGNATURE_BYTES)
         except MissingFileError:
             return None
 
@@ -228,7 +234,7 @@ class ModelStore:
                 "removed since; publish it again with a key that is trusted here"
             )
         path = manifest_path(manifest.model, manifest.version)
-        sealed = self.storage.get(path)
+        sealed = self.sealed(manifest)
         if parse_manifest(sealed, path) != manifest:
             raise SignatureMismatchError(
                 f"{where}: {MANIFEST} was changed after it had been read; versions never change, "
@@ -259,6 +265,7 @@ class ModelStore:
         Raises:
             BumpTooSmallError: more must rise than `bump` says; nothing is published.
             DigestMismatchError: a file in the folder is not the one the draft names.
+            ManifestError: its manifest would be more than is read of one; nothing is published.
             GoldenMismatchError: the golden rows do not fit the signature; nothing is published.
             StorageError: the folder lacks a file, or the store failed (disk full, no permission);
                 nothing is published.
@@ -267,7 +274,7 @@ class ModelStore:
 
         golden = parse_golden(_read_drafted(folder, draft.golden.file), draft)
         model = check_name(draft.model)
-        listing = self.listing(model).get(model, ModelListing((), (), ()))
+        listing = self._listing_of(model)
         following = semver_index.next_semver(
             self, model, identity_of(draft), listing.versions, bump, golden
         )
@@ -276,6 +283,7 @@ class ModelStore:
         manifest = draft.seal(version, datetime.now(UTC), semver)
         sealed = manifest.to_json()
         try:
+            parse_manifest(sealed, "the manifest")  # what nobody could read is not published
             for entry in draft.all_files():
                 self.write_file(manifest, entry, _read_drafted(folder, entry))
                 if progress:
@@ -300,7 +308,7 @@ class ModelStore:
         try:
             self.storage.create(path, claim)
         except ConflictError:
-            holder = self.storage.get(path)
+            holder = self.storage.get(path, SMALL.max_bytes)
             if holder != claim:
                 raise ConflictError(
                     f"version {version} of '{model}' in {self.url} is taken by another publisher, "
@@ -309,15 +317,22 @@ class ModelStore:
 
     def pointers(self, model: str) -> Pointers | None:
         """The newest generation, or None when no pointer was ever moved."""
-        listing = self.listing(check_name(model)).get(model)
-        if listing is None or not listing.generations:
-            return None
-        return self.pointers_at(model, listing.generations[-1])
+        generations = self._listing_of(model).generations
+        return self.pointers_at(model, generations[-1]) if generations else None
 
     def pointers_at(self, model: str, generation: int) -> Pointers:
         """One generation."""
         path = _pointer_path(model, generation)
-        return parse_pointers(self.storage.get(path), path)
+        try:
+            pointers = parse_pointers(self.storage.get(path, SMALL.max_bytes), path)
+        except TooLargeError as error:
+            raise ManifestError(str(error)) from error
+        if pointers.generation != generation:
+            raise ManifestError(
+                f"{path} says that it is generation {pointers.generation}, so it was renamed or "
+                "changed by hand; remove it"
+            )
+        return pointers
 
     def history(self, model: str) -> list[Pointers]:
         """Every generation, oldest first.
@@ -326,7 +341,7 @@ class ModelStore:
             ModelNotFoundError: no version of the model is published.
         """
         self.versions(model)
-        generations = self.listing(model)[model].generations
+        generations = self._listing_of(model).generations
         return [self.pointers_at(model, generation) for generation in generations]
 
     def promote(
@@ -417,7 +432,7 @@ class ModelStore:
         """
         path = f"{manifest.model}/{manifest.version}/{entry.file}"
         self.storage.replace(path, data)
-        checked(self.storage.get(path), entry, path)
+        self._checked(entry, path)
 
     def _discard_files(self, manifest: Manifest) -> None:
         """Gives back the space of a version that failed to publish; its number stays taken.

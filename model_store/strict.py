@@ -6,6 +6,7 @@ share one rule: an unknown key or a bad value is an error in words, never ignore
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
@@ -26,6 +27,15 @@ _WORDS = {
     "bool_parsing": "write true or false",
 }
 """What to write where a value has the wrong type, by pydantic's name of the error."""
+MAX_EXPLAINED = 5
+"""Faults that a message names, of as many as there are."""
+MAX_FAULTS = 200
+"""Of which any is looked at: each costs several microseconds to look up."""
+MAX_NAME = 128
+"""Characters of a name that is compared with those that are known."""
+
+_short_repr = reprlib.Repr()
+_short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = 80
 
 
 class StrictModel(BaseModel):
@@ -38,7 +48,7 @@ class StrictModel(BaseModel):
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
     """Returns ` (did you mean 'x'?)` for the closest known name, or the list of known names."""
-    names = sorted(known)
+    names = sorted(known) if len(name) <= MAX_NAME else []
     close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f" (did you mean '{close[0]}'?)"
@@ -52,11 +62,17 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         error: what pydantic raised.
         model: the model that was validated, to look up the names it knows.
     """
-    return "; ".join(_explain_one(dict(detail), model) for detail in error.errors())
+    count = error.error_count()
+    if count > MAX_FAULTS:
+        return f"{count:,} of its keys and values are wrong, so it is something else altogether"
+    details = error.errors(include_url=False)
+    told = [_explain_one(dict(detail), model) for detail in details[:MAX_EXPLAINED]]
+    more = [f"and {count - MAX_EXPLAINED} more"] if count > MAX_EXPLAINED else []
+    return "; ".join([*told, *more])
 
 
 def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
-    path = [str(part) for part in detail["loc"]]
+    path = [_shortened(str(part)) for part in detail["loc"]]
     if detail["type"] == "extra_forbidden":
         known = _fields_at(model, path[:-1])
         where = f" in '{'.'.join(path[:-1])}'" if path[:-1] else ""
@@ -76,7 +92,7 @@ def _what_to_write(detail: Mapping[str, Any]) -> str | None:
     value, kind = detail["input"], str(detail["type"])
     if kind in ("tuple_type", "list_type"):
         alone = isinstance(value, str | int | float)
-        return f"write a list, as in [{value if alone else 'a, b'}]"
+        return f"write a list, as in [{_shortened(str(value)) if alone else 'a, b'}]"
     if kind == "string_type" and callable(value):
         name = getattr(value, "__name__", "Name")
         module = getattr(value, "__module__", "package.module")
@@ -86,7 +102,8 @@ def _what_to_write(detail: Mapping[str, Any]) -> str | None:
 
 def _nearest_value(detail: Mapping[str, Any]) -> str:
     """The closest of a few words of which one was to be given, if one is close."""
-    if detail["type"] != "literal_error" or not isinstance(detail["input"], str):
+    value = detail["input"]
+    if detail["type"] != "literal_error" or not isinstance(value, str) or len(value) > MAX_NAME:
         return ""
     words = re.findall("'([^']*)'", detail["ctx"]["expected"])
     close = difflib.get_close_matches(detail["input"], words, n=1)
@@ -94,8 +111,11 @@ def _nearest_value(detail: Mapping[str, Any]) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return _shortened(_short_repr.repr(value))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_NAME else text[: MAX_NAME - 3] + "..."
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -54,7 +54,7 @@ def copy_version(
         StorageError: one of the stores failed; the same copy may be started again.
     """
     manifest = source.manifest(model, version)
-    sealed = source.storage.get(manifest_path(model, version))
+    sealed = source.sealed(manifest)
     signature = source.signature(model, version)
     if _is_published(source, target, manifest, sealed):
         if signature and target.signature(model, version) is None:  # an older copy left it behind
@@ -92,9 +92,8 @@ def _is_published(
     Raises:
         ConflictError: it has a different one under the same number.
     """
-    path = manifest_path(manifest.model, manifest.version)
     try:
-        found = target.storage.get(path)
+        found = target.sealed(manifest)
     except MissingFileError:
         return False
     if found != sealed:

@@ -24,9 +24,10 @@ from model_store.errors import SignatureMismatchError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from model_store.listing import ModelListing
     from model_store.manifest import FileEntry, Manifest
     from model_store.pointers import Pointers
-    from model_store.store import ModelListing, ModelStore
+    from model_store.store import ModelStore
 
 models_app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
@@ -53,7 +54,7 @@ def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> Non
     summaries = [
         _summary(opened, model, listing)
         for model, listing in opened.listing().items()
-        if listing.versions
+        if listing.versions or listing.unreadable
     ]
     if as_json:
         print_json([asdict(summary) for summary in summaries])
@@ -182,6 +183,8 @@ def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore
 
 def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelSummary:
     """The facts of one model; one that cannot be read must not hide the others."""
+    if listing.unreadable:
+        return ModelSummary(model=model, versions=(), error=listing.unreadable)
     try:
         pointers = (
             store.pointers_at(model, listing.generations[-1]) if listing.generations else None

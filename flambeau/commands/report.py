@@ -13,6 +13,7 @@ from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.errors import StoreError
 
 JSON, PAGE = "report.json", "report.html"
+MAX_REPORT_BYTES = 2**26
 
 
 @failing_with({StoreError: 1, OSError: 1})
@@ -36,7 +37,7 @@ def report(
             err=True,
         )
         raise typer.Exit(1)
-    data = opened.read_file(manifest, entry)
+    data = opened.read_file(manifest, entry, MAX_REPORT_BYTES)
     if as_json:
         typer.echo(data, nl=False)
         return

@@ -133,7 +133,7 @@ def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -
         StoreError: its files are broken, or the recipe is another machine's and nobody vouches
             for it: it names code to call.
     """
-    from model_store.golden import parse_golden
+    from model_store.golden import read_golden
     from model_store.key_folder import KeyFolder, trusted_keys
     from training.proof.recipe_judge import RecipeJudge
     from training.publish import CHECKPOINT, RECIPE
@@ -149,8 +149,8 @@ def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -
         )
     weights = folder / CHECKPOINT
     weights.write_bytes(store.read_file(manifest, checkpoint))
-    text = store.read_file(manifest, recipe).decode()
-    golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
+    text = store.read_text(manifest, recipe)
+    golden = read_golden(store, manifest)
     return RecipeJudge(parse_recipe(text, RECIPE), manifest, weights, golden)
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 from model_store.certificate import ArtifactResult, Certificate, Outcome
 from model_store.certificates import manifest_sha256
 from model_store.errors import SignatureMismatchError, StoreError
-from model_store.golden import GoldenRows, parse_golden
+from model_store.golden import GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.memory_limit import GIB
 from model_store.parity import Comparison, first_failure
@@ -115,7 +115,7 @@ def certify(
         GoldenMismatchError: the golden rows do not fit the signature.
         StoreError: the golden file is broken or out of reach.
     """
-    golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
+    golden = read_golden(store, manifest)
     case = _Case(store, manifest, golden, options, judge)
     results = []
     for done, artifact in enumerate(manifest.artifacts):

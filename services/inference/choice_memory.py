@@ -12,16 +12,18 @@ import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from model_store.document import DocumentLimits, parse_as
+from model_store.errors import DocumentError
 from model_store.strict import StrictModel
 from services.atomic_file import write_atomically
 
 logger = logging.getLogger("flambeau.loader")
 
-MAX_BYTES = 2**20
 MAX_CHOICES = 1000
 MAX_ARTIFACTS = 100
+LIMITS = DocumentLimits(2**20, 50_000)
 
 _Name = Annotated[str, Field(max_length=128)]
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -73,11 +75,9 @@ class ChoiceMemory:
             return {}
         try:
             with self._path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-            if len(data) > MAX_BYTES:
-                return {}
-            return dict(_Contents.model_validate_json(data).choices)
-        except (OSError, ValidationError):
+                data = file.read(LIMITS.max_bytes + 1)
+            return dict(parse_as(_Contents, data, str(self._path), LIMITS).choices)
+        except (OSError, DocumentError):
             return {}
 
     def _write(self, choices: dict[str, Choice]) -> None:

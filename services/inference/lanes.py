@@ -18,7 +18,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from model_store.errors import StoreError
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from services.inference.backends.device import Device
@@ -35,6 +34,7 @@ from services.inference.loader import (
     load_version,
 )
 from services.inference.memory_admission import MemoryAdmission
+from services.inference.model_failure import in_thread, told
 from services.inference.policy import LanePolicy, ServingPolicy
 from services.inference.warm_up import row_ms
 from services.inference.worker import Worker, WorkerPlan
@@ -142,7 +142,7 @@ class Lanes:
     async def _load(self, lane: Lane, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
         device = policy.load.backend.device
         memory = await self._memory_in_use(device)
-        manifest = await asyncio.to_thread(self._store.manifest, lane.model, lane.version)
+        manifest = await in_thread(self._store.manifest, lane.model, lane.version)
         file_bytes = min(_size_bytes(artifact) for artifact in manifest.artifacts)
         leaving = self._make_room(memory, lane, memory.expected_bytes(lane, file_bytes))
         if leaving:
@@ -153,11 +153,13 @@ class Lanes:
         version, taken = await self._open(manifest, options)
         try:
             self._make_room(memory, lane, taken)
+            memory.loaded(lane, taken)
+            self._start(version, lane, taken, policy, tasks)
         except Exception:
-            await _close_backends(version)
+            if lane not in self._loaded:
+                memory.unloaded(lane)
+                await _close_backends(version)
             raise
-        memory.loaded(lane, taken)
-        self._start(version, lane, taken, policy, tasks)
 
     def _next_kept(self, lane: Lane, policy: LanePolicy) -> Lane | None:
         """The next further artifact of a version that is to be loaded."""
@@ -186,11 +188,11 @@ class Lanes:
             memory.to_unload(lane, memory.expected_bytes(lane, _size_bytes(artifact)), ())
             version, taken = await self._open(manifest, options)
             memory.to_unload(lane, taken, ())
-        except (LoadError, StoreError) as error:
+        except Exception as error:
             logger.error(
                 "artifact not kept",
                 extra={"model": lane.model, "version": lane.version, "artifact": lane.artifact,
-                       "reason": str(error)},
+                       "reason": told(error)},
             )  # fmt: skip
             loaded.refused.add(lane.artifact)
             failed_replays = error.failed_replays if isinstance(error, LoadError) else 0
@@ -209,7 +211,7 @@ class Lanes:
         """Loads an artifact. Returns it, and the bytes of its device that this took."""
         device = options.backend.device
         before = device_memory_bytes(device).used_bytes
-        version = await asyncio.to_thread(load_version, self._store, manifest, options)
+        version = await in_thread(load_version, self._store, manifest, options)
         own = sum(backend.process_bytes() for backend in version.backends)
         measured = max(device_memory_bytes(device).used_bytes - before, 0) + own
         return version, max(measured, _size_bytes(version.artifact))
@@ -266,10 +268,10 @@ class Lanes:
         if device not in self._turns:
             self._turns[device] = DeviceTurns(self._policy.slots(device))
         worker = Worker(plan, self._turns[device], self._metrics, self._tracer)
-        platform = version.backends[0].platform
+        platform, facts = version.backends[0].platform, _facts(version, lane)
         task = tasks.create_task(worker.run(), name=f"worker {lane}")
         self._loaded[lane] = _Loaded(
-            worker, device, _facts(version, lane), platform, version.manifest, version.row_ms, task,
+            worker, device, facts, platform, version.manifest, version.row_ms, task,
             taken_bytes,
         )  # fmt: skip
         task.add_done_callback(lambda _: self._forget(lane))

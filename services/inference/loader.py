@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model_store.errors import StoreError
-from model_store.golden import GoldenRows, parse_golden
+from model_store.golden import GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
@@ -47,6 +47,9 @@ MEASURED_RUNS = 3
 
 MEASURE_BUDGET_S = 1.0
 """How long the runs of one of them may take; starting its process and opening it come first."""
+
+MAX_STEP_BYTES = 2**20
+"""Of the Python step's source."""
 
 UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
 """Datatypes that artifacts cannot take as NumPy arrays; a Python step before them can."""
@@ -131,7 +134,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
         StoreError: the golden file is broken, does not fit the signature, or is out of reach.
     """
     started = time.monotonic()
-    golden = parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
+    golden = read_golden(store, manifest)
     reasons: list[str] = []
     failed_replays = 0
     key, ranked = _ranked(store, manifest, golden, options)
@@ -273,7 +276,11 @@ def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
         StoreError: its file is broken or out of reach.
     """
     step = manifest.python_step
-    return None if step is None else StepCode(step, store.read_file(manifest, step.file))
+    return (
+        None
+        if step is None
+        else StepCode(step, store.read_file(manifest, step.file, MAX_STEP_BYTES))
+    )
 
 
 def _open(

@@ -12,7 +12,8 @@ One pass, in order:
 
 Rules kept here: a version becomes live only when it is ready, and the old one goes only after
 that, so moving a pointer fails no request; a version that failed is named with its reason and
-tried again after `retry_failed_s`; a store that cannot be reached changes nothing.
+tried again after `retry_failed_s`; a store that cannot be reached changes nothing. Whatever a model
+raises, of whichever type, is that model's alone: its files are anybody's.
 """
 
 import asyncio
@@ -23,11 +24,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from model_store.errors import StoreError
+from model_store.errors import StorageError
+from model_store.listing import ModelListing
 from model_store.pointers import PRODUCTION, Pointers
-from model_store.store import ModelListing, ModelStore
+from model_store.store import ModelStore
 from services.inference.lanes import Lanes
 from services.inference.loader import LoadError
+from services.inference.model_failure import in_thread, is_expected, told
 from services.inference.policy import ServingPolicy
 from services.inference.unserved_models import missing_models, refusal
 from services.queueing.directory import Directory
@@ -107,11 +110,11 @@ class Reconciler:
     async def _pass(self, tasks: asyncio.TaskGroup) -> None:
         """Looks at the store and converges every model that is not still being converged."""
         try:
-            listings = await asyncio.to_thread(self._store.listing)
-        except StoreError as error:
-            self._complain("store", "is out of reach; serving what is loaded", str(error))
+            listings = await in_thread(self._store.listing)
+        except Exception as error:
+            self._complain("store", "is out of reach; serving what is loaded", told(error))
             if not self.converged_once:
-                self.look = Look(started=False, fault=str(error))
+                self.look = Look(started=False, fault=told(error))
             return
         if self._lanes.loaded() and not listings:
             # An unmounted folder looks like an empty one, and nobody empties a store on purpose.
@@ -121,7 +124,7 @@ class Reconciler:
         self._listings = listings
         for name in self._wanted_models(listings):
             if name in listings and name not in self._converging:
-                task = tasks.create_task(self._converge(name, listings[name], tasks))
+                task = tasks.create_task(self._converge_alone(name, listings[name], tasks))
                 self._converging[name] = task
                 task.add_done_callback(functools.partial(self._converging.pop, name))
         for lane in [lane for lane in self._lanes.loaded() if lane.model not in listings]:
@@ -140,9 +143,13 @@ class Reconciler:
                 continue
             known = [one for one in self._directory.all_versions() if one.lane.model == name]
             pointers = self._models[name].pointers if name in self._models else None
-            if why := refusal(listings[name], pointers, known):
+            is_live = self._directory.live_version(name) is not None
+            why = refusal(listings[name], pointers, known)
+            if not is_live:
+                why = why or self._complaints.get(_topic(name), "")
+            if why:
                 refused[name] = why
-            served += self._directory.live_version(name) is not None
+            served += is_live
         published = any(listing.versions for listing in listings.values())
         return Look(
             started=self.converged_once,
@@ -155,14 +162,29 @@ class Reconciler:
     async def _foreign_layout(self) -> str:
         """What a store without a version holds instead."""
         try:
-            return await asyncio.to_thread(self._store.foreign_layout)
-        except StoreError as error:
-            return str(error)
+            return await in_thread(self._store.foreign_layout)
+        except Exception as error:
+            return told(error)
 
     def _wanted_models(self, listings: dict[str, ModelListing]) -> Iterable[str]:
         if self._policy.models:
             return self._policy.models
-        return [name for name, listing in listings.items() if listing.versions]
+        return [name for name, one in listings.items() if one.versions or one.unreadable]
+
+    async def _converge_alone(
+        self, name: str, listing: ModelListing, workers: asyncio.TaskGroup
+    ) -> None:
+        """Converges one model; what it raises changes nothing, and ends nothing else."""
+        try:
+            if listing.unreadable:
+                raise StorageError(listing.unreadable)
+            await self._converge(name, listing, workers)
+        except Exception as error:
+            fault = "cannot be looked at; serving what is loaded"
+            bug = None if is_expected(error) else error
+            self._complain(_topic(name), fault, told(error), bug)
+        else:
+            self._complaints.pop(_topic(name), None)
 
     async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
         model = self._models.setdefault(name, _Model())
@@ -185,9 +207,9 @@ class Reconciler:
             if model.pointers and model.pointers.generation >= generation:
                 return
             try:
-                model.pointers = await asyncio.to_thread(self._store.pointers_at, name, generation)
-            except StoreError as error:
-                self._complain(f"pointers of {name}", "are unreadable", str(error))
+                model.pointers = await in_thread(self._store.pointers_at, name, generation)
+            except Exception as error:
+                self._complain(f"pointers of {name}", "are unreadable", told(error))
 
     def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
         """What pointers name first, the newest after, so that production is up soonest."""
@@ -207,14 +229,14 @@ class Reconciler:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
         try:
             await self._lanes.load(lane, workers)
-        except (StoreError, LoadError) as error:
+        except Exception as error:
             model.failed_at[lane.version] = time.monotonic()
             self._announce_failure(lane, error)
         else:
             model.failed_at.pop(lane.version, None)
 
-    def _announce_failure(self, lane: Lane, error: StoreError | LoadError) -> None:
-        reason, labels = str(error), (lane.model, str(lane.version))
+    def _announce_failure(self, lane: Lane, error: Exception) -> None:
+        reason, labels = told(error), (lane.model, str(lane.version))
         self._metrics.model_ready.labels(*labels).set(0)
         self._metrics.expect_lane(lane.model, lane.version)
         self._metrics.failed_loads.labels(*labels).inc()
@@ -224,6 +246,7 @@ class Reconciler:
         logger.error(
             "version refused",
             extra={"model": lane.model, "version": lane.version, "reason": reason},
+            exc_info=None if is_expected(error) else error,
         )
 
     def _switch(self, model: _Model, name: str) -> None:
@@ -241,8 +264,13 @@ class Reconciler:
             self._directory.make_live(lane)
             logger.info("version live", extra={"model": lane.model, "version": lane.version})
 
-    def _complain(self, topic: str, fault: str, reason: str) -> None:
+    def _complain(self, topic: str, fault: str, reason: str, bug: Exception | None = None) -> None:
         """Logs a fault of the store when it appears or changes, not at every pass."""
         if self._complaints.get(topic) != reason:
             self._complaints[topic] = reason
-            logger.error(f"{topic} {fault}", extra={"reason": reason})
+            logger.error(f"{topic} {fault}", extra={"reason": reason}, exc_info=bug)
+
+
+def _topic(model: str) -> str:
+    """What complaints of a model as a whole are kept under."""
+    return f"model {model}"

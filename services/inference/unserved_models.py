@@ -8,8 +8,8 @@ for, and counts as served.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from model_store.listing import ModelListing
 from model_store.pointers import PRODUCTION, Pointers
-from model_store.store import ModelListing
 from model_store.strict import nearest_name
 from services.queueing.records import ServedVersion
 
@@ -24,7 +24,7 @@ def missing_models(
         listings: of the store.
         url: of the store, for the reasons.
     """
-    there = [name for name, listing in listings.items() if listing.versions]
+    there = [name for name, one in listings.items() if one.versions or one.unreadable]
     return {
         name: f"the store {url} has no such model{nearest_name(name, there)}"
         for name in named
@@ -43,6 +43,9 @@ def refusal(
         known: what the directory says of its versions.
     """
     versions = {served.lane.version: served for served in known}
+    if listing.unreadable:
+        is_served = any(served.state == "ready" for served in versions.values())
+        return "" if is_served else listing.unreadable
     if pointers is None and listing.generations:
         return "its pointers are unreadable, so that nobody knows which version is in production"
     target = pointers.aliases.get(PRODUCTION) if pointers else None

@@ -114,7 +114,7 @@ def test_whoever_signs_anew_without_the_key_is_foreign(
 ) -> None:
     key_in(tmp_path / "eve", "eve")
     changed = change_manifest(store, signed, tmp_path)
-    sealed = store.storage.get("digits/1/manifest.json")
+    sealed = store.storage.get("digits/1/manifest.json", 2**20)
     bundle = json.loads(signer_in(tmp_path / "eve")(changed.digests(sealed)))
     store.storage.replace("digits/1/model.sig", json.dumps(bundle).encode())
     with pytest.raises(ForeignKeyError):
@@ -151,7 +151,7 @@ def test_a_manifest_that_changes_after_it_was_read_is_noticed(
 def test_no_bit_of_the_signed_statement_may_change(
     store: ModelStore, signed: Manifest, ada: TrustedKey
 ) -> None:
-    right = store.storage.get("digits/1/model.sig")
+    right = store.storage.get("digits/1/model.sig", 2**20)
     flip_a_bit(store, "digits/1/model.sig")  # its middle lies within the statement
     with pytest.raises(SignatureMismatchError):
         store.signer(signed, [ada])
@@ -165,7 +165,7 @@ def test_the_signature_of_another_version_is_no_signature(
     store: ModelStore, folder: Path, signed: Manifest, sign: Sign, ada: TrustedKey
 ) -> None:
     second = store.publish(draft_in(folder), folder, sign=sign)
-    store.storage.replace("digits/2/model.sig", store.storage.get("digits/1/model.sig"))
+    store.storage.replace("digits/2/model.sig", store.storage.get("digits/1/model.sig", 2**20))
     with pytest.raises(SignatureMismatchError, match=r"manifest\.json has sha256"):
         store.signer(second, [ada])
     assert store.signer(signed, [ada]) == ada

@@ -1,5 +1,6 @@
 """What every store must do, wherever it lies: a folder, and a bucket of an S3 server."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from model_store.document import LARGE
 from model_store.errors import (
     BadNameError,
     ConflictError,
@@ -16,12 +18,15 @@ from model_store.errors import (
     ManifestFromFutureError,
     ModelNotFoundError,
     StorageError,
+    StoreError,
+    TooLargeError,
     VersionNotFoundError,
 )
+from model_store.listing import ModelListing
 from model_store.pointers import Pointers
 from model_store.semver import FIRST
 from model_store.storage import Storage
-from model_store.store import MAX_CLAIM_ATTEMPTS, ModelListing, ModelStore
+from model_store.store import MAX_CLAIM_ATTEMPTS, ModelStore
 from tests.fixtures import store_process
 from tests.fixtures.store_versions import draft_in, publish_in
 
@@ -29,7 +34,7 @@ FILES = ["model.onnx", "golden.safetensors", "report.json"]
 
 
 def flip_a_bit(store: ModelStore, path: str) -> None:
-    data = bytearray(store.storage.get(path))
+    data = bytearray(store.storage.get(path, 2**20))
     data[len(data) // 2] ^= 1
     store.storage.replace(path, bytes(data))
 
@@ -89,14 +94,75 @@ def test_what_no_model_can_be_is_not_looked_at(tmp_path: Path) -> None:
     assert store.models() == ["digits"]
 
 
-def test_what_cannot_be_looked_at_fails_the_listing(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_listed_is_told_beside_the_others(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    publish_in(store, tmp_path / "draft", "whole")
+    manifest = Path(store.url, "digits", "1", "manifest.json")
+    manifest.unlink()
+    manifest.symlink_to(manifest)
+    listings = store.listing()
+    assert "cannot look for 'digits/1/manifest.json'" in listings["digits"].unreadable
+    assert store.models() == ["whole"]
+    for read in (store.versions, store.pointers, store.history):
+        with pytest.raises(StorageError, match=r"cannot look for 'digits/1/manifest.json'"):
+            read("digits")
+
+
+def test_no_more_is_read_of_a_file_than_its_reader_takes(store: ModelStore, folder: Path) -> None:
+    publish_in(store, folder)
+    store.promote("digits", 1)
+    for path in ("digits/1/manifest.json", "digits/1/model.sig", "digits/pointers/00000001.json"):
+        store.storage.replace(path, b" " * (2**20 + 1))
+    for read in (
+        lambda: store.manifest("digits", 1),
+        lambda: store.pointers("digits"),
+        lambda: store.signature("digits", 1),
+    ):
+        with pytest.raises(StoreError, match=r"it has 1,048,577 bytes, and at most [0-9,]+ are"):
+            read()
+
+
+def test_a_file_larger_than_the_manifest_says_is_not_read(store: ModelStore, folder: Path) -> None:
+    publish_in(store, folder)
+    manifest = store.manifest("digits", 1)
+    store.storage.replace("digits/1/report.json", b" " * 100)
+    entry = manifest.file("report.json")
+    assert entry is not None
+    with pytest.raises(DigestMismatchError, match="it has 100 bytes, and at most 3 are read"):
+        store.read_file(manifest, entry)
+    with pytest.raises(TooLargeError, match="has 3 bytes, and at most 2 are read"):
+        store.read_file(manifest, entry, 2)
+
+
+def test_a_pipe_in_the_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
     store = ModelStore(str(tmp_path / "store"))
     publish_in(store, tmp_path / "draft")
     manifest = Path(store.url, "digits", "1", "manifest.json")
     manifest.unlink()
-    manifest.symlink_to(manifest)
-    with pytest.raises(StorageError, match=r"cannot look for 'digits/1/manifest.json'"):
-        store.listing()
+    os.mkfifo(manifest)
+    with pytest.raises(StorageError, match="it is no file"):
+        store.manifest("digits", 1)
+
+
+def test_a_pointer_that_says_another_generation_is_refused(store: ModelStore, folder: Path) -> None:
+    publish_in(store, folder)
+    pointers = store.promote("digits", 1)
+    far = pointers.model_copy(update={"generation": 2**80})
+    store.storage.replace("digits/pointers/00000001.json", far.to_json())
+    with pytest.raises(ManifestError, match="says that it is generation 1208925819614629174706176"):
+        store.pointers("digits")
+
+
+def test_a_manifest_that_nobody_could_read_is_not_published(
+    store: ModelStore, folder: Path
+) -> None:
+    many = {f"library-{number}": "1" for number in range(LARGE.max_values)}
+    draft = draft_in(folder)
+    lineage = draft.lineage.model_copy(update={"library_versions": many})
+    with pytest.raises(ManifestError, match="at most 25,000 are read"):
+        store.publish(draft.model_copy(update={"lineage": lineage}), folder)
+    assert store.models() == []
 
 
 def test_a_claimed_number_is_no_version(store: ModelStore, folder: Path) -> None:

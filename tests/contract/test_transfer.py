@@ -44,7 +44,7 @@ def copy(source: ModelStore, target: ModelStore) -> CopyReport:
 def contents(store: ModelStore) -> dict[str, bytes]:
     """Every file of version 1 but the claim."""
     return {
-        path: store.storage.get(path)
+        path: store.storage.get(path, 2**20)
         for path in store.storage.list("digits/1/")
         if not path.endswith("claim.json")
     }
@@ -171,7 +171,7 @@ def test_another_version_of_the_same_number_is_refused_and_both_are_named(
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_corrupt_source_is_not_copied(source: ModelStore, target: ModelStore, file: str) -> None:
-    data = bytearray(source.storage.get(f"digits/1/{file}"))
+    data = bytearray(source.storage.get(f"digits/1/{file}", 2**20))
     data[0] ^= 1
     source.storage.replace(f"digits/1/{file}", bytes(data))
     with pytest.raises(DigestMismatchError, match=f"digits/1/{file}: sha256 differs"):

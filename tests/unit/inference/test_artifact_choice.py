@@ -16,7 +16,7 @@ from services.inference.artifact_choice import ChoiceRules, choice_key, choose
 from services.inference.backends import artifact_fit
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device
-from services.inference.choice_memory import MAX_BYTES, MAX_CHOICES, Choice, ChoiceMemory
+from services.inference.choice_memory import LIMITS, MAX_CHOICES, Choice, ChoiceMemory
 from services.inference.isolation.isolated_backend import IsolatedBackend
 from services.inference.loader import LoadError, LoadOptions, load_version
 from tests.fixtures.onnx_models import linear, publish
@@ -261,7 +261,7 @@ def test_a_choice_is_for_these_files_on_this_machine(
         b'{"schema": 1, "choices": {"x": {"artifact": "onnx", "row_ms": {}}}}',
         b'{"schema": 1, "choices": {"%s": {"artifact": "onnx"}}}' % KEY.encode(),
         b'{"schema": 1, "choices": {"%s": {"artifact": 7, "row_ms": {}}}}' % KEY.encode(),
-        b" " * (MAX_BYTES + 1),
+        b" " * (LIMITS.max_bytes + 1),
     ],
     ids=range(9),
 )

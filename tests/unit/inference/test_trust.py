@@ -13,7 +13,7 @@ from model_store.errors import (
     UnsafeOnnxError,
 )
 from model_store.key_folder import TrustedKey
-from model_store.manifest import CODE_KINDS, ArtifactKind, Manifest
+from model_store.manifest import CODE_KINDS, ArtifactKind, FileEntry, Manifest
 from model_store.store import ModelStore
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
@@ -140,9 +140,9 @@ def test_nothing_of_a_refused_artifact_is_read(
     read: list[str] = []
     read_file = ModelStore.read_file
 
-    def listen(self: ModelStore, of: Manifest, entry: object) -> bytes:
-        read.append(entry.file)  # type: ignore[attr-defined]
-        return read_file(self, of, entry)  # type: ignore[arg-type]
+    def listen(self: ModelStore, of: Manifest, entry: FileEntry, limit: int | None = None) -> bytes:
+        read.append(entry.file)
+        return read_file(self, of, entry, limit)
 
     monkeypatch.setattr(ModelStore, "read_file", listen)
     with pytest.raises(LoadError, match=r"artifact torchscript: .* is not signed"):
