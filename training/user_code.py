@@ -6,6 +6,7 @@ reader can change none of them.
 """
 
 import contextlib
+import linecache
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -48,6 +49,11 @@ def headline(error: BaseException) -> str:
     if len(text) > MOST_CHARACTERS:
         text = text[: MOST_CHARACTERS - 3] + "..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def place_in_words(filename: str, line: int) -> str:
+    """A line of code: `nets.py:7: if x.sum() > 0:`."""
+    return f"{_short(filename)}:{line}: {linecache.getline(filename, line).strip()}"
 
 
 def own_lines(error: BaseException) -> list[str]:
