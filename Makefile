@@ -21,6 +21,7 @@ PIP_INSTALL := pip install -qq --disable-pip-version-check --no-compile
 INSTALL := $(BIN)/$(PIP_INSTALL)
 # An environment that is brought up to date gets the versions that a new one would get.
 UPGRADE := $(INSTALL) --upgrade --upgrade-strategy eager
+FOREGROUND := $(BIN)/python -I flambeau/foreground_job.py
 VERSIONS := $(VENV)/serving-versions.txt
 # Bytecode is made on all cores, and here: where nothing else may write it, every start of a process
 # would compile what it imports. Some packages ship files for other versions of Python.
@@ -86,15 +87,14 @@ develop: $(DEVELOPING) ## Make the environment for tests and lint too.
 .PHONY: clients
 clients: $(CLIENTS_INSTALLED) ## Make the environment of the clients that tests drive, and of protoc.
 
-# Job control makes the server a job of its own, so that Ctrl-C reaches it and not make, and make
-# sees its exit code. (`|| exit` keeps bash from becoming the server, which would undo that.)
+# Ctrl-C reaches the server and not make, and what ends make ends the server first.
 .PHONY: up
 up: $(SERVING) ## Train a first model if the store is empty, then serve it. ARGS="--set http_port=9000"
-	@set -m; $(BIN)/flambeau up $(ARGS) || exit $$?
+	@exec $(FOREGROUND) $(BIN)/flambeau up $(ARGS)
 
 .PHONY: up-split
 up-split: $(SERVING) ## The same with many processes: Redis, two gateways, two workers, an example load.
-	@set -m; $(BIN)/flambeau up-split $(ARGS) || exit $$?
+	@exec $(FOREGROUND) $(BIN)/flambeau up-split $(ARGS)
 
 .PHONY: demo
 demo: $(SERVING) ## The whole path once, checked: train, serve, classify over REST and gRPC, compare.

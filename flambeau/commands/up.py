@@ -1,5 +1,9 @@
 """`flambeau up`: everything from nothing. Trains the recipe if the store is empty, then serves."""
 
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated
 
@@ -8,8 +12,8 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.serve import parse_settings, run
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from flambeau.commands.train import train
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FirstRecipe = Annotated[
     str | None,
     typer.Option(help="What to train if the store is empty; handwritten digits unless given."),
@@ -36,11 +40,47 @@ def up(
 
 
 def fill_if_empty(store: str, recipe: str | None = None) -> None:
-    """Trains and publishes a recipe, unless the store holds a model already."""
+    """Trains and publishes a recipe, unless the store holds a model already.
+
+    Training runs in a process of its own: it imports torch and starts helpers, of which nothing is
+    to stay with a server.
+
+    Raises:
+        typer.Exit: it failed, with its exit code; or 128 + the number of the signal that ended it.
+    """
     from model_store.errors import StoreError
     from model_store.store import ModelStore
 
     with failing_with({StoreError: 1}):
         empty = not ModelStore(store).models()
-    if empty:
-        train(recipe or str(files("training") / "recipes" / "digits_cnn.yaml"), store=store)
+    if not empty:
+        return
+    first = recipe or str(files("training") / "recipes" / "digits_cnn.yaml")
+    command = [sys.executable, "-m", "flambeau", "train", first, "--store", store]
+    if code := _run_to_its_end(command):
+        raise typer.Exit(code)
+
+
+def _run_to_its_end(command: Sequence[str]) -> int:
+    """Runs a command; asked to end, it interrupts the command and waits. Returns the exit code.
+
+    The command has a session of its own, so that Ctrl-C does not reach it a second time.
+    """
+    asked: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def interrupt(number: int, _: object) -> None:
+        asked.append(number)
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, interrupt) for number in ENDING}
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+        if asked:  # before there was a process
+            process.send_signal(signal.SIGINT)
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 + asked[0] if asked else code

@@ -6,21 +6,25 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.serve import parse_settings
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.up import FirstRecipe, fill_if_empty
 
 FOLDER = Path("var/split")
 """For Redis' files and all logs."""
-FIRST_PORT = 8000
+FIRST_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
+"""Of the first gateway, unless settings say otherwise."""
 PORTS_EACH = 10
-"""Gateway n has 8000 + 10 n and the two behind it; worker n has 8005 + 10 n for metrics."""
+"""Each further gateway and worker has ports so much higher."""
+METRICS_OF_WORKERS = 3
+"""The first worker's port for metrics is so much higher than the first gateway's."""
 REPORT_EVERY_S = 5.0
 AFTER_FAILURE_S = 0.1
 
@@ -31,11 +35,23 @@ def up_split(
     gateways: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 2,
     workers: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 2,
     load: Annotated[bool, typer.Option(help="Whether to send an example load.")] = True,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of gateways or workers; may be repeated. Ports are those of the first "
+            "gateway, the next one's are 10 higher; 0 picks free ones.",
+        ),
+    ] = None,
 ) -> None:
     """Train a first model if the store is empty, then serve it with many processes."""
     from flambeau.errors import ClientError
     from flambeau.split_processes import SplitProcessError, redis_process, split_process
+    from services.settings import ConfigError
 
+    with failing_with({ConfigError: 2}):  # before a training, which takes longer
+        plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
     fill_if_empty(store, recipe)
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -46,19 +62,16 @@ def up_split(
         stack.enter_context(_alone_in(FOLDER))
         _, queue = stack.enter_context(redis_process(FOLDER))
         typer.echo(f"queue      {queue}")
-        for n in range(workers):
+        for n, settings in enumerate(plan["inference"]):
             if asked.is_set():
                 return
-            settings = {"store": store, "metrics_port": FIRST_PORT + PORTS_EACH * n + 5}
             log = FOLDER / f"worker-{n}.log"
             worker = stack.enter_context(split_process("inference", queue, log, settings))
             typer.echo(f"worker {n}   metrics http://{worker.metrics}/metrics")
         grpcs = []
-        for n in range(gateways):
+        for n, settings in enumerate(plan["gateway"]):
             if asked.is_set():
                 return
-            port = FIRST_PORT + PORTS_EACH * n
-            settings = {"http_port": port, "grpc_port": port + 1, "metrics_port": port + 2}
             log = FOLDER / f"gateway-{n}.log"
             gateway = stack.enter_context(split_process("gateway", queue, log, settings))
             grpcs.append(gateway.grpc)
@@ -69,6 +82,49 @@ def up_split(
             _send_load(_any_model(store), grpcs, asked)
         asked.wait()
         typer.echo("stopping: gateways answer what they accepted, then the workers end, then Redis")
+
+
+def plan_processes(
+    gateways: int, workers: int, given: Mapping[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """Tells each setting to the processes that know it. Returns the settings of every one.
+
+    Args:
+        gateways: how many.
+        workers: how many.
+        given: settings by name.
+
+    Raises:
+        ConfigError: none of them knows a setting, it has a bad value, or it is ours to give.
+    """
+    from services.gateway.config import GatewayConfig
+    from services.inference.config import InferenceConfig
+    from services.settings import ConfigError, ProcessSettings, checked
+
+    if "queue" in given:
+        raise ConfigError("'queue' is not to be set: up-split starts a Redis of its own")
+    kinds: tuple[tuple[str, type[ProcessSettings], int, int], ...] = (
+        ("gateway", GatewayConfig, gateways, 0),
+        ("inference", InferenceConfig, workers, METRICS_OF_WORKERS),
+    )
+    known = {setting for _, kind, _, _ in kinds for setting in kind.model_fields}
+    unknown = {name: value for name, value in given.items() if name not in known}
+    plan: dict[str, list[dict[str, Any]]] = {}
+    for name, kind, count, higher in kinds:
+        own = {setting: value for setting, value in given.items() if setting in kind.model_fields}
+        needed = {"queue": "redis://"}
+        checked(kind, needed | own | unknown)
+        first = {port: own.get(port, FIRST_PORTS[port]) for port in FIRST_PORTS}
+        plan[name] = []
+        for n in range(count):
+            ports = {
+                port: number and number + higher + PORTS_EACH * n
+                for port, number in first.items()
+                if port in kind.model_fields
+            }
+            checked(kind, needed | own | ports)
+            plan[name].append(own | ports)
+    return plan
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.server_process import server_process
+from tests.fixtures.fresh_clone import link_clone
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -30,13 +31,7 @@ FREE_PORTS = "--set http_port=0 --set grpc_port=0 --set metrics_port=0"
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("clone")
-    for path in ROOT.iterdir():
-        if path.name not in ("var", ".git"):
-            (folder / path.name).symlink_to(path)
-    (folder / ".venv").unlink(missing_ok=True)
-    (folder / ".venv").symlink_to(sys.prefix)
-    return folder
+    return link_clone(tmp_path_factory.mktemp("clone"))
 
 
 @dataclass(frozen=True)
