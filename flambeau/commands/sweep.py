@@ -84,9 +84,11 @@ def sweep(
     from training.errors import RecipeError, TrainingError
     from training.recipe_file import load_recipe
     from training.sweep.parameter import parse_parameters
+    from training.target_names import check_target_names
 
     with failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}), _installed():
         base, parameters = load_recipe(recipe, set_ or []), parse_parameters(param)
+        check_target_names(base)
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None
         if publish:

@@ -57,12 +57,14 @@ def train(
     from training.errors import RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
     from training.recipe_file import load_recipe
+    from training.target_names import check_target_names
     from training.user_code import own_code_named
 
     # The disk is the user's, so its failures are theirs to read.
     codes: dict[type[Exception], int] = {RecipeError: 2, TrainingError: 1, StoppedError: STOPPED}
     with failing_with(codes | {StoreError: 1, OSError: 1}):
         loaded = load_recipe(recipe, set_ or [])
+        check_target_names(loaded)
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None  # before training: a bad key fails here
         try:

@@ -16,6 +16,7 @@ from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 
 ROOT = Path(__file__).parents[3]
+DIGITS = "training/recipes/digits_cnn.yaml"
 SHOW_NOTHING = {
     *("serve", "up", "up-split", "demo", "gateway", "inference", "trainer"),  # run until stopped
     *("sweep", "train run", "train submit", "jobs submit", "jobs batch", "push", "pull"),  # work
@@ -81,7 +82,16 @@ def test_a_listing_of_the_store_imports_no_library_of_models(tmp_path: Path) -> 
         (["serve", "--set=htp_port=1"], "http_port"),
         (["up", "--set=htp_port=1"], "http_port"),
         (["gateway", "--quue=redis://here"], "--queue"),
-        (["train", "training/recipes/digits_cnn.yaml", "--set", "optmi.clip=1"], "optim"),
+        (["train", DIGITS, "--set", "optmi.clip=1"], "optim"),
+        (
+            [
+                "train",
+                "training/recipes/digits_cnn.yaml",
+                "--set",
+                "model.target=training.networks:Cn",
+            ],
+            "SmallCnn",
+        ),
     ],
 )
 def test_a_misspelt_name_is_refused_with_the_nearest_before_torch_is_imported(
