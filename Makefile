@@ -118,8 +118,8 @@ adversarial: $(DEVELOPING) ## Hostile clients and stores beside a healthy client
 	@$(BIN)/python -m tests.adversarial $(ARGS)
 
 .PHONY: k8s-validate
-k8s-validate: $(VALIDATING) ## Render every overlay of k8s/, and hold it against Kubernetes' schemas and our rules.
-	@$(BIN)/pytest tests/k8s $(ARGS)
+k8s-validate: $(VALIDATING) ## Render every overlay of k8s/, hold it against schemas and our rules, start each image's lock.
+	@$(BIN)/pytest tests/k8s tests/locks $(ARGS)
 
 .PHONY: e2e-cluster
 e2e-cluster: $(DEVELOPING) $(IN_FRONT) ## Pods in network namespaces behind Envoy, updated and lost under load. ARGS="--seed 7"

@@ -2,16 +2,19 @@
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from flambeau.monitoring.dashboards import DASHBOARDS, GPU
+from flambeau.monitoring.dashboards import DASHBOARDS, GPU, MODEL_DETAIL, OVERVIEW, QUEUE
 from flambeau.monitoring.metric_reference import Metric, all_metrics
 from tests.dashboards.answers import ask, without_data
-from tests.dashboards.fleet import ROW, Fleet, load, running_fleet
+from tests.dashboards.fleet import ROW, RULES, Fleet, load, running_fleet
 from tests.e2e.rest_calls import infer, linear_input
-from tests.fixtures.prometheus_process import program, run_tool
+from tests.fixtures.onnx_models import linear, publish, slow_lookup
+from tests.fixtures.prometheus_process import program, run_tool, running_prometheus
+from tests.fixtures.servers import running_server
 
 SHOWN_S, WINDOW_S = 5.0, 3.0
 
@@ -39,6 +42,42 @@ def test_every_panel_has_data(fleet: Fleet) -> None:
             if dashboard is not GPU
         }
     assert missing == {uid: [] for uid in missing}
+
+
+def test_panels_without_data_of_a_server_in_one_process_say_why(tmp_path: Path) -> None:
+    """It has no Redis: every other panel has data, and those of Redis have words in its place."""
+    program("prometheus")
+    store = tmp_path / "store"
+    publish(str(store), "linear", linear(1.0, layers=4))
+    publish(str(store), "linear", linear(2.0))
+    publish(str(store), "lookup", slow_lookup())
+    dashboards = (OVERVIEW, MODEL_DETAIL, QUEUE)
+    with (
+        running_server(store, newest_versions=2) as server,
+        running_prometheus(
+            tmp_path / "prometheus", {"flambeau": f"127.0.0.1:{server.metrics_port}"}, RULES
+        ) as prometheus,
+        load(server),
+    ):
+        for traffic in (
+            f'sum(rate(flambeau_requests_total{{model="lookup"}}[{WINDOW_S:g}s]))',
+            f"min(count_over_time(up[{SHOWN_S:g}s]))",
+            "min(model:flambeau_requests_slow:ratio_rate1h) + 1",
+        ):
+            prometheus.wait_for(traffic, lambda found: found > 0)
+        empty = {
+            key
+            for dashboard in dashboards
+            for key, found in ask(prometheus, dashboard, SHOWN_S, WINDOW_S).items()
+            if not any(one.has_data for one in found)
+        }
+    rows = [row for dashboard in dashboards for row in dashboard.rows]
+    explained = {
+        f"{row.title} / {panel.title}" for row in rows if row.absent for panel in row.panels
+    }
+    assert empty <= explained
+    assert len(empty) >= 8, "the rows that say so have nothing to show"
+    assert [row.title for row in QUEUE.rows if row.note], "the page says what it is of"
 
 
 def test_each_process_tells_what_the_reference_says(fleet: Fleet) -> None:

@@ -48,10 +48,11 @@ def kubectl() -> str:
 @functools.cache
 def render(folder: str) -> list[Object]:
     """The objects of a folder below k8s/."""
-    return _rendered(KUBERNETES / folder)
+    return rendered(KUBERNETES / folder)
 
 
-def _rendered(folder: Path) -> list[Object]:
+def rendered(folder: Path) -> list[Object]:
+    """The objects of any folder with a kustomization."""
     command = [kubectl(), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -79,7 +80,7 @@ def render_in(namespace: str, overlay: str, *, transformed: bool = True) -> list
         if transformed and overlay != "kserve":  # it has no worker whose namespace could be taken
             document["transformers"] = [f"{above}/namespaced"]
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
-        return _rendered(folder)
+        return rendered(folder)
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:

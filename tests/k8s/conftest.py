@@ -1,0 +1,47 @@
+"""What the images' processes find around them: Redis, a bucket, files, a worker."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.s3_server import s3_server
+from tests.fixtures.split_servers import running_worker
+from tests.images.lock_environment import own_wheel
+from tests.k8s.starting import Surroundings, fill
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our own packages, installed from a wheel."""
+    return own_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def around(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
+    """A bucket and a folder with a model each, Redis, and what Secrets would mount."""
+    folder = tmp_path_factory.mktemp("root")
+    fill(folder)
+    local = folder / "var/lib/flambeau/store"
+    publish(str(local), "digits", linear())
+    shutil.copytree(local, folder / "mnt/models")
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as short, s3_server() as bucket:
+        store = f"{bucket}/prod"
+        publish(store, "digits", linear())
+        redis = RedisProcess("valkey", Path(short))
+        try:
+            redis.start()
+            yield Surroundings(folder, redis.url, store, site)
+        finally:
+            redis.kill()
+
+
+@pytest.fixture(scope="module")
+def worker(around: Surroundings) -> Iterator[None]:
+    """A worker of this environment, so that gateways learn what is served."""
+    with running_worker(around.folder / "var/lib/flambeau/store", around.queue):
+        yield
