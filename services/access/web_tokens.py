@@ -50,7 +50,8 @@ class WebTokens:
             import jwt
         except ImportError as error:
             raise ConfigError(
-                f"jwt_keys needs the extra auth ({error}): pip install 'flambeau[auth]'"
+                f"jwt_keys needs the extra auth ({error}): pip install 'flambeau[auth]', "
+                "or take the image flambeau/gateway built with CALLERS=auth"
             ) from error
         self._jwt = jwt
         self._settings = settings

@@ -52,9 +52,9 @@ def test_the_worker_for_gpus_has_all_but_the_gpu(around: Surroundings) -> None:
         assert process.wait(60) != 0
         log.join()
         said = "\n".join(log.all())
-    assert "cuda:0" in said
+    assert "CUDA" in said, "it got as far as its device"
     assert "ModuleNotFoundError" not in said
-    assert "extra" not in said
+    assert "needs the extra" not in said
 
 
 def test_the_job_trains_and_publishes(around: Surroundings) -> None:
