@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from flambeau.commands.access import access_app
-from services.gateway.config import GatewaySettings
+from services.standalone.config import ServerConfig
 from tests.adversarial.attack import VictimName
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import ServerProcess, running_server
@@ -42,9 +42,8 @@ class Victim:
 
 
 def budget_bytes() -> int:
-    """Memory that requests may hold, by the server's own default."""
-    found = GatewaySettings.model_fields.get("max_buffered_bytes")
-    return 256 * MIB if found is None else int(found.default)
+    """Bytes of callers that the server may hold, by its own default."""
+    return ServerConfig(store="").buffer_limit_bytes
 
 
 def make_store(store: Path) -> None:
