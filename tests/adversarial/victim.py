@@ -7,6 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from flambeau.commands.access import access_app
+from services.settings import checked
 from services.standalone.config import ServerConfig
 from tests.adversarial.attack import VictimName
 from tests.fixtures import onnx_models
@@ -43,7 +44,7 @@ class Victim:
 
 def budget_bytes() -> int:
     """Bytes of callers that the server may hold, by its own default."""
-    return ServerConfig(store="").buffer_limit_bytes
+    return checked(ServerConfig, {"store": "."}).buffer_limit_bytes
 
 
 def make_store(store: Path) -> None:
