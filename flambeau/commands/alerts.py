@@ -27,6 +27,13 @@ def alerts(
             "dashboard on a Grafana at localhost:3000.",
         ),
     ] = None,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            help="Limit the rules to one namespace of Kubernetes, so that the rules of several "
+            "stores can stand side by side in one Prometheus.",
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Print alert rules for Prometheus, by what each model in the store promises (slo)."""
@@ -37,7 +44,7 @@ def alerts(
 
     objectives = stored_objectives(ModelStore(store))
     make = prometheus_rule if operator else rules_file
-    text = make(objectives, runbook_url or RUNBOOK_URL)
+    text = make(objectives, runbook_url or RUNBOOK_URL, namespace)
     if as_json:
         from model_store.yaml_text import read_yaml
 

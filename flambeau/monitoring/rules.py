@@ -8,6 +8,7 @@ long. Two windows each must agree, so that an alert begins soon and ends soon (S
 Workbook, chapter 5, "Multiwindow, Multi-Burn-Rate Alerts").
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ are two models. Outside Kubernetes the series have no such label, and are one mo
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 NAMESPACE = "{{ with $labels.namespace }} in namespace {{ . }}{{ end }}"
 """In summaries: the namespace, of series that have one."""
+_METRIC = re.compile(r"\b((?:model:)?flambeau_[\w:]+|up)\b(\{)?")
 MIN_BAD = 5
 """So few failures wake nobody, however few requests there were."""
 
@@ -58,13 +60,14 @@ BURNS = (
 
 
 def rule_groups(
-    objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL
+    objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL, namespace: str = ""
 ) -> list[dict[str, Any]]:
     """Every group.
 
     Args:
         objectives: by model; every other model has the usual ones.
         runbook_url: pattern of the URL of an alert's runbook (`runbooks.RUNBOOK_URL`).
+        namespace: of Kubernetes, that all of it is limited to; empty for every namespace.
     """
     groups: list[dict[str, Any]] = [
         {"name": "flambeau-objectives", "rules": _objectives(objectives)},
@@ -72,17 +75,33 @@ def rule_groups(
         {"name": "flambeau-budgets", "rules": [_burning(*one) for one in _budgets()]},
         {"name": "flambeau-alerts", "rules": [_alert(alert) for alert in ALERTS]},
     ]
-    for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
-        rule["annotations"]["runbook_url"] = url_of_runbook(rule["alert"], runbook_url)
+    for rule in (rule for group in groups for rule in group["rules"]):
+        if namespace:
+            rule["expr"] = _within(namespace, rule["expr"])
+        if "alert" in rule:
+            rule["annotations"]["runbook_url"] = url_of_runbook(rule["alert"], runbook_url)
     return groups
 
 
-def rules_file(objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL) -> str:
-    """A file of rules for Prometheus."""
-    return HEADER + _yaml({"groups": rule_groups(objectives, runbook_url)})
+def _within(namespace: str, expression: str) -> str:
+    """The same of one namespace: each metric of an expression gets a matcher for the label."""
+    matcher = f'namespace="{namespace}"'
+    return _METRIC.sub(
+        lambda found: f"{found[1]}{{{matcher}," if found[2] else f"{found[1]}{{{matcher}}}",
+        expression,
+    )
 
 
-def prometheus_rule(objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL) -> str:
+def rules_file(
+    objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL, namespace: str = ""
+) -> str:
+    """A file of rules for Prometheus; see `rule_groups`."""
+    return HEADER + _yaml({"groups": rule_groups(objectives, runbook_url, namespace)})
+
+
+def prometheus_rule(
+    objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL, namespace: str = ""
+) -> str:
     """The same as an object of the Prometheus operator (monitoring.coreos.com/v1)."""
     return HEADER + _yaml(
         {
@@ -90,13 +109,14 @@ def prometheus_rule(objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_UR
             "kind": "PrometheusRule",
             "metadata": {
                 "name": "flambeau",
+                **({"namespace": namespace} if namespace else {}),
                 "labels": {
                     "app.kubernetes.io/name": "flambeau",
                     "app.kubernetes.io/component": "monitoring",
                     "app.kubernetes.io/part-of": "flambeau",
                 },
             },
-            "spec": {"groups": rule_groups(objectives, runbook_url)},
+            "spec": {"groups": rule_groups(objectives, runbook_url, namespace)},
         }
     )  # fmt: skip
 

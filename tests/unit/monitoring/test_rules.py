@@ -118,6 +118,37 @@ def test_each_model_is_held_to_its_own_promises(tmp_path: Path) -> None:
     evaluate(tmp_path, [case(series, *looks, step_m=2)], 2, [rule_groups(objectives)])
 
 
+def test_stores_of_two_namespaces_keep_their_promises_side_by_side(tmp_path: Path) -> None:
+    """Prometheus has loaded the rules of both: the same model promises more in one of them."""
+    name = "FlambeauErrorBudgetBurn"
+    files = [
+        rule_groups({"m": Slo(availability=share)}, namespace=namespace)
+        for namespace, share in (("prod", 0.999), ("dev", 0.9))
+    ]
+    series = {
+        key.replace("{", f'{{namespace="{namespace}",'): values
+        for namespace in ("prod", "dev")
+        for key, values in traffic(0.05, 0.0, 80, "m").items()
+    }
+    looks = [
+        expected(70, name, True, window="1h", model="m", namespace="prod"),
+        expected(70, name, False, window="1h", model="m", namespace="dev"),
+    ]
+    evaluate(tmp_path, [case(series, *looks, step_m=2)], 2, files)
+
+
+def test_rules_of_one_namespace_look_at_no_other() -> None:
+    expressions = [rule["expr"] for group in rule_groups({"m": Slo()}, namespace="prod")
+                   for rule in group["rules"]]  # fmt: skip
+    for expression in expressions:
+        for metric, selector in re.findall(
+            r"\b((?:model:)?flambeau_[\w:]+|up)\b({[^}]*})?", expression
+        ):
+            assert 'namespace="prod"' in selector, f"{metric} in {expression}"
+    document = yaml.safe_load(prometheus_rule({}, namespace="prod"))
+    assert document["metadata"]["namespace"] == "prod"
+
+
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     rules = [rule for group in rule_groups({}) for rule in group["rules"] if "alert" in rule]
     names = {rule["alert"] for rule in rules}
@@ -212,3 +243,6 @@ def test_the_command_writes_rules_with_links_of_one_s_own(tmp_path: Path) -> Non
         groups = written.get("groups") or written["spec"]["groups"]
         assert kind in written
         assert groups == rule_groups({}, pattern)
+    asked = ["alerts", "--store", store, "--output", str(output), "--namespace", "prod"]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert yaml.safe_load(output.read_text())["groups"] == rule_groups({}, namespace="prod")
