@@ -12,6 +12,7 @@ from training.exporters.export import export_all
 from training.learning.evaluation import evaluate
 from training.learning.loop import Trained, train
 from training.learning.loop import assist as assist_training
+from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
 from training.preparation import prepare
 from training.promotion import promote
@@ -21,6 +22,8 @@ from training.proof.verify import Reference, checkpoint_report, reference, verif
 from training.publish import check_bump, publish
 from training.recipe import Recipe
 from training.recipe_parts.auto_export import AutoPart
+from training.recipe_parts.loss_parts import LABELS
+from training.recipe_parts.promotion_condition import GUESS
 from training.reporting.curves import read_curves
 from training.reporting.examiner import examine
 from training.reporting.report import AutoReport, Report, print_table
@@ -91,13 +94,27 @@ def run(
             }
         )
         print_table(report, console)
+        warning = _warn(report.guess, console)
         manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
         promotion = promote(recipe, manifest, store, found)
         if watcher:
-            watcher.promoted(promotion.text)
+            watcher.promoted(promotion.text + warning)
     signed = ", signed" if sign else ""
     say(console, f"published {manifest.model} {manifest.version_text}{signed}{promotion.text}")
     return manifest
+
+
+def _warn(guess: Guess | None, console: Console) -> str:
+    """Says that the model may as well guess, if so; and the same for behind the last event."""
+    warning = None if guess is None else guess.warning()
+    if guess is None or warning is None:
+        return ""
+    say(
+        console,
+        f"warning: {warning}; train longer, or another network; publish: {{if: {guess.condition}}} "
+        "keeps such a version from going live",
+    )
+    return f"; warning: {warning}"
 
 
 def assist(
@@ -155,6 +172,16 @@ def _prove(
         **evaluate(trained.model, splits.validation, recipe, "val", trained.loss),
         **evaluate(trained.model, splits.test, recipe, "test", trained.loss),
     }
+    guess = best_guess(
+        golden.metric,
+        splits.train_labels[LABELS],
+        golden.test.labels,
+        metric,
+        golden.signature.outputs[0].shape[-1],
+        recipe.labels.get(recipe.model.outputs[0], ()),
+    )
+    if guess is not None:
+        metrics |= {f"{GUESS}/{name}": value for name, value in guess.metrics.items()}
     return golden, Report(
         run=recipe.name,
         model=recipe.publish.model,
@@ -164,4 +191,5 @@ def _prove(
         checkpoint=checkpoint,
         artifacts=artifacts,
         auto=auto,
+        guess=guess,
     )

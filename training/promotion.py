@@ -7,7 +7,7 @@ from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
 from training.recipe import Recipe
-from training.recipe_parts.promotion_rule import FIRST
+from training.recipe_parts.promotion_condition import findings
 from training.reporting.report import LiveComparison
 
 MOST_ATTEMPTS = 10
@@ -40,23 +40,23 @@ def promote(
     alias = recipe.publish.alias
     if alias is None:
         return Promotion(False, "; no alias moves")
-    why, finding = f"trained from recipe '{recipe.name}'", ""
-    expecting: dict[str, int | None] = {}
-    match recipe.publish.condition:
-        case "first":
-            expecting = {alias: None}
-        case "always":
-            pass
-        case _:
-            assert comparison is not None, "a recipe with a comparison was compared"
-            finding = f" ({comparison.text()})"
-            if not comparison.met:
-                return Promotion(False, f"; {alias} stays where it is{finding}")
-            expecting = {PRODUCTION: comparison.version}
+    rule = recipe.publish.rule()
+    found = findings(rule, manifest.lineage.metrics)
+    texts = [one.text() for one in found if not one.met] or [one.text() for one in found]
+    met = all(one.met for one in found)
+    expecting: dict[str, int | None] = {alias: None} if rule.first else {}
+    if rule.live is not None:
+        assert comparison is not None, "a recipe with a comparison was compared"
+        texts.append(comparison.text())
+        met = met and comparison.met
+        expecting = {PRODUCTION: comparison.version}
+    why, finding = f"trained from recipe '{recipe.name}'", f" ({'; '.join(texts)})" if texts else ""
+    if not met:
+        return Promotion(False, f"; {alias} stays where it is{finding}")
     try:
         _move(store, manifest, alias, why + finding, expecting)
     except StalePointerError as error:
-        moved_on = "" if recipe.publish.condition == FIRST else f" ({error})"
+        moved_on = "" if rule.first else f" ({error})"
         return Promotion(False, f"; {alias} stays where it is{moved_on}")
     return Promotion(True, f" → {alias}{finding}")
 

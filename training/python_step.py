@@ -26,6 +26,10 @@ from training.user_code import own_lines
 WHERE = "preprocess.0.python"
 ROWS_AT_ONCE = 256
 """Rows that the step is given at once."""
+ROUNDING = {2: 4e-3, 4: 1e-5, 8: 1e-5}
+"""By the bytes of a float: how far a row's results may lie from those among other rows, as a share
+of the largest of all. Products of matrices add up in another order for another number of rows; of 8
+bytes, a step may have computed in 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +84,39 @@ class Step:
         for row in range(min(raw.rows, 4)):
             alone = self._try(_rows(raw.inputs, row, row + 1))
             for name, array in prepared.inputs.items():
-                if name not in alone or not np.array_equal(alone[name], array[row : row + 1]):
+                among = array[row : row + 1]
+                if name not in alone or not _alike(alone[name], among, array):
                     raise DataError(
                         f"{WHERE}: {self.name} gives row {row} of the test split another '{name}' "
-                        "alone than among others; a row's result must depend on that row only"
+                        f"alone than among others{_difference(alone.get(name), among)}; a row's "
+                        "result must depend on that row only"
                     )
+
+
+def _alike(alone: Array, among: Array, every: Array) -> bool:
+    """Whether a row's results differ by rounding at most, which may depend on the rows beside it.
+
+    Args:
+        alone: the row's result, [1, ...].
+        among: the same among other rows.
+        every: the results of all rows, whose largest value says how numbers round.
+    """
+    if alone.dtype != among.dtype or alone.shape != among.shape:
+        return False
+    if among.dtype.kind != "f":
+        return np.array_equal(alone, among)
+    finite = np.abs(every[np.isfinite(every)], dtype=np.float64)
+    limit = ROUNDING[among.dtype.itemsize] * float(finite.max(initial=0.0))
+    found, right = alone.astype(np.float64), among.astype(np.float64)
+    return np.allclose(found, right, rtol=0.0, atol=limit, equal_nan=True)
+
+
+def _difference(alone: Array | None, among: Array) -> str:
+    """By how much numbers differ, in words; nothing where that is no number."""
+    if alone is None or alone.shape != among.shape or among.dtype.kind not in "iuf":
+        return ""
+    gap = np.abs(alone.astype(np.float64) - among.astype(np.float64)).max(initial=0.0)
+    return f", by {gap:.3g}, which is more than rounding"
 
 
 def open_recipe_step(recipe: Recipe) -> Step | None:

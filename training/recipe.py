@@ -261,14 +261,14 @@ class Recipe(RecipePart):
 
     @model_validator(mode="after")
     def _condition_of_the_task(self) -> "Recipe":
-        compared = self.publish.comparison()
         known = ["test/loss", *(f"test/{name}" for name in METRICS[self.loss.judged_task])]
-        if compared is not None and compared.metric not in known:
-            raise ValueError(
-                f"publish.if compares {compared.metric}, and the loss is about "
-                f"{self.loss.judged_task}, which has no such metric"
-                f"{nearest_name(compared.metric, known)}"
-            )
+        for compared in self.publish.rule().conditions:
+            if compared.metric not in known:
+                raise ValueError(
+                    f"publish.if compares {compared.metric}, and the loss is about "
+                    f"{self.loss.judged_task}, which has no such metric"
+                    f"{nearest_name(compared.metric, known)}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ from training.proof.runners import file_runner
 from training.proof.verify import Reference, run_in_batches
 from training.python_step import Step
 from training.recipe import Recipe
-from training.recipe_parts.promotion_rule import Condition
+from training.recipe_parts.promotion_condition import Condition
 from training.reporting.report import LiveComparison
 
 ACCURACY = "test/accuracy"
@@ -72,7 +72,7 @@ def compare_with_live(
     Raises:
         StorageError: the store is out of reach.
     """
-    condition = recipe.publish.comparison()
+    condition = recipe.publish.rule().live
     if condition is None:
         return None
     pointers = store.pointers(recipe.publish.model)

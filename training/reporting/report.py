@@ -8,6 +8,7 @@ from model_store.manifest import ArtifactKind, MadeWith, Precision, speed_key
 from model_store.metric import MeasuredMetric, metric_text
 from model_store.parity import Tolerance
 from model_store.strict import StrictModel
+from training.metrics.guess import Guess
 from training.reporting.curves import PhaseCurves
 from training.reporting.examination import Examination
 
@@ -135,6 +136,8 @@ class Report(StrictModel):
     artifacts: tuple[ArtifactReport, ...]
     auto: AutoReport | None = None
     """None where the recipe lists its exports."""
+    guess: Guess | None = None
+    """The best single answer for every row, and the model beside it; None in older reports."""
     comparison: LiveComparison | None = None
     """None where the recipe's `publish.if` compares nothing."""
     curves: tuple[PhaseCurves, ...] = ()

@@ -34,12 +34,23 @@ def report_page(report: Report) -> str:
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>"
         f"<style>{STYLE}{EXAMINATION_STYLE}</style><h1>{escape(title)}</h1>"
         f"<p>Best of {report.epochs} epochs: {report.best_epoch}. {escape(metrics)}</p>"
-        f"{_comparison(report)}"
+        f"{_guess(report)}{_comparison(report)}"
         f"<table><tr>{table_cells('th', headings(report))}</tr>{table}</table>{_not_tried(report)}"
         f"{_latency_plot(report)}{_metric_plot(report)}"
         f"{curves_section(report.curves, report.best_epoch)}"
         f"{examination_section(report.examination)}</html>\n"
     )
+
+
+def _guess(report: Report) -> str:
+    """How the model did against one answer for every row."""
+    guess = report.guess
+    if guess is None:
+        return ""
+    warning = guess.warning()
+    if warning is None:
+        return f"<p>Without the inputs: {escape(guess.text())}.</p>"
+    return f"<p><b>Warning:</b> {escape(warning)}.</p>"
 
 
 def _comparison(report: Report) -> str:

@@ -30,7 +30,8 @@ from training.proof.live_comparison import compare_with_live
 from training.proof.runners import module_runner
 from training.proof.verify import Reference
 from training.recipe import Recipe
-from training.recipe_parts.promotion_rule import Condition, PromotePart, parse_condition
+from training.recipe_parts.promotion_condition import Condition, parse_condition
+from training.recipe_parts.promotion_rule import PromotePart
 from training.reporting.report import LiveComparison
 
 ROWS, CLASSES = 40, 10
@@ -53,6 +54,15 @@ SIGNATURE = Signature(
         ("test/accuracy > live+1 pp", Condition(metric="test/accuracy", strict=True, margin=0.01)),
         ("test/accuracy>=live-.01", Condition(metric="test/accuracy", strict=False, margin=-0.01)),
         ("test/loss < live - 1e-3", Condition(metric="test/loss", strict=True, margin=-0.001)),
+        ("test/accuracy>=0.9", Condition(metric="test/accuracy", strict=False, against=0.9)),
+        ("test/f1 > 90 %", Condition(metric="test/f1", strict=True, against=0.9)),
+        ("test/rmse <= 2.5", Condition(metric="test/rmse", strict=False, against=2.5)),
+        ("test/r2 > -.5", Condition(metric="test/r2", strict=True, against=-0.5)),
+        ("test/accuracy > guess", Condition(metric="test/accuracy", strict=True, against="guess")),
+        (
+            "test/accuracy >= guess + 5pp",
+            Condition(metric="test/accuracy", strict=False, against="guess", margin=0.05),
+        ),
     ],
 )
 def test_a_condition_is_read_and_written(text: str, expected: Condition) -> None:
@@ -72,7 +82,18 @@ def test_a_condition_is_read_and_written(text: str, expected: Condition) -> None
         ),
         ("test/accuracy => live", "test/accuracy is better when higher; write >= or >"),
         ("test/loss >= live", "test/loss is better when lower; write <= or <"),
-        ("test/accuracy >= liev", "compare with live, not with 'liev'"),
+        ("test/accuracy >= liev", "compare with live, guess or a number, not with 'liev'"),
+        ("test/accuracy >= 90", "never reaches 90; write 0.9 or 90%"),
+        ("test/accuracy >= -0.1", "never reaches -0.1"),
+        ("test/rmse <= 2%", "'%' is no unit of test/rmse; give a plain number"),
+        ("test/accuracy <= 0.9", "test/accuracy is better when higher; write >= or >"),
+        ("test/loss < guess", "a guess has no loss"),
+        ("test/accuracy >= 0.9 - 0.1", "or with a number, such as test/accuracy >= 90%"),
+        ("test/accuracy >= 0.9 and", "write first, always, or a comparison"),
+        ("test/accuracy >= 0.9 or first", "write first, always, or a comparison"),
+        ("always and test/accuracy >= 0.9", "always says nothing beside other conditions"),
+        ("first and test/accuracy >= live", "'test/accuracy >= live' and 'first' do not go"),
+        ("test/loss <= live and test/accuracy >= live", "do not go together; keep one"),
         ("test/accuracy >= live - 5%", "'%' is no unit of test/accuracy; give percentage points"),
         ("test/loss <= live + 1pp", "'pp' is no unit of test/loss; give none"),
         ("test/accuracy >= live - 101pp", "a margin of 101pp is more than everything"),
@@ -114,6 +135,13 @@ def test_a_condition_is_met_or_not(text: str, new: float, live: float, met: bool
         ({"promote": "never"}, {"alias": None, "if": None}),
         ({"promote": "first"}, {"alias": "production", "if": "first"}),
         ({"promote": "always"}, {"alias": "production", "if": "always"}),
+        (
+            {"if": "first  and test/accuracy>=.9 and test/macro_f1 > guess"},
+            {
+                "alias": "production",
+                "if": "first and test/accuracy >= 90% and test/macro_f1 > guess",
+            },
+        ),
         (
             {"if": "test/accuracy>=live-0.5pp"},
             {"alias": "production", "if": "test/accuracy >= live - 0.5pp"},

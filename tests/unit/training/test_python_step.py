@@ -72,6 +72,49 @@ def test_a_step_that_does_not_fit_is_named(
         prepared(text_recipe(f"{tmp_path}/step.py:Step"))
 
 
+def departing_step(folder: Path, datatype: str, share: float) -> Recipe:
+    """A step whose results depart by a share of the largest, in batches alone."""
+    lines = ["import numpy as np", "class Step:", "    def __init__(self, words): pass"]
+    lines += ["    def __call__(self, inputs):", "        rows = len(inputs['text'])"]
+    lines += [f"        x = np.full((rows, 2), [100.0, 0.0]) + (rows > 1) * {share} * 100"]
+    (folder / "step.py").write_text(
+        "\n".join([*lines, f"        return {{'x': x.astype('{datatype}')}}"])
+    )
+    return text_recipe(f"{folder}/step.py:Step")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "share"), [("float32", 2e-6), ("float64", 2e-6), ("float16", 1e-3), ("int64", 0)]
+)
+def test_a_step_may_round_otherwise_among_other_rows(
+    datatype: str, share: float, tmp_path: Path
+) -> None:
+    assert prepared(departing_step(tmp_path, datatype, share)).test.inputs["x"].dtype == datatype
+
+
+@pytest.mark.parametrize(
+    ("datatype", "share"),
+    [("float32", 1e-4), ("float64", 1e-4), ("float16", 1e-2), ("int64", 0.01)],
+)
+def test_a_step_whose_rows_depend_on_each_other_is_refused_with_the_difference(
+    datatype: str, share: float, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"another 'x' alone than among others, by .* than round"):
+        prepared(departing_step(tmp_path, datatype, share))
+
+
+def test_a_product_of_matrices_is_no_mistake(tmp_path: Path) -> None:
+    lines = ["import numpy as np", "class Step:", "    def __init__(self, words):"]
+    lines += ["        self.w = np.random.default_rng(0).random((999, 64), np.float32)"]
+    lines += [
+        "    def __call__(self, inputs):",
+        "        n = np.array([len(t) for t in inputs['text']])",
+    ]
+    lines += ["        x = np.sin(n[:, None] * np.arange(999)).astype('float32')"]
+    (tmp_path / "step.py").write_text("\n".join([*lines, "        return {'x': x @ self.w}"]))
+    assert prepared(text_recipe(f"{tmp_path}/step.py:Step")).test.inputs["x"].shape[1] == 64
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

@@ -1,0 +1,138 @@
+"""The best that can be had without looking at the inputs: one answer for every row.
+
+In: the labels of the training rows, and those of the test split. Out: that answer, in words, and
+how good it is over the test split. A model that is no better has learned nothing that counts.
+
+| task          | the answer                                                      |
+|---------------|-----------------------------------------------------------------|
+| `classes`     | the most frequent class                                         |
+| `multi_label` | each label as most rows have it, or all of them, which is better |
+| the others    | the mean of each column                                         |
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from model_store.metric import MeasuredMetric, is_better, metric_text
+from model_store.strict import StrictModel
+from model_store.tensors import Array
+from training.metrics.task_metric import TaskMetric
+from training.rows.label_arrays import LabelArray, counted
+
+LEAST_RATE = 1e-12
+"""Stands for a mean of 0 where answers are logarithms."""
+
+
+class Guess(StrictModel):
+    """One answer for every row, and what the model is beside it."""
+
+    answer: str
+    """Such as `class 'no'`."""
+    metrics: dict[str, float]
+    """Every metric of the task over the test split, by name."""
+    metric: MeasuredMetric
+    """The one that judges."""
+    model: MeasuredMetric
+    """The same of the model."""
+
+    @property
+    def beaten(self) -> Literal["no", "perhaps", "yes"]:
+        """Whether the model is better; perhaps where the test split is too small to tell."""
+        name, low_high = self.metric.name, self.model.interval
+        if not is_better(name, self.model.value, self.metric.value):
+            return "no"
+        within = low_high is not None and low_high[0] <= self.metric.value <= low_high[1]
+        return "perhaps" if within else "yes"
+
+    def text(self) -> str:
+        """Both figures in one line."""
+        name = f"test/{self.metric.name}"
+        interval = ""
+        if self.model.interval is not None:
+            low, high = (metric_text(self.metric.name, bound) for bound in self.model.interval)
+            interval = f" ({low} to {high} with 95 % confidence)"
+        return (
+            f"{name} is {self.model.text()}{interval}, and {self.answer} for every row gives "
+            + (self.metric.text())
+        )
+
+    @property
+    def condition(self) -> str:
+        """What keeps a version from going live that is no better, as `publish.if` has it."""
+        operator = "<" if self.metric.better == "lower" else ">"
+        return f"test/{self.metric.name} {operator} guess"
+
+    def warning(self) -> str | None:
+        """What people must know before they rely on the model; None if it is better."""
+        match self.beaten:
+            case "yes":
+                return None
+            case "no":
+                return f"the model is no better than guessing: {self.text()}"
+            case "perhaps":
+                return f"the model may be no better than guessing: {self.text()}"
+
+
+def best_guess(
+    metric: TaskMetric,
+    training: LabelArray,
+    test: LabelArray,
+    model: MeasuredMetric,
+    width: int,
+    names: Sequence[str] = (),
+) -> Guess | None:
+    """The best single answer, judged as the model is.
+
+    Args:
+        metric: the task's.
+        training: labels of the training rows, which decide the answer.
+        test: labels of the test split.
+        model: the model's own figure.
+        width: the length of the output's last axis: classes, labels or columns.
+        names: of the classes, where they have some.
+
+    Returns:
+        None where the guess has no figure.
+    """
+    candidates = []
+    for answer, row in _answers(metric, training, width, names):
+        outputs = _for_every_row(row, test, metric)
+        measured = metric.measured(outputs, test)
+        if measured is not None:
+            found = metric.tally(outputs, test).metrics()
+            finite = {name: value for name, value in found.items() if np.isfinite(value)}
+            candidates.append(Guess(answer=answer, metrics=finite, metric=measured, model=model))
+    best: Guess | None = None
+    for guess in candidates:
+        if best is None or is_better(guess.metric.name, guess.metric.value, best.metric.value):
+            best = guess
+    return best
+
+
+def _answers(
+    metric: TaskMetric, labels: LabelArray, width: int, names: Sequence[str]
+) -> list[tuple[str, Array]]:
+    """Answers in words, and as outputs of one row, [width]."""
+    if metric.task == "classes":
+        classes = labels[counted(labels)].astype(np.int64)
+        most = int(np.bincount(classes, minlength=width).argmax())
+        name = f"class '{names[most]}'" if most < len(names) else f"class {most}"
+        return [(name, np.eye(width, dtype=np.float32)[most])]
+    columns = labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1]).astype(np.float64)
+    told = ~np.isnan(columns)
+    means = np.where(told, columns, 0).sum(axis=0) / np.maximum(told.sum(axis=0), 1)
+    if metric.task == "multi_label":
+        usual = np.where(means > 0.5, 1.0, -1.0)
+        return [("the usual labels", usual), ("all labels", np.ones_like(usual))]
+    if metric.log_rates:
+        means = np.log(np.maximum(means, LEAST_RATE))
+    return [("the mean", means)]
+
+
+def _for_every_row(row: Array, labels: LabelArray, metric: TaskMetric) -> Array:
+    """The answer as the outputs of all rows; it takes no memory."""
+    if metric.task == "classes":
+        return np.broadcast_to(row, (*labels.shape, len(row)))
+    return np.broadcast_to(row if labels.ndim > 1 else row[0], labels.shape)

@@ -1,0 +1,231 @@
+"""When an alias may move to a new version: the language of a recipe's `publish.if`. Pure.
+
+In: text. Out: a rule, which writes itself as the text that was read.
+
+    rule       = clause { "and" clause }
+    clause     = "first" | "always" | METRIC OPERATOR limit
+    limit      = NUMBER [ "%" ] | ( "live" | "guess" ) [ ( "+" | "-" ) NUMBER [ "pp" ] ]
+
+`live` is the version that `production` names, `guess` the best single answer for every row
+(`training.metrics.guess`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from model_store.metric import BETTER, better_of, is_share, metric_text
+from model_store.strict import nearest_name
+
+FIRST, ALWAYS = "first", "always"
+LIVE, GUESS = "live", "guess"
+METRICS = tuple(f"test/{name}" for name in sorted(BETTER))
+"""What a condition may compare: figures of rows that no version was chosen by."""
+EXAMPLE = "test/accuracy >= live - 0.5pp"
+FLOOR = "test/accuracy >= 90%"
+POINTS = 100
+"""Percentage points of a share of 1."""
+_NUMBER = r"(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)"
+_CONDITION = re.compile(
+    r"(?P<metric>[\w/]+)\s*(?P<operator>[<>=!]+)\s*"
+    rf"(?:(?P<number>[+-]?{_NUMBER})\s*(?P<percent>%?)|(?P<against>[A-Za-z_]+)"
+    rf"(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER})\s*(?P<unit>[A-Za-z%]*))?)"
+)
+_AND = re.compile(r"\s+and\s+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Compares a metric of a new version with that of another, or with a number."""
+
+    metric: str
+    """One of `METRICS`."""
+    strict: bool
+    """Whether the same value is not enough."""
+    against: str | float = LIVE
+    """`live`, `guess` or a number in the metric's own unit."""
+    margin: float = 0.0
+    """Added to the other's value, in the metric's own unit."""
+
+    @property
+    def operator(self) -> str:
+        """As it is written."""
+        return ("<" if better_of(self.metric) == "lower" else ">") + ("" if self.strict else "=")
+
+    @property
+    def of_live(self) -> bool:
+        """Whether the live version must be run for it."""
+        return self.against == LIVE
+
+    def met(self, new: float, other: float) -> bool:
+        """Whether a new version is as good as it must be.
+
+        Args:
+            new: the new version's value.
+            other: that of what it is compared with, on the same rows.
+        """
+        # Differences of equal counts of rows are not exactly equal numbers.
+        sign = -1 if better_of(self.metric) == "lower" else 1
+        ahead = round((new - other - self.margin) * sign, 12)
+        return ahead > 0 if self.strict else ahead >= 0
+
+    def limit(self, metrics: Mapping[str, float]) -> float | None:
+        """What the metric is held to, without the margin; None where that is not known here.
+
+        Args:
+            metrics: of the new version, with those of the guess as `guess/accuracy`.
+        """
+        if isinstance(self.against, float):
+            return self.against
+        return metrics.get(f"{GUESS}/{self.metric.rpartition('/')[2]}")
+
+    def __str__(self) -> str:
+        """The text that `parse_condition` reads."""
+        share = is_share(self.metric)
+        if isinstance(self.against, float):
+            limit = f"{self.against * POINTS:g}%" if share else f"{self.against:g}"
+            return f"{self.metric} {self.operator} {limit}"
+        size = f"{abs(self.margin) * POINTS:g}pp" if share else f"{abs(self.margin):g}"
+        margin = f" {'-' if self.margin < 0 else '+'} {size}" if self.margin else ""
+        return f"{self.metric} {self.operator} {self.against}{margin}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRule:
+    """All that must hold for an alias to move."""
+
+    first: bool = False
+    """Whether the alias may name no version yet."""
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def live(self) -> Condition | None:
+        """The comparison with the live version, if there is one."""
+        return next((one for one in self.conditions if one.of_live), None)
+
+    @property
+    def demands(self) -> tuple[Condition, ...]:
+        """The other comparisons, which the new version's own figures decide."""
+        return tuple(one for one in self.conditions if not one.of_live)
+
+    def __str__(self) -> str:
+        """The text that `parse_rule` reads."""
+        words = [FIRST] * self.first + [str(one) for one in self.conditions]
+        return " and ".join(words) or ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What became of a demand."""
+
+    condition: Condition
+    value: float | None
+    limit: float | None
+
+    @property
+    def met(self) -> bool:
+        """Whether it holds; not, where a figure is missing."""
+        if self.value is None or self.limit is None:
+            return False
+        return self.condition.met(self.value, self.limit)
+
+    def text(self) -> str:
+        """The finding in one line."""
+        name, text = self.condition.metric, f"{self.condition} is {'' if self.met else 'not '}met"
+        if self.value is None or self.limit is None:
+            return f"{text}: this run has no such figure"
+        value = metric_text(name, self.value)
+        if self.condition.against == GUESS:
+            return f"{text}: {value} against {metric_text(name, self.limit)}"
+        return f"{text}: it is {value}"
+
+
+def findings(rule: PromotionRule, metrics: Mapping[str, float]) -> list[Finding]:
+    """Holds the demands of a rule against the figures of a version.
+
+    Args:
+        rule: of the recipe.
+        metrics: of the version's checkpoint; see `Condition.limit`.
+    """
+    return [
+        Finding(condition=one, value=metrics.get(one.metric), limit=one.limit(metrics))
+        for one in rule.demands
+    ]
+
+
+def parse_rule(text: str) -> PromotionRule:
+    """Reads the whole of `publish.if`.
+
+    Raises:
+        ValueError: a clause is none, or two of them do not go together.
+    """
+    clauses = _AND.split(text.strip())
+    first = FIRST in clauses
+    if ALWAYS in clauses and len(clauses) > 1:
+        raise ValueError(f"{ALWAYS} says nothing beside other conditions; drop it")
+    conditions = [parse_condition(c) for c in clauses if c not in (FIRST, ALWAYS)]
+    live = [condition for condition in conditions if condition.of_live]
+    if len(live) > 1 or (live and first):
+        other = FIRST if first else str(live[1])
+        raise ValueError(f"'{live[0]}' and '{other}' do not go together; keep one")
+    return PromotionRule(first=first, conditions=tuple(conditions))
+
+
+def parse_condition(text: str) -> Condition:
+    """Reads one comparison.
+
+    Raises:
+        ValueError: it is none, names no metric of the test split, or points the wrong way.
+    """
+    found = _CONDITION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(
+            f"write {FIRST}, {ALWAYS}, or a comparison with the live version, such as {EXAMPLE}, "
+            f"or with a number, such as {FLOOR}"
+            + (nearest_name(text, (FIRST, ALWAYS)) if text.strip().isalpha() else "")
+        )
+    metric, operator, against = found["metric"], found["operator"], found["against"]
+    if metric not in METRICS:
+        raise ValueError(f"no metric '{metric}'{nearest_name(metric, METRICS)}")
+    right = ("<=", "<") if better_of(metric) == "lower" else (">=", ">")
+    if operator not in right:
+        raise ValueError(f"{metric} is better when {better_of(metric)}; write {' or '.join(right)}")
+    strict = "=" not in operator
+    if found["number"] is not None:
+        return Condition(metric=metric, strict=strict, against=_number(found))
+    if against not in (LIVE, GUESS):
+        raise ValueError(
+            f"compare with live, guess or a number, not with '{against}', as in {EXAMPLE}"
+        )
+    if against == GUESS and metric == "test/loss":
+        raise ValueError("a guess has no loss; compare another metric, or the loss with a number")
+    return Condition(metric=metric, strict=strict, against=against, margin=_margin(found))
+
+
+def _number(found: "re.Match[str]") -> float:
+    """In the metric's own unit."""
+    value, metric = float(found["number"]), found["metric"]
+    share = is_share(metric)
+    if found["percent"] and not share:
+        raise ValueError(f"'%' is no unit of {metric}; give a plain number")
+    value = value / POINTS if found["percent"] else value
+    if share and not 0 <= value <= 1:
+        raise ValueError(
+            f"{metric} goes from 0 to 1, and never reaches {value:g}; write 0.9 or 90%"
+        )
+    return value
+
+
+def _margin(found: "re.Match[str]") -> float:
+    """In the metric's own unit; 0 without any."""
+    if found["margin"] is None:
+        return 0.0
+    value, unit = float(found["margin"]), found["unit"]
+    share = is_share(found["metric"])
+    if unit not in ("", "pp") or (unit and not share):
+        units = "give percentage points (0.5pp) or a share (0.005)" if share else "give none"
+        raise ValueError(f"'{unit}' is no unit of {found['metric']}; {units}")
+    value = value / POINTS if unit else value
+    if share and value > 1:
+        raise ValueError(f"a margin of {value * POINTS:g}pp is more than everything; {EXAMPLE}")
+    return -value if found["sign"] == "-" else value
