@@ -29,6 +29,7 @@ from services.gateway.verification_desk import VerificationDesk
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_port import HttpPort
 from services.gateway.wire.http_protocol import HttpConnection
+from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import PortLimits, PortServer
 from services.ports import listen, metrics_server
 from services.process import freeze_garbage
@@ -136,6 +137,7 @@ class Front:
             max_age_s=config.grpc_max_connection_age_s,
             grace_s=config.request_timeout_s,  # no call outlasts the longest request
         )
+        turns = LoopTurns()
         budget = ByteBudget(config.buffer_limit_bytes)
         metrics.buffered_bytes.set_function(lambda: budget.held_bytes)
         tls = self._certificates = open_certificates(config, metrics.tls)
@@ -143,12 +145,14 @@ class Front:
             *edges,
             limits=limits,
             budget=budget,
+            turns=turns,
             desk=desk,
             verifications=verifications,
             door=self._door,
             tls=tls.grpc_context if tls is not None else None,
         )
-        rest = HttpPort(RestEdge(*edges, desk, self._door).route, limits, metrics, budget)
+        route = RestEdge(*edges, desk, self._door).route
+        rest = HttpPort(route, limits, metrics, budget, turns)
         context = tls.context if tls is not None else None
         self._rest = PortServer(rest, partial(HttpConnection, rest), context)
         self._ports = (0, 0, 0)

@@ -61,7 +61,7 @@ class GrpcConnection(Http2Connection):
     )  # fmt: skip
 
     def __init__(self, port: GrpcPort) -> None:
-        super().__init__(port.read_buffer)
+        super().__init__(port.read_buffer, port.turns)
         self.port = port
         self._headers = HeaderBlocks()
         self._heads: dict[bytes, GrpcHead] = {}

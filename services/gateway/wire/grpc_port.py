@@ -5,6 +5,7 @@ from collections.abc import Callable
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http2_headers import Fields
+from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import OpenPort, PortLimits
 from services.telemetry.metrics import Metrics
 
@@ -20,12 +21,18 @@ class GrpcPort(OpenPort):
         limits: what a connection and a call may cost.
         metrics: counts what the limits refuse.
         budget: of the bytes that the process holds.
+        turns: of the event loop, where other ports share it.
     """
 
     def __init__(
-        self, router: GrpcRouter, limits: PortLimits, metrics: Metrics, budget: ByteBudget
+        self,
+        router: GrpcRouter,
+        limits: PortLimits,
+        metrics: Metrics,
+        budget: ByteBudget,
+        turns: LoopTurns | None = None,
     ) -> None:
-        super().__init__(limits, metrics, budget)
+        super().__init__(limits, metrics, budget, turns)
         self._router = router
 
     def head_of(self, fields: Fields) -> GrpcHead:

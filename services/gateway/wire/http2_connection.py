@@ -54,6 +54,7 @@ from services.gateway.wire.http2_frames import (
 from services.gateway.wire.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES, MAX_FIELDS_BYTES
 from services.gateway.wire.http2_sending import Sender, Sending
 from services.gateway.wire.http_body import part_of
+from services.gateway.wire.loop_turns import FIRST_WORK_US, READ_SHIFT, WORK_A_TURN_US, LoopTurns
 from services.gateway.wire.open_port import READ_BYTES, OpenConnection
 
 MAX_CALLS = 4096
@@ -61,6 +62,10 @@ MAX_CALLS = 4096
 CALLS_A_TURN = 32
 """A call that begins takes some 20 µs of the loop, so that a full round stays under 1 ms."""
 FRAMES_A_TURN = 512
+FIRST_CALLS, FIRST_FRAMES = 4, 64
+"""In a turn in which others have done much."""
+CALL_FRAMES = 25
+"""A call that begins costs as much as so many frames, of a microsecond each."""
 MAX_HELD_BYTES = 4 * READ_BYTES
 """Read and not yet taken; beyond it nothing more is read."""
 FIRST_TABLE_BYTES = 4096
@@ -98,19 +103,33 @@ class Http2Connection(OpenConnection):
     """
 
     __slots__ = (
-        "_block", "_block_cost", "_block_of", "_data", "_greeted", "_position", "_prefaced",
-        "_read_buffer", "_table_note", "_turn_asked", "calls_begun", "last", "peer", "sending",
+        "_block",
+        "_block_cost",
+        "_block_of",
+        "_data",
+        "_frames",
+        "_greeted",
+        "_position",
+        "_prefaced",
+        "_read_buffer",
+        "_table_note",
+        "_turns",
+        "calls_begun",
+        "last",
+        "peer",
+        "sending",
         "write",
     )  # fmt: skip
 
-    def __init__(self, read_buffer: memoryview) -> None:
+    def __init__(self, read_buffer: memoryview, turns: LoopTurns) -> None:
         super().__init__(self._now())
         self._read_buffer = read_buffer
+        self._turns = turns
         self.peer = ""
         # What was read and not yet understood, from `_position` on.
         self._data = b""
         self._position = 0
-        self._turn_asked = False
+        self._frames = 0
         self._prefaced = self._greeted = False
         # A header block that goes on, what its frames cost, and its stream and flags.
         self._block = bytearray()
@@ -137,11 +156,12 @@ class Http2Connection(OpenConnection):
         """Bytes have come."""
         if self._closing:
             return  # read, so that our last words are not lost to a reset
+        self._turns.worked_us += nbytes >> READ_SHIFT
         data = bytes(self._read_buffer[:nbytes])
         if self._data:
             data = self._data[self._position :] + data
         self._data, self._position = data, 0
-        if not self._turn_asked:
+        if not self._waits_turn:
             self._advance()
         elif len(data) > MAX_HELD_BYTES:
             self._set_reading()
@@ -163,15 +183,31 @@ class Http2Connection(OpenConnection):
         """Says what a server says first, [3.4]."""
         self.write(_GREETING)
 
-    def _advance(self) -> None:
-        """Takes what was read, as far as it goes and for as long as a turn lasts."""
-        self.calls_begun = 0
+    def _advance(self, work_us: int = 0) -> None:
+        """Takes what was read, as far as it goes and for as long as a turn lasts.
+
+        Args:
+            work_us: allowed now; 0 for as much as the turn has left.
+        """
+        turns = self._turns
+        if self._turn != turns.number:
+            self._turn, self._frames, self.calls_begun = turns.number, 0, 0
+        if not work_us and turns.worked_us >= WORK_A_TURN_US:
+            self._wait_turn(turns, is_fresh=True)
+            return
+        if work_us == FIRST_WORK_US:
+            # Those that wait longer have their turn, too: only so much is left of it for this one.
+            self.calls_begun = max(self.calls_begun, CALLS_A_TURN - FIRST_CALLS)
+            self._frames = max(self._frames, FRAMES_A_TURN - FIRST_FRAMES)
+        before_us = self._frames + CALL_FRAMES * self.calls_begun
         try:
             if self._prefaced or self._take_preface():
                 self._take_frames()
         except ConnectionFaultError as error:
             self.end(error.fault, str(error))
             return
+        finally:
+            turns.count(self._frames + CALL_FRAMES * self.calls_begun - before_us)
         if self._position == len(self._data):
             self._data, self._position = b"", 0
         if self._read_paused:
@@ -193,7 +229,7 @@ class Http2Connection(OpenConnection):
     def _take_frames(self) -> None:
         data, position = self._data, self._position
         size = len(data)
-        for _ in range(FRAMES_A_TURN):
+        while self._frames < FRAMES_A_TURN:
             if size - position < HEAD_BYTES:
                 return
             high, low, kind, flags, stream = HEAD.unpack_from(data, position)
@@ -205,6 +241,7 @@ class Http2Connection(OpenConnection):
                 return
             if self.calls_begun >= CALLS_A_TURN:
                 break
+            self._frames += 1
             begin = position + HEAD_BYTES
             self._position = position = end
             if kind == DATA and not self._block_of[0]:
@@ -215,14 +252,13 @@ class Http2Connection(OpenConnection):
                 self._take_other(kind, flags, stream & MAX_WINDOW, data[begin:end])
             if self._closing:
                 return
-        if not self._turn_asked:
-            self._turn_asked = True
-            asyncio.get_running_loop().call_soon(self._take_turn)
+        self._wait_turn(self._turns, is_fresh=False)
 
-    def _take_turn(self) -> None:
-        self._turn_asked = False
+    def take_turn(self, work_us: int) -> None:
+        """Goes on with what was read."""
+        self._waits_turn = False
         if not self._closing:
-            self._advance()
+            self._advance(work_us)
 
     def _take_headers(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & PADDED:
@@ -333,7 +369,7 @@ class Http2Connection(OpenConnection):
     def _set_reading(self) -> None:
         """Reads, or does not, as the state asks."""
         held = len(self._data) - self._position
-        self._read(not self._write_paused and (not self._turn_asked or held <= MAX_HELD_BYTES))
+        self._read(not self._write_paused and (not self._waits_turn or held <= MAX_HELD_BYTES))
 
     def beginning(self, stream: int, block: bytes, flags: int = 0) -> bytes:
         """The first HEADERS frame of an answer."""

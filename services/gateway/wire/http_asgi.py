@@ -39,6 +39,7 @@ def asgi_opener(application: Application) -> Opener:
 
 class _AsgiExchange(Exchange):
     __slots__ = ("_application", "_fields", "_gone", "_parts", "_received", "_status", "_task")
+    work_us = 200
 
     def __init__(self, connection: Any, head: Head, application: Application) -> None:
         super().__init__(connection, head)

@@ -17,6 +17,13 @@ MIN_VIEWED_BYTES = 32 * 1024
 _MAX_LINE_BYTES = 1024
 """A chunk's size with its extensions, or one trailer."""
 _MAX_TRAILER_BYTES = 8 * 1024
+_LINES_AT_ONCE = 64
+"""Between chunks and behind them, that are read before others have their turn: some 100 µs."""
+LINE_US = 2
+_LINE_SHIFT = 6
+_MANY_CHUNKS = 4096
+_LEAST_CHUNK_BYTES = 16
+"""On average, in a body of many chunks: each costs as much as 8 KiB of content."""
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _EXTENSION = rb";%b(?:=(?:%b|\"[\t !#-\[\]-~\x80-\xff]*\"))?" % (_TOKEN, _TOKEN)
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%b)*\r\n" % _EXTENSION)
@@ -36,6 +43,9 @@ class SizedBody:
     Args:
         size: bytes, at least 1; the caller has checked it against its limit.
     """
+
+    lines = 0
+    """It has none of its own."""
 
     def __init__(self, size: int) -> None:
         self.content = bytearray(size)
@@ -74,15 +84,19 @@ class ChunkedBody:
         self._chunk_left = 0
         self._in_trailer = False
         self._trailer_left = _MAX_TRAILER_BYTES
+        self._chunks = 0
+        self.lines = 0
+        """Read so far; long ones count for several."""
 
     def feed(self, data: bytes, position: int) -> int:
-        """Takes its bytes from `data[position:]`; returns the position behind them.
+        """Takes bytes from `data[position:]`, perhaps not all; returns the position behind them.
 
         Raises:
             PayloadTooLargeError: it is over the limit.
             InvalidRequestError: these are no chunks.
         """
-        while not self.complete and position < len(data):
+        last = self.lines + _LINES_AT_ONCE
+        while not self.complete and position < len(data) and self.lines < last:
             if self._chunk_left > 2:
                 content = data[position : position + self._chunk_left - 2]
                 self.content += content
@@ -98,6 +112,7 @@ class ChunkedBody:
             if not end:
                 return len(data)
             position = end
+            self.lines += 1 + (len(self._line) >> _LINE_SHIFT)
             line, self._line = self._line, b""
             self._read_line(line)
         return position
@@ -123,6 +138,13 @@ class ChunkedBody:
         size = int(found[1], 16)
         if len(self.content) + size > self._max_bytes:
             raise too_large(self._max_bytes)
+        self._chunks += 1
+        least = _LEAST_CHUNK_BYTES * (self._chunks - 1)  # this one has nothing yet
+        if self._chunks > _MANY_CHUNKS and len(self.content) < least:
+            raise InvalidRequestError(
+                f"the body has {self._chunks} chunks for {len(self.content)} bytes; beyond "
+                f"{_MANY_CHUNKS}, chunks must have {_LEAST_CHUNK_BYTES} bytes on average"
+            )
         self._in_trailer = size == 0
         self._chunk_left = size + 2 if size else 0
 

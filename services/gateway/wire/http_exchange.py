@@ -6,7 +6,7 @@ connection has not seen before, so whatever it works out is not paid for by ever
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import orjson
 
@@ -41,6 +41,9 @@ class Exchange:
     """
 
     __slots__ = ("_connection", "head", "last", "response")
+
+    work_us: ClassVar[int] = 40
+    """What it takes of the event loop's time until it is answered (`loop_turns.py`)."""
 
     def __init__(self, connection: "HttpConnection", head: Head) -> None:
         self._connection = connection

@@ -6,6 +6,7 @@ ways (both framings at once, a length given twice, bare line ends) is refused, b
 front of us may read it the other way (RFC 9112, 11.2).
 """
 
+import re
 from collections.abc import Mapping
 from urllib.parse import unquote
 
@@ -13,10 +14,17 @@ import httptools
 import msgspec
 
 from services.errors import InvalidRequestError, UnsupportedError
+from services.gateway.wire.http_errors import HeadTooLargeError
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
+MAX_HEADERS = 256
+"""A head of 64 KiB has room for 8,000 empty ones, which take 6 ms."""
+MAX_TARGET_BYTES = 8 * 1024
+_MAX_ESCAPES = 512
+"""Of a path; names of models have 128 characters at most."""
 
+_SEPARATOR = re.compile("%2[fF]")
 _ONCE = (
     b"host",
     b"authorization",
@@ -106,13 +114,17 @@ class HeadProbe:
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(_Collector())
+        self._lines = 0
 
-    def feed(self, data: bytes | bytearray | memoryview) -> None:
+    def feed(self, data: bytes) -> None:
         """Takes the next bytes of a head.
 
         Raises:
+            HeadTooLargeError: it has too many headers.
             InvalidRequestError: no head begins like this.
         """
+        self._lines += data.count(b"\n")
+        check_lines(self._lines)
         _feed(self._parser, data)
 
 
@@ -123,14 +135,20 @@ def parse_head(data: bytes) -> Head:
         data: from the first byte of the request line to the empty line, inclusive.
 
     Raises:
+        HeadTooLargeError: it has too many headers, or too long a URL.
         InvalidRequestError: it is not HTTP/1.0 or 1.1, or can be read in two ways.
         UnsupportedError: a transfer coding other than `chunked`.
     """
+    check_lines(data.count(b"\n"))
     collector = _Collector()
     parser = collector.parser = httptools.HttpRequestParser(collector)
     _feed(parser, data)
     # llhttp also takes other protocols and versions.
     request_line = data[: data.find(b"\r\n")]
+    if len(request_line) > MAX_TARGET_BYTES:
+        raise HeadTooLargeError(
+            f"the request line is over {MAX_TARGET_BYTES} bytes, the limit; send a shorter URL"
+        )
     if not request_line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
         raise InvalidRequestError("the request line names no version this server speaks: HTTP/1.1")
     version = request_line[-3:].decode()
@@ -160,7 +178,13 @@ def parse_head(data: bytes) -> Head:
     )
 
 
-def _feed(parser: httptools.HttpRequestParser, data: bytes | bytearray | memoryview) -> None:
+def check_lines(count: int) -> None:
+    """Refuses a head of more lines than it may have."""
+    if count > MAX_HEADERS + 2:  # the request line, and the empty one
+        raise HeadTooLargeError(f"there are over {MAX_HEADERS} headers, the limit; send fewer")
+
+
+def _feed(parser: httptools.HttpRequestParser, data: bytes) -> None:
     try:
         parser.feed_data(data)
     except httptools.HttpParserUpgrade:
@@ -191,9 +215,9 @@ def _refuse_doubtful(
 def _decoded(path: bytes) -> str:
     """A path with each segment decoded for itself: `%2F` separates nothing (RFC 3986, 2.2)."""
     text = path.decode("latin-1")
-    if "%" not in text:
-        return text
-    return "/".join(unquote(part).replace("/", "%2F") for part in text.split("/"))
+    if not 0 < text.count("%") <= _MAX_ESCAPES:
+        return text  # with more it names nothing, and would take milliseconds
+    return unquote(_SEPARATOR.sub("%252F", text))
 
 
 def _target(url: bytes) -> tuple[bytes, bytes]:

@@ -8,6 +8,7 @@ from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_errors import HeadTooLargeError
 from services.gateway.wire.http_exchange import Exchange, Opener, Router
 from services.gateway.wire.http_head import MAX_HEAD_BYTES, Head, parse_head
+from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import OpenPort, PortLimits
 from services.telemetry.metrics import Metrics
 
@@ -25,6 +26,7 @@ class HttpPort(OpenPort):
         limits: what a connection and a request may cost.
         metrics: counts what the limits refuse.
         budget: of the bytes that the process holds.
+        turns: of the event loop, where other ports share it.
 
     Attributes:
         heads: known heads by their bytes, with what opens their exchange; none of them announces
@@ -33,9 +35,14 @@ class HttpPort(OpenPort):
     """
 
     def __init__(
-        self, router: Router, limits: PortLimits, metrics: Metrics, budget: ByteBudget
+        self,
+        router: Router,
+        limits: PortLimits,
+        metrics: Metrics,
+        budget: ByteBudget,
+        turns: LoopTurns | None = None,
     ) -> None:
-        super().__init__(limits, metrics, budget)
+        super().__init__(limits, metrics, budget, turns)
         self.heads: dict[bytes, tuple[Head, Opener]] = {}
         self.date = b""
         self._router = router
@@ -45,27 +52,24 @@ class HttpPort(OpenPort):
         super().tick()
         self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
 
-    def learn(self, data: bytes) -> tuple[Head, Opener] | None:
+    def learn(self, data: bytes) -> tuple[Head, Opener]:
         """Parses a head that is not in `heads`, and puts it there if it may come again.
 
         Args:
             data: the bytes up to and with the empty line.
 
         Returns:
-            The head and its opener; None for nothing but empty lines.
+            The head and its opener.
 
         Raises:
             ServingError: it is too large, not HTTP, or can be read in two ways.
         """
         if len(data) > MAX_HEAD_BYTES:
             raise head_too_large()
-        lines = data.lstrip(b"\r\n")
-        if not lines:
-            return None
-        head = parse_head(lines)
+        head = parse_head(data)
         known = head, self._router(head)
         if (
-            len(lines) == len(data) <= MAX_KNOWN_HEAD_BYTES
+            len(data) <= MAX_KNOWN_HEAD_BYTES
             and (head.body_bytes or 0) <= self.limits.max_request_bytes
             and not any(name in head.by_name for name in _NEW_EACH_TIME)
         ):

@@ -4,6 +4,7 @@ Rules kept here:
 - answers leave in the order of their requests, and those of one turn of the loop in one write;
 - a connection has at most `MAX_PIPELINED` requests in flight, and is not read beyond them, nor
   while its peer does not read;
+- a connection works for so long in a turn of the event loop, and then waits (`loop_turns.py`);
 - a refusal that leaves input unread ends the connection, but not before the peer had a chance to
   read it: closing at once would reset the connection under the answer;
 - a peer that hangs up abandons what it asked for.
@@ -13,14 +14,23 @@ have been seen before is not parsed again (`HttpPort.heads`): callers repeat the
 """
 
 import asyncio
+import re
 from collections import deque
 
-from services.errors import ServingError
-from services.gateway.wire.http_body import Body, ChunkedBody, SizedBody, part_of, too_large
+from services.errors import InvalidRequestError, ServingError
+from services.gateway.wire.http_body import (
+    LINE_US,
+    Body,
+    ChunkedBody,
+    SizedBody,
+    part_of,
+    too_large,
+)
 from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 from services.gateway.wire.http_exchange import Exchange, Opener
 from services.gateway.wire.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
 from services.gateway.wire.http_port import HttpPort, head_too_large
+from services.gateway.wire.loop_turns import READ_SHIFT, WORK_A_TURN_US, WORK_AT_ONCE_US
 from services.gateway.wire.open_port import READ_BYTES, OpenConnection
 
 MAX_PIPELINED = 32
@@ -29,13 +39,21 @@ SPARE_CONNECTIONS = 64
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END = b"\r\n\r\n"
+MAX_EMPTY_BYTES = 256
+"""Of empty lines before a request."""
+HEAD_US = 20
+HEAD_SHIFT = 8
+"""To read a head takes so long, and a microsecond for each 256 bytes."""
+_LINE_END = b"\r\n"
+_EMPTY_LINES = re.compile(rb"[\r\n]+")
 
 
 class HttpConnection(OpenConnection):
     """One connection of an `HttpPort`."""
 
     __slots__ = (
-        "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_ended", "_flush_asked",
+        "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_empty_bytes", "_ended",
+        "_flush_asked",
         "_incoming", "_last", "_out", "_partial", "_position", "_probe", "_unread", "_waiting",
         "port",
     )  # fmt: skip
@@ -63,7 +81,7 @@ class HttpConnection(OpenConnection):
         # No further request is taken, what still comes is dropped; and whether anything may come.
         self._ended = False
         self._unread = False
-        self._dropped_bytes = 0
+        self._dropped_bytes = self._empty_bytes = 0
 
     # What the transport calls.
 
@@ -95,10 +113,14 @@ class HttpConnection(OpenConnection):
             self._body.received(nbytes)
             if self._body.complete:
                 self._advance()
+            else:
+                self._count_read(nbytes)
         elif self._ended:
             self._drop(nbytes)
+            self._count_read(nbytes)
         elif self._partial:
-            self._extend_partial(self.port.read_buffer[:nbytes])
+            self._extend_partial(bytes(self.port.read_buffer[:nbytes]))
+            self._count_read(nbytes)
         else:
             data = bytes(self.port.read_buffer[:nbytes])
             if self._data:
@@ -144,24 +166,40 @@ class HttpConnection(OpenConnection):
         if self._waiting or head.encoding:
             return False
         exchange = open_exchange(self, head)
+        self._empty_bytes = 0
         self._waiting.append(exchange)
         if exchange.last:
             self._ended = True
         exchange.begin(part_of(data, len(lines), len(data)))
         return True
 
-    def _advance(self) -> None:
-        """Takes as many requests from what was read as may be in flight."""
-        if self._advancing:
+    def _advance(self, work_us: int = 0) -> None:
+        """Takes as many requests from what was read as may be in flight, and as a turn allows.
+
+        Args:
+            work_us: allowed now; 0 for as much as the turn has left.
+        """
+        if self._advancing or self._waits_turn:
             return
+        turns = self.port.turns
+        if self._turn != turns.number:
+            self._turn, self._worked_us = turns.number, 0
+        before_us = self._worked_us
+        if not work_us and turns.worked_us < WORK_A_TURN_US:
+            work_us = WORK_AT_ONCE_US
         self._advancing = True
         try:
-            while self._takes_more() and self._step():
-                pass
+            while self._takes_more():
+                if self._worked_us >= work_us:
+                    self._wait_turn(turns, is_fresh=not self._worked_us)
+                    break
+                if not self._step():
+                    break
         except ServingError as error:
             self._refuse(error)
         finally:
             self._advancing = False
+        turns.count(self._worked_us - before_us)
         if self._position == len(self._data):
             self._data, self._position = b"", 0
         if self._out:
@@ -186,16 +224,20 @@ class HttpConnection(OpenConnection):
         if self._body is not None:
             return self._step_body(self._body)
         data, position, port = self._data, self._position, self.port
+        if data[position] in _LINE_END:
+            self._skip_empty()
+            return True
         end = data.find(_END, position) + 4
         if end < 4:
             self._position = len(data)
+            self._worked_us += HEAD_US
             self._begin_partial(data[position:])
             return False
         lines = data[position:end]
-        known = port.heads.get(lines) or port.learn(lines)
+        known = port.heads.get(lines)
         if known is None:
-            self._position = end  # empty lines before a request (RFC 9112, 2.2)
-            return True
+            self._worked_us += HEAD_US + (len(lines) >> HEAD_SHIFT)
+            known = port.learn(lines)
         head, open_exchange = known
         size = head.body_bytes
         if size is None or size > len(data) - end:
@@ -212,6 +254,17 @@ class HttpConnection(OpenConnection):
         self._take(exchange, part_of(data, end, position))
         return True
 
+    def _skip_empty(self) -> None:
+        """Passes over empty lines before a request, of which there may be a few (RFC 9112, 2.2)."""
+        found = _EMPTY_LINES.match(self._data, self._position)
+        assert found is not None, "there is one"
+        self._empty_bytes += found.end() - self._position
+        self._position = found.end()
+        if self._empty_bytes > MAX_EMPTY_BYTES:
+            raise InvalidRequestError(
+                f"there are over {MAX_EMPTY_BYTES} bytes of empty lines before a request; send none"
+            )
+
     def _begin_body(self, exchange: Exchange) -> None:
         """A body that is not all there yet."""
         self._incoming, self._began = exchange, self._now()
@@ -226,9 +279,12 @@ class HttpConnection(OpenConnection):
             self._transport.write(_CONTINUE)
 
     def _step_body(self, body: SizedBody | ChunkedBody) -> bool:
-        self._position = body.feed(self._data, self._position)
+        before = self._position
+        lines = body.lines
+        self._position = body.feed(self._data, before)
+        self._worked_us += (self._position - before >> READ_SHIFT) + LINE_US * (body.lines - lines)
         if not body.complete:
-            return False
+            return self._position < len(self._data)
         exchange, self._incoming, self._body = self._incoming, None, None
         assert exchange is not None
         self._take(exchange, body.content)
@@ -236,6 +292,8 @@ class HttpConnection(OpenConnection):
 
     def _take(self, exchange: Exchange, body: Body) -> None:
         """A request is complete."""
+        self._empty_bytes = 0
+        self._worked_us += exchange.work_us
         self._waiting.append(exchange)
         if exchange.last:
             self._ended = True
@@ -249,7 +307,7 @@ class HttpConnection(OpenConnection):
         self._partial += start
         self._probe.feed(start)
 
-    def _extend_partial(self, data: memoryview) -> None:
+    def _extend_partial(self, data: bytes) -> None:
         """More of a head, which may end here; a start that no head can have is not waited on."""
         assert self._probe is not None
         searched = max(0, len(self._partial) - len(_END))
@@ -344,6 +402,18 @@ class HttpConnection(OpenConnection):
         else:
             self._transport.close()
 
+    def take_turn(self, work_us: int) -> None:
+        """Goes on with what was read, and reads again."""
+        self._waits_turn = False
+        self._advance(work_us)
+
+    def _count_read(self, nbytes: int) -> None:
+        """Large reads take time of the loop as well."""
+        turns = self.port.turns
+        turns.worked_us += nbytes >> READ_SHIFT
+        if turns.worked_us >= WORK_A_TURN_US:
+            self._wait_turn(turns, is_fresh=True)
+
     def _drop(self, nbytes: int) -> None:
         """Input behind the last request: read, so that the answer is not lost to a reset."""
         self._dropped_bytes += nbytes
@@ -357,10 +427,11 @@ class HttpConnection(OpenConnection):
 
     def _set_reading(self) -> None:
         """Reads, or does not, as the state asks."""
-        wanted = not self._write_paused and not self._data
+        wanted = not self._write_paused and not self._data and not self._waits_turn
         if self._ended and not self._closing:
             # Reading on is how a peer that hangs up is seen.
             wanted = self._dropped_bytes <= self.port.limits.max_request_bytes + READ_BYTES
+            wanted = wanted and not self._waits_turn
         if self._read(wanted) and wanted:
             self._began = self._now()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from services.errors import ServingError
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_compression import CompressionThreads
+from services.gateway.wire.loop_turns import LoopTurns
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
@@ -48,7 +49,8 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
     """What a port's server asks of each connection, and what all kinds have in common."""
 
     __slots__ = (
-        "_closing", "_read_paused", "_since", "_transport", "_unsent_bytes", "_write_paused",
+        "_closing", "_read_paused", "_since", "_transport", "_turn", "_unsent_bytes",
+        "_waits_turn", "_worked_us", "_write_paused",
     )  # fmt: skip
 
     def __init__(self, now: float) -> None:
@@ -57,6 +59,9 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
         # Since when it has been idle, closing, or its peer has not taken the bytes we have for it.
         self._since = now
         self._unsent_bytes = 0
+        # The last turn of the loop in which it worked, for how long, and whether it waits for one.
+        self._turn = self._worked_us = 0
+        self._waits_turn = False
 
     @abc.abstractmethod
     def sweep(self) -> None:
@@ -90,6 +95,22 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
     def _set_reading(self) -> None:
         """Reads, or does not, as the state asks."""
 
+    @abc.abstractmethod
+    def take_turn(self, work_us: int) -> None:
+        """Goes on with what was read, for so much work or a little more."""
+
+    def _wait_turn(self, turns: LoopTurns, *, is_fresh: bool) -> None:
+        """Goes on in a later turn of the loop; nothing is read until then.
+
+        Args:
+            turns: of the loop.
+            is_fresh: whether the connection has not worked in this turn.
+        """
+        if not self._waits_turn:
+            self._waits_turn = True
+            turns.wait(self, is_fresh=is_fresh)
+            self._set_reading()
+
     def _read(self, wanted: bool) -> bool:
         """Has the transport read from now on, or not. Returns whether that is news."""
         if wanted != self._read_paused or self._transport.is_closing():
@@ -116,12 +137,20 @@ class OpenPort:
         stopping: whether connections end with their next answer.
         empty: set while no connection is open.
         threads: for what zlib should not do on the loop.
+        turns: of the loop, shared with other ports.
         metrics: where refusals are counted.
         budget: of the bytes that the process holds, shared with other ports.
     """
 
-    def __init__(self, limits: PortLimits, metrics: Metrics, budget: ByteBudget) -> None:
+    def __init__(
+        self,
+        limits: PortLimits,
+        metrics: Metrics,
+        budget: ByteBudget,
+        turns: LoopTurns | None = None,
+    ) -> None:
         self.limits = limits
+        self.turns = turns or LoopTurns()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.connections: set[OpenConnection] = set()
         self.now = 0.0

@@ -10,6 +10,7 @@ from services.gateway.wire.grpc_head import GrpcHead, MalformedError
 from services.gateway.wire.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
 from services.gateway.wire.http2_headers import MAX_FIELDS_BYTES
 from tests.unit.gateway.http2_wire import Desk, begin, block, call, fields, message, wire
+from tests.unit.gateway.http_wire import settle
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 3, 8, 12
 
@@ -102,6 +103,7 @@ async def test_call_that_its_head_refuses(
     assert len(desk.refused) == 1
     if not ended:
         w.send(frame(DATA, END_STREAM, 1, message(b"x")))
+    await settle()
     w.send(call(3))
     assert (w.answers()[3].status, w.last_words()) == (0, None)
 

@@ -31,6 +31,7 @@ from tests.unit.gateway.http2_wire import (
     read_block,
     wire,
 )
+from tests.unit.gateway.http_wire import settle
 
 NAMES = st.text(st.characters(codec="ascii", categories=["Ll", "Nd"]), min_size=1, max_size=200)
 TEXTS = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=300)
@@ -174,6 +175,7 @@ async def test_known_blocks_are_bounded_and_of_usual_calls() -> None:
     stream = iter(range(1, 2000, 2))
     for number in range(300):
         w.send(call(next(stream), x_number=str(number)))
+        await settle()
     known = w.connection._heads
     assert len(known) == 256
     before = set(known)

@@ -20,7 +20,7 @@ from services.gateway.wire.http2_frames import (
 )
 from services.gateway.wire.http2_sending import MAX_WRITTEN_FRAME_BYTES, Sending, Unsent
 from tests.unit.gateway.http2_wire import Client, Desk, Wire, make_port, message, read_frames
-from tests.unit.gateway.http_wire import on_loop
+from tests.unit.gateway.http_wire import on_loop, settle
 
 END = b"the end"
 
@@ -239,6 +239,8 @@ def test_answers_arrive_whole_under_any_windows(
             content = bytes((index,)) * size
             stream = client.call(content, "/t/Held" if held[index] else "/t/Echo")
             sent[stream] = content
+        await settle()
+        client.pump()
         streams = list(sent)
         for target, size, frame_size in updates:
             if desk.held and target % 2:
@@ -251,12 +253,16 @@ def test_answers_arrive_whole_under_any_windows(
                 client.pump()
             elif size:
                 client.widen(size, streams[target] if target < len(streams) else 0)
+            await settle()
+            client.pump()
         for call in desk.held:
             call.release()
         # All are let through, in the end.
         client.widen(2_000_000)
         for stream in streams:
             client.widen(1_000_000, stream)
+            await settle()
+            client.pump()
         for stream, content in sent.items():
             answer = client.answers[stream]
             assert (answer.status, answer.reset, answer.ended) == (0, None, True)

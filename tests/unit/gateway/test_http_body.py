@@ -27,7 +27,9 @@ def chunks_of(body: bytes, sizes: list[int], trailer: bytes = b"") -> bytes:
 def feed(body: ChunkedBody, pieces: list[bytes]) -> bytes:
     """Feeds pieces; returns what is left behind the end of the body."""
     for index, piece in enumerate(pieces):
-        position = body.feed(piece, 0)
+        position = before = 0
+        while not body.complete and (position := body.feed(piece, before)) > before:
+            before = position
         if body.complete:
             return piece[position:] + b"".join(pieces[index + 1 :])
         assert position == len(piece)

@@ -152,7 +152,7 @@ def test_request_in_flight_is_not_idle() -> None:
 
 @pytest.mark.parametrize(
     "start",
-    [b"GET", b"\r", b"GET / HTTP/1.1\r\n", request(body=b"abc")[:-1], chunked(b"abc", [])[:-1]],
+    [b"GET", b"\r\nG", b"GET / HTTP/1.1\r\n", request(body=b"abc")[:-1], chunked(b"abc", [])[:-1]],
 )
 def test_request_that_does_not_arrive(start: bytes) -> None:
     async def test() -> None:

@@ -1,0 +1,92 @@
+"""Turns of the event loop: how much of one goes to what connections have sent.
+
+In: connections that have more to do than their part of a turn. Out: their next turn, in order.
+
+A read may hold hundreds of requests, thousands of chunks or a head of 64 KiB, and the loop gives a
+connection up to 32 reads in one turn. Without a limit, four connections that pipelined held up
+their neighbours for 3.4 s.
+
+Rules kept here:
+- work is counted in what it takes on the machine of `make bench`, in microseconds, so that the same
+  bytes are always cut at the same places;
+- a connection works for `WORK_AT_ONCE_US` in a turn, and is then not read until its next one;
+- after `WORK_A_TURN_US` over all connections of both ports, the others wait for the next turn;
+- connections that have not worked in a turn go before those that have, for `FIRST_WORK_US`: that is
+  enough for a neighbour's request, however many others have more to do; of either kind, one at
+  least has its turn, so that none waits for ever.
+
+The usual read, one small request whose head is known, is not counted: it is what a neighbour sends.
+"""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+WORK_A_TURN_US = 1000
+"""As much as `turn_share.py` lets requests take."""
+WORK_AT_ONCE_US = 250
+FIRST_WORK_US = 60
+READ_SHIFT = 12
+"""To take 4 KiB from the system and copy them takes 1 µs: bytes read, shifted by this."""
+_ASKED_AT_US = WORK_AT_ONCE_US // 2
+"""A turn with less work is not worth a call to count anew."""
+
+
+class Waiting(Protocol):
+    """A connection that has more to do."""
+
+    def take_turn(self, work_us: int) -> None:
+        """Goes on, for so much work or a little more."""
+
+
+class LoopTurns:
+    """The turns of one event loop.
+
+    Attributes:
+        number: of the turn; it changes only while there is work to count.
+        worked_us: by all connections in this turn; added to by them.
+    """
+
+    __slots__ = ("_asked", "_fresh", "_waiting", "number", "worked_us")
+
+    def __init__(self) -> None:
+        self.number = self.worked_us = 0
+        self._asked = False
+        self._fresh: deque[Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
+
+    def count(self, work_us: int) -> None:
+        """Counts work that was done."""
+        worked_us = self.worked_us = self.worked_us + work_us
+        if worked_us >= _ASKED_AT_US and not self._asked:
+            self._ask()
+
+    def wait(self, connection: Waiting, *, is_fresh: bool) -> None:
+        """Has a connection go on in a later turn.
+
+        Args:
+            connection: not waiting yet.
+            is_fresh: whether it has not worked in this turn.
+        """
+        (self._fresh if is_fresh else self._waiting).append(connection)
+        if not self._asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked = True
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """A new turn."""
+        self._asked = False
+        self.number += 1
+        self.worked_us = 0
+        try:
+            for queue, work_us in (self._fresh, FIRST_WORK_US), (self._waiting, WORK_AT_ONCE_US):
+                for place in range(len(queue)):
+                    if place and self.worked_us >= WORK_A_TURN_US:
+                        break
+                    queue.popleft().take_turn(work_us)
+        finally:
+            if (self._fresh or self._waiting) and not self._asked:
+                self._ask()
