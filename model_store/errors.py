@@ -19,6 +19,7 @@ StoreError
 ├── SigningUnavailableError    the libraries that sign and verify are not installed
 ├── BumpTooSmallError          a semantic version that would hide a change from callers
 ├── UnsafeOnnxError            an ONNX file that asks for more than its own bytes
+├── ArchiveError               a torch file that inflates to far more than it is
 ├── ConflictError              somebody else published or moved a pointer first
 │   └── StalePointerError          an alias no longer names what a decision was made by
 └── StorageError               the disk or the bucket failed (full, forbidden, unreachable)
@@ -100,6 +101,10 @@ class BumpTooSmallError(StoreError):
 
 class UnsafeOnnxError(StoreError):
     """An ONNX file that is not one, reads other files, or needs a library of operators."""
+
+
+class ArchiveError(StoreError):
+    """A file of torch that is no zip archive, or one that inflates to far more than it is."""
 
 
 class ConflictError(StoreError):

@@ -121,6 +121,16 @@ class InferenceSettings(ProcessSettings):
     when_memory_full: Literal["refuse", "unload_idle"] = "refuse"
     """What a version does that does not fit: stay out, or push out the idle one used longest
     ago, which is loaded again when it is asked for."""
+    max_model_memory_mib: int = Field(0, ge=0)
+    """The most memory of the host that one artifact may take to open and to run its largest batch,
+    which is tried in a process with limits first; 0 is a quarter of what there is, at most 4 GiB,
+    or three times its files if that is more. Raise it for models that need much beside weights."""
+    open_time_limit_s: float = Field(120.0, gt=0, le=86_400)
+    """CPU time that an artifact may take to be opened and run then; raise it for models that are
+    compiled when they load."""
+    needs_file: str = "~/.cache/flambeau/artifact_needs.json"
+    """Where it is remembered what artifacts took; change it where the home folder is read-only,
+    empty it to try them at every start."""
     trusted_keys: str = ""
     """Folder of the public keys (`*.pem`) whose signatures are trusted; set it where keys are
     mounted. Empty for those of `flambeau keys trust`."""

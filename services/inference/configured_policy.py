@@ -1,6 +1,7 @@
 """A process' settings as inference takes them: one policy, and one for each model with its own."""
 
 from services.inference.artifact_choice import ChoiceRules
+from services.inference.artifact_needs import ArtifactNeeds
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import OnnxOnGpu
@@ -14,20 +15,23 @@ MEBIBYTE = 2**20
 
 def serving_policy(config: InferenceSettings) -> ServingPolicy:
     """What of the store to serve, and how."""
+    needs = ArtifactNeeds(
+        config.max_model_memory_mib * MEBIBYTE, config.open_time_limit_s, config.needs_file
+    )
     return ServingPolicy(
         models=config.models,
         newest_versions=config.newest_versions,
         poll_interval_s=config.store_poll_interval_s,
         retry_failed_s=config.retry_failed_s,
-        lane=_lane_policy(config, ModelSettings()),
-        by_model={n: _lane_policy(config, own) for n, own in config.model_settings.items()},
+        lane=_lane_policy(config, ModelSettings(), needs),
+        by_model={n: _lane_policy(config, own, needs) for n, own in config.model_settings.items()},
         max_memory_bytes=config.max_memory_mib * MEBIBYTE,
         unload_idle=config.when_memory_full == "unload_idle",
         max_concurrent_runs=config.max_concurrent_runs,
     )
 
 
-def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
+def _lane_policy(config: InferenceSettings, own: ModelSettings, needs: ArtifactNeeds) -> LanePolicy:
     """The server's settings, with those the model has of its own in their place."""
     chosen = {
         name: getattr(config, name) if value is None else value
@@ -51,6 +55,7 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings) -> LanePolicy:
             accuracy=chosen["accuracy"],
             keep=chosen["keep_artifacts"],
             choice=ChoiceRules(budget_s=config.choose_artifact_budget_s, file=config.choice_file),
+            needs=needs,
             trust=Trust(
                 keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for
             ),

@@ -14,12 +14,14 @@ becomes of them never touches the version itself.
 
 import asyncio
 import dataclasses
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
+from services.inference.artifact_needs import UnprobedError
 from services.inference.backends.device import Device
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.batcher import batch_rules
@@ -46,6 +48,8 @@ from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.lanes")
 
+MAX_TRIES = 100
+"""Of a version's artifacts, in one load."""
 SHARE_OF_DEVICE = 0.9
 """How much of a device's memory may be used when nothing else was said."""
 
@@ -114,8 +118,8 @@ class Lanes:
             LoadError: no artifact of it can be served here, or it does not fit.
             StoreError: its files are broken or out of reach.
         """
-        async with self._one_at_a_time:
-            await self._load(lane, self._policy.lane_of(lane.model), tasks)
+        policy = self._policy.lane_of(lane.model)
+        await self._once_tried(policy, functools.partial(self._load, lane, policy, tasks))
 
     async def load_kept(self, lane: Lane, tasks: asyncio.TaskGroup) -> None:
         """Loads the further artifacts of a version that are to be kept and are not loaded yet.
@@ -124,8 +128,19 @@ class Lanes:
         """
         policy = self._policy.lane_of(lane.model)
         while policy.load.keep and (further := self._next_kept(lane, policy)) is not None:
-            async with self._one_at_a_time:
-                await self._load_kept(further, policy, tasks)
+            load = functools.partial(self._load_kept, further, policy, tasks)
+            await self._once_tried(policy, load)
+
+    async def _once_tried(self, policy: LanePolicy, load: Callable[[], Awaitable[None]]) -> None:
+        """Loads in its turn. An artifact that must be tried first holds up nobody meanwhile."""
+        for _ in range(MAX_TRIES):
+            try:
+                async with self._one_at_a_time:
+                    return await load()
+            except UnprobedError as error:
+                assert policy.load.needs is not None
+                await policy.load.needs.find_out(error.case)
+        raise LoadError(f"what its artifacts take is not known after {MAX_TRIES} tries")
 
     def abandon_runs(self) -> None:
         """Waits for no run any more; see `Worker.abandon_runs`."""
@@ -153,7 +168,11 @@ class Lanes:
         version, taken = await self._open(manifest, options)
         try:
             self._make_room(memory, lane, taken)
-            memory.loaded(lane, taken)
+        except Exception:
+            await _close_backends(version)
+            raise
+        memory.loaded(lane, taken)
+        try:
             self._start(version, lane, taken, policy, tasks)
         except Exception:
             if lane not in self._loaded:
@@ -188,6 +207,8 @@ class Lanes:
             memory.to_unload(lane, memory.expected_bytes(lane, _size_bytes(artifact)), ())
             version, taken = await self._open(manifest, options)
             memory.to_unload(lane, taken, ())
+        except UnprobedError:
+            raise
         except Exception as error:
             logger.error(
                 "artifact not kept",

@@ -21,20 +21,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model_store.errors import StoreError
-from model_store.golden import GoldenRows, read_golden
+from model_store.golden import MAX_GOLDEN_BYTES, GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.errors import BackendError
 from services.inference.artifact_choice import ChoiceRules, Ranked, by_choice, choice_key
+from services.inference.artifact_needs import ArtifactNeeds, UnprobedError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import CPU
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
 from services.inference.choice_memory import ChoiceMemory
 from services.inference.gentle_thread import run_gently
+from services.inference.isolation.probe import ProbeFiles
 from services.inference.kept_artifacts import is_accurate
 from services.inference.trust import Trust
 from services.inference.warm_up import row_ms, warm_up, with_certificate
@@ -90,6 +93,8 @@ class LoadOptions:
     """Memory there is for it: larger artifacts are not measured; 0 if nobody knows."""
     trust: Trust = field(default_factory=Trust)
     """What must be signed, and by whom."""
+    needs: ArtifactNeeds | None = None
+    """Knows what artifacts take; None opens them untried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +136,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
 
     Raises:
         LoadError: no artifact passes; nothing is kept open.
+        UnprobedError: one is to be tried first, see `ArtifactNeeds`; nothing is kept open.
         StoreError: the golden file is broken, does not fit the signature, or is out of reach.
     """
     started = time.monotonic()
@@ -143,6 +149,8 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
         proven: list[_Proven] = []
         try:
             proven.extend(open_one() for _ in range(options.instances))
+        except UnprobedError:  # of the first of them, so none is open yet
+            raise
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             for one in proven:
                 one.backend.close()
@@ -286,13 +294,36 @@ def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
 def _open(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> Backend:
+    if options.needs is not None and not options.isolate:
+        files = functools.partial(_probe_files, store, manifest, artifact, options)
+        options.needs.check(manifest, artifact, options.backend, files)
     data, weights, code = _read(store, manifest, artifact, options)
     opens = open_backend
     if options.isolate:
         from services.inference.isolation.isolated_backend import open_isolated_backend
 
-        opens = open_isolated_backend
+        limit = memory_limit_bytes(artifact, options)
+        opens = functools.partial(open_isolated_backend, memory_limit_bytes=limit)
     return opens(artifact, data, manifest.signature, options.backend, weights=weights, code=code)
+
+
+def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
+    """What the process of an artifact that has one to itself may allocate; 0 for no limit."""
+    if options.needs is None or options.backend.device != CPU:
+        return 0
+    return options.needs.allowed_bytes(artifact)
+
+
+def _probe_files(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
+) -> ProbeFiles:
+    data, weights, code = _read(store, manifest, artifact, options)
+    return ProbeFiles(
+        golden=store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES),
+        data=data,
+        weights=weights,
+        source=b"" if code is None else code.source,
+    )
 
 
 def _open_and_prove(
@@ -349,6 +380,7 @@ def _measure(
         weights=weights,
         code=code,
         gently=True,
+        memory_limit_bytes=memory_limit_bytes(artifact, options),
     )
     try:
         _prove(backend, golden, manifest, artifact)

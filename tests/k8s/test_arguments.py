@@ -41,7 +41,7 @@ RUNTIMES = {"flambeau": ("http1", "http"), "flambeau-grpc": ("h2c", "grpc")}
 LAST_REPLIES_S = 5
 """What every part takes, after its drain, to write its last replies and to close."""
 MARGIN_S = 5
-WRITTEN = ("choice_file", "engine_cache", "store", "runs_dir")
+WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir")
 READ = (
     "api_keys_file",
     "tls_certificate_file",

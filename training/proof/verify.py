@@ -32,6 +32,7 @@ from model_store.parity import (
     first_failure,
     worst,
 )
+from model_store.peak_memory import PeakMemory
 from model_store.signature import Signature
 from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
@@ -42,7 +43,6 @@ from training.isolated_run import run_isolated
 from training.learning.loop import Trained
 from training.metrics.task_metric import TaskMetric
 from training.proof.gate import tolerance_of, too_far_off, too_much_worse
-from training.proof.peak_memory import PeakMemory
 from training.proof.runners import Runner, file_runner, load_libraries, module_runner
 from training.recipe import ExportLimits, Recipe
 from training.reporting.report import ArtifactReport, CheckpointReport

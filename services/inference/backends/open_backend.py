@@ -1,6 +1,7 @@
 """Which backend opens an artifact; it is imported, and its runtime with it, when first needed."""
 
-from model_store.manifest import Artifact
+from model_store.archive_sizes import check_archive
+from model_store.manifest import CODE_KINDS, Artifact
 from model_store.onnx_safety import check_onnx
 from model_store.signature import Signature
 from services.inference.backends.artifact_fit import check_fit
@@ -42,6 +43,8 @@ def open_backend(
     check_fit(artifact, options.device)
     if artifact.kind == "onnx":
         check_onnx(data, artifact.file.file)
+    elif artifact.kind in CODE_KINDS:
+        check_archive(data, artifact.file.file)
     if options.device.kind == "cuda":
         return _open_on_gpu(artifact, data, signature, options)
     threads = options.threads

@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 1.0
 """How long the backend may take to close; the parent waits for twice that before it kills."""
 
 _MAX_ERROR_CHARACTERS = 8192
-_FIRST_TO_KILL = "500"
+FIRST_TO_KILL = "500"
 """Added to this process's badness of at most 1000, so that a full machine loses it first."""
 
 
@@ -50,11 +50,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     with contextlib.suppress(OSError):  # a container may keep /proc read-only
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL)
+        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     closed = threading.Event()
     arguments = (channel.fileno(), closed)
-    threading.Thread(target=_end_with_parent, args=arguments, daemon=True).start()
+    threading.Thread(target=end_with_parent, args=arguments, daemon=True).start()
     with contextlib.suppress(ChannelClosedError):
         opened = _open(channel)
         if opened is not None:
@@ -66,7 +66,7 @@ def main() -> None:
     closed.set()
 
 
-def _end_with_parent(descriptor: int, closed: threading.Event) -> None:
+def end_with_parent(descriptor: int, closed: threading.Event) -> None:
     """Ends the process when the parent hangs up, even if the model never returns.
 
     Runtimes may have files to delete, so one that is idle closes its backend first.

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.proof import peak_memory
-from training.proof.peak_memory import PeakMemory
+from model_store import peak_memory
+from model_store.peak_memory import PeakMemory
 
 MIB = 2**20
 

@@ -1,0 +1,202 @@
+"""Opens an artifact where its memory and its time are limited, and says what it took.
+
+In: the files of an artifact, and limits. Out: bytes and seconds, or why it got no further.
+
+A child of a process that has the runtime imported does it (`probe_host.py`): 20 to 40 ms for a tiny
+model, where a process of its own takes half a second to several.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from model_store.manifest import Artifact, Manifest
+from services.errors import DeviceError
+from services.inference.backends.artifact_fit import RUNTIMES
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import CPU
+from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.probe_host import WALL_PER_CPU
+
+_HOST = "services.inference.isolation.probe_host"
+START_S = 60.0
+"""What importing a runtime may take on a machine that is busy."""
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeLimits:
+    """What a probe may take."""
+
+    memory_bytes: int
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What became of a probe."""
+
+    peak_bytes: int | None = None
+    """What the largest batch took at its peak, beside the runtime; None if it was not reached."""
+    over_memory: bool = False
+    """It asked for more memory than it may have."""
+    over_time: bool = False
+    """It took longer than it may."""
+    crashed: bool = False
+    """Its process ended."""
+    fault: str = ""
+    """What it raised, or how its process ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFiles:
+    """What a probe reads, digests checked."""
+
+    golden: bytes
+    data: bytes
+    weights: bytes
+    source: bytes
+
+    def parts(self, manifest: Manifest) -> Sequence[bytes]:
+        """In the order in which a child reads them."""
+        return manifest.to_json(), self.golden, self.data, self.weights, self.source
+
+
+class ProbeHosts:
+    """The processes that probes are forked from: one a runtime, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hosts: dict[str, tuple[subprocess.Popen[bytes], Channel]] = {}
+
+    def probe(
+        self,
+        manifest: Manifest,
+        artifact: Artifact,
+        files: ProbeFiles,
+        options: BackendOptions,
+        limits: ProbeLimits,
+    ) -> Probed:
+        """Opens and runs an artifact in a process of its own; blocks until it is over.
+
+        Args:
+            manifest: of the version.
+            artifact: one of its artifacts.
+            files: what is read.
+            options: how it would run here; it is tried on the CPU and with one thread.
+            limits: what it may take.
+
+        Raises:
+            DeviceError: no process can be started, or it does not get ready.
+        """
+        parts = files.parts(manifest)
+        how = {
+            "artifact": artifact.name,
+            "sizes": [len(part) for part in parts],
+            "options": asdict(replace(options, device=CPU, threads=1)),
+            "memory_bytes": limits.memory_bytes,
+            "cpu_s": limits.cpu_s,
+        }
+        package = RUNTIMES[artifact.kind][0]
+        for _ in range(2):  # a host may end, idle, at the very moment
+            with self._child(package) as channel:
+                outcome = _outcome(channel, how, parts, limits)
+            if outcome is not None:
+                return outcome
+        raise DeviceError(f"no process for trying artifacts of {artifact.kind} gets ready")
+
+    def close(self) -> None:
+        """Ends the processes."""
+        with self._lock:
+            for package in list(self._hosts):
+                self._end(package)
+
+    def _child(self, package: str) -> "_Child":
+        """The end of a channel to a new child."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._lock:
+            for _ in range(2):
+                try:
+                    self._host(package).send("probe", None, theirs.fileno())
+                    break
+                except ChannelClosedError:
+                    self._end(package)
+        return _Child(ours)
+
+    def _host(self, package: str) -> Channel:
+        process, channel = self._hosts.get(package, (None, None))
+        if process is not None and process.poll() is not None:
+            self._end(package)
+            channel = None
+        if channel is None:
+            process, channel = _start(package)
+            self._hosts[package] = process, channel
+        return channel
+
+    def _end(self, package: str) -> None:
+        process, channel = self._hosts.pop(package)
+        channel.close()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class _Child(Channel):
+    """A channel that hangs up at the end of a block, which ends the child."""
+
+    def __enter__(self) -> "_Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _outcome(
+    channel: Channel, how: dict[str, Any], parts: Sequence[bytes], limits: ProbeLimits
+) -> Probed | None:
+    """What a child answers; None if there is no child."""
+    try:
+        channel.wait_at_most(START_S)
+        with open(os.memfd_create("flambeau-probe"), "w+b") as file:
+            file.writelines(parts)
+            file.seek(0)
+            channel.send("open", how, file.fileno())
+        channel.receive()  # begun
+    except (ChannelClosedError, TimeoutError):
+        return None
+    started, wall_s = time.monotonic(), limits.cpu_s * WALL_PER_CPU
+    try:
+        channel.wait_at_most(wall_s + GRACE_S)
+        kind, content, _ = channel.receive()
+    except TimeoutError:
+        return Probed(over_time=True)
+    except ChannelClosedError:
+        if time.monotonic() - started >= limits.cpu_s:
+            return Probed(over_time=True)
+        ended = "its process ended while it was opened or ran: it crashed, or memory was short"
+        return Probed(crashed=True, fault=ended)
+    if kind == "needs":
+        return Probed(peak_bytes=content["peak_bytes"])
+    return Probed(over_memory=content["memory"], fault=content["text"])
+
+
+def _start(package: str) -> tuple[subprocess.Popen[bytes], Channel]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", _HOST, str(theirs.fileno()), package],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=[theirs.fileno()],
+            # Its threads would be missing in what is forked, and nothing there has use for them.
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        )
+    return process, Channel(ours)

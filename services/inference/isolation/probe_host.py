@@ -1,0 +1,159 @@
+"""The process that probes are forked from: it has a runtime imported, and nothing else.
+
+Started by `ProbeHosts` as `python -m services.inference.isolation.probe_host FD PACKAGE`, where FD
+is its end of a channel. Each `probe` message brings the end of another one, for a child that opens
+one artifact, runs its golden rows, and says what that took.
+
+Rules kept here:
+- it forks as long as it has no thread of its own that runs: nothing of a runtime is used here;
+- a child has a limit on its memory, its CPU time and its time, which the kernel keeps; it ends when
+  its parent hangs up;
+- it ends with the server, and by itself once nothing has been probed for `IDLE_S`.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from model_store.golden import GoldenRows, parse_golden
+from model_store.manifest import parse_manifest
+from model_store.memory_limit import limit_memory, tells_of_memory
+from model_store.peak_memory import PeakMemory
+from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.open_backend import open_backend
+from services.inference.backends.python_step import StepCode
+from services.inference.gentle_thread import NICENESS, step_behind
+from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.worker_process import FIRST_TO_KILL, end_with_parent
+
+IDLE_S = 10.0
+"""After the last probe: a process with torch takes a quarter of a gigabyte."""
+WALL_PER_CPU = 10.0
+"""Seconds there are for each one of CPU time: others go before a process of low priority."""
+RUN_S = 0.5
+"""CPU time of the largest batch that is run."""
+MAX_INPUT_BYTES = 2**26
+"""Of the inputs of a batch: requests have as many bytes at most, unless the limit was raised."""
+_MAX_ERROR_CHARACTERS = 2_000
+
+
+def main() -> None:
+    """Forks a child for each probe, until the server hangs up or has none for a while."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # ended children leave nothing
+        signal.signal(number, signal.SIG_IGN)
+    # ONNX Runtime has a thread that waits for nothing that a child does.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    step_behind(os.getppid(), NICENESS)
+    importlib.import_module(sys.argv[2])
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel.wait_at_most(IDLE_S)
+    with contextlib.suppress(ChannelClosedError, TimeoutError):
+        while True:
+            _, _, descriptor = channel.receive()
+            assert descriptor is not None
+            if os.fork() == 0:
+                channel.close()
+                _probe_and_end(Channel(socket.socket(fileno=descriptor)))
+            os.close(descriptor)
+
+
+def _probe_and_end(channel: Channel) -> None:
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # compilers are waited for
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
+        closed = threading.Event()
+        arguments = (channel.fileno(), closed)
+        threading.Thread(target=end_with_parent, args=arguments, daemon=True).start()
+        _probe(channel)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _probe(channel: Channel) -> None:
+    """Answers `begun`, and then `needs` or `error`."""
+    _, how, descriptor = channel.receive()
+    assert descriptor is not None
+    limit_memory(how["memory_bytes"])
+    for timer, number, factor in (
+        (signal.ITIMER_PROF, signal.SIGPROF, 1.0),
+        (signal.ITIMER_REAL, signal.SIGALRM, WALL_PER_CPU),
+    ):
+        signal.signal(number, signal.SIG_DFL)  # which ends the process
+        signal.setitimer(timer, how["cpu_s"] * factor)
+    channel.send("begun", None)
+    peak, started = PeakMemory(), time.process_time()
+    try:
+        grown_bytes = _open_and_run(how, descriptor, peak)
+    except BaseException as error:  # a runtime may raise anything on a file it cannot run
+        text = str(error) or repr(error)
+        memory = isinstance(error, MemoryError) or tells_of_memory(text)
+        channel.send("error", {"text": text[:_MAX_ERROR_CHARACTERS], "memory": memory})
+    else:
+        seconds = time.process_time() - started
+        channel.send("needs", {"peak_bytes": grown_bytes, "cpu_s": seconds})
+
+
+def _open_and_run(how: dict[str, Any], descriptor: int, peak: PeakMemory) -> int:
+    with open(descriptor, "r+b") as file:
+        manifest_bytes, golden_bytes, data, weights, source = (
+            file.read(size) for size in how["sizes"]
+        )
+        file.truncate(0)  # it is memory, too, and all of it has been read
+    manifest = parse_manifest(manifest_bytes, "the manifest")
+    golden = parse_golden(golden_bytes, manifest)
+    artifact = next(a for a in manifest.artifacts if a.name == how["artifact"])
+    step = manifest.python_step
+    backend = open_backend(
+        artifact,
+        data,
+        manifest.signature,
+        TypeAdapter(BackendOptions).validate_python(how["options"]),
+        weights=weights,
+        code=None if step is None else StepCode(step, source),
+    )
+    return _grown_bytes(backend, golden, manifest.signature.max_batch_size, peak)
+
+
+def _grown_bytes(
+    backend: Backend, golden: GoldenRows, max_batch_size: int, peak: PeakMemory
+) -> int:
+    """Bytes at the peak, while the largest batch runs that there can be.
+
+    Where that would take long, it is told from a smaller one: memory grows with the rows.
+    """
+    row_bytes = sum(array[:1].nbytes for array in golden.inputs.values())
+    largest = min(max_batch_size, max(MAX_INPUT_BYTES // max(row_bytes, 1), 1))
+    _run_rows(backend, golden, 1)  # which sets up what is set up lazily
+    started = time.process_time()
+    _run_rows(backend, golden, 1)
+    row_s = max(time.process_time() - started, 1e-6)
+    alone = peak.grown_bytes() or 0
+    rows = min(largest, max(int(RUN_S / row_s), 2))
+    if rows < 2:
+        return alone
+    _run_rows(backend, golden, rows)
+    together = peak.grown_bytes() or 0
+    return alone + (together - alone) * (largest - 1) // (rows - 1)
+
+
+def _run_rows(backend: Backend, golden: GoldenRows, rows: int) -> None:
+    backend.run({n: np.resize(a, (rows, *a.shape[1:])) for n, a in golden.inputs.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What artifacts were found to need, in a small JSON file, so that each is tried once a machine.
+
+    {"schema": 1, "needs": {KEY: {"peak_bytes": 4194304, ...}}}
+
+Rules kept here: the file is only ever a hint, read within limits: one that is broken counts as
+empty, and one that cannot be written is said once and costs nothing else; the oldest leave first.
+"""
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from model_store.document import DocumentLimits, parse_as
+from model_store.errors import DocumentError
+from model_store.strict import StrictModel
+from services.atomic_file import write_atomically
+
+logger = logging.getLogger("flambeau.loader")
+
+MAX_NEEDS = 5_000
+LIMITS = DocumentLimits(2**20, 25_000)
+
+
+class Need(StrictModel):
+    """What an artifact took, or that it asked for more than it was given."""
+
+    peak_bytes: int | None = Field(default=None, ge=0)
+    """At its largest batch; None if it did not get so far."""
+    over_bytes: int = Field(default=0, ge=0)
+    """It needs more than this; 0 if that is not known."""
+    over_s: float = Field(default=0.0, ge=0)
+    """It takes more CPU time than this; 0 if that is not known."""
+
+
+class _Contents(StrictModel):
+    schema_version: Literal[1] = Field(1, alias="schema")
+    needs: dict[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], Need] = Field(
+        default={}, max_length=MAX_NEEDS
+    )
+
+
+class NeedsMemory:
+    """What is known, in this process and in a file. Any thread may ask.
+
+    Args:
+        path: of the file, `~` for the user's folder; empty for this process alone.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        if path:
+            try:
+                self._path = Path(path).expanduser()
+            except RuntimeError:  # a user without a home folder
+                logger.warning("what artifacts need is not remembered; see the setting needs_file")
+        self._known = self._read()
+
+    def recall(self, key: str) -> Need | None:
+        """What is known of an artifact."""
+        return self._known.get(key)
+
+    def remember(self, key: str, need: Need) -> None:
+        """Keeps what was found."""
+        with self._lock:
+            known = self._read() | self._known  # another process may have found out more
+            known.pop(key, None)
+            self._known = dict([*known.items(), (key, need)][-MAX_NEEDS:])
+            self._write()
+
+    def _read(self) -> dict[str, Need]:
+        if self._path is None:
+            return {}
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(LIMITS.max_bytes + 1)
+            return dict(parse_as(_Contents, data, str(self._path), LIMITS).needs)
+        except (OSError, DocumentError):
+            return {}
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        needs = {key: need.model_dump(exclude_defaults=True) for key, need in self._known.items()}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps({"schema": 1, "needs": needs}, indent=1))
+        except OSError as error:
+            logger.warning(
+                "what artifacts need is not remembered; see the setting needs_file",
+                extra={"file": str(self._path), "reason": str(error)},
+            )
+            self._path = None
