@@ -163,7 +163,9 @@ class ArtifactNeeds:
         # A container that is out of memory may be ended as a whole, not the hungriest of it alone.
         used, total = device_memory_bytes(CPU)
         free = max(int((total - used) * SHARE_OF_FREE), MEBIBYTE)
-        full = ProbeLimits(memory_bytes=min(case.allowed_bytes, free), cpu_s=self._limit_s)
+        full = ProbeLimits(
+            memory_bytes=min(case.allowed_bytes, free), cpu_s=self._limit_s, gently=True
+        )
         quick = ProbeLimits(
             memory_bytes=min(full.memory_bytes, QUICK_BYTES, free // (2 * self._cores)),
             cpu_s=min(self._limit_s, QUICK_S),
@@ -171,7 +173,7 @@ class ArtifactNeeds:
         for turns, limits in ((self._side_by_side, quick), (self._one_at_a_time, full)):
             async with turns:
                 # Of a thread that ends with the process: a server that stops does not wait for it.
-                work = functools.partial(self._probe, case, limits, limits == full)
+                work = functools.partial(self._probe, case, limits, is_last=limits is full)
                 if await asyncio.wrap_future(start_gently(work)):
                     return
 

@@ -36,6 +36,8 @@ class ProbeLimits:
 
     memory_bytes: int
     cpu_s: float
+    gently: bool = False
+    """At the lowest priority; otherwise behind the event loop, as models run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ class ProbeHosts:
             "options": asdict(replace(options, device=CPU, threads=1)),
             "memory_bytes": limits.memory_bytes,
             "cpu_s": limits.cpu_s,
+            "gently": limits.gently,
         }
         package = RUNTIMES[artifact.kind][0]
         for _ in range(2):  # a host may end, idle, at the very moment
@@ -196,7 +199,5 @@ def _start(package: str) -> tuple[subprocess.Popen[bytes], Channel]:
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=[theirs.fileno()],
-            # Its threads would be missing in what is forked, and nothing there has use for them.
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
         )
     return process, Channel(ours)

@@ -1,0 +1,124 @@
+"""Files of a store that are anything at all, beside a model that is served."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from tests.adversarial.attack import Attack, Target
+from tests.fixtures import hostile_artifacts, onnx_models
+from tests.fixtures.hostile_files import change, seal
+
+FILES = ("1/manifest.json", "1/golden.safetensors", "1/model.0.onnx", "pointers/00000001.json")
+CONTENTS = (
+    b"[" * 200_000,
+    b'{"a":' * 100_000,
+    b"[]," * 340_000,
+    b'{"' + b'":1,"'.join(b"%d" % number for number in range(20_000)) + b'":1}',
+    b"9" * 900_000,
+    bytes(range(256)) * 4_000,
+    (2**63).to_bytes(8, "little"),
+)
+LOOKS = 20
+"""Looks at a model until it is taken away again."""
+LOOK_S = 0.1
+
+Publish = Callable[[Path, Random], None]
+
+
+async def _beside(target: Target, random: Random, make: Publish) -> None:
+    """Publishes a model that is hostile, looks at it for a while, and takes it away."""
+    name = f"hostile-{random.randrange(2**32)}"
+    await asyncio.to_thread(make, target.store / name, random)
+    try:
+        for _ in range(LOOKS):
+            await target.post(f"/v2/models/{name}/infer", b"{}", "content-type: application/json")
+            if target.over:
+                break
+            await asyncio.sleep(LOOK_S)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, target.store / name)
+
+
+def _published(folder: Path, *artifacts: bytes) -> None:
+    """A version, published whole beside the store and moved into it: it is seen at once."""
+    away = folder.parent.parent / f"away-{folder.name}"
+    onnx_models.publish(str(away), folder.name, *artifacts)
+    (away / folder.name / "pointers").mkdir()
+    (away / folder.name / FILES[-1]).write_text(
+        '{"generation": 1, "aliases": {"production": 1}, "who": "", "why": "", '
+        '"when": "2026-01-01T00:00:00Z"}'
+    )
+    (away / folder.name).rename(folder)
+    shutil.rmtree(away)
+
+
+async def replaced_file(target: Target, random: Random) -> None:
+    """One file replaced: nested without end, of too many values, of no meaning; or by a pipe."""
+
+    def make(folder: Path, random: Random) -> None:
+        _published(folder, onnx_models.linear(2.0))
+        file = folder / random.choice(FILES)
+        file.unlink()
+        if random.random() < 0.2:
+            os.mkfifo(file)
+        else:
+            file.write_bytes(random.choice(CONTENTS))
+
+    await _beside(target, random, make)
+
+
+async def changed_file(target: Target, random: Random) -> None:
+    """One file changed at random, and the digests made to agree with it."""
+
+    def make(folder: Path, random: Random) -> None:
+        _published(folder, onnx_models.linear(2.0))
+        file = random.choice(FILES)
+        (folder / file).write_bytes(change((folder / file).read_bytes(), random))
+        if file.startswith("1/") and "manifest" not in file:
+            seal(folder / "1", file.removeprefix("1/"))
+
+    await _beside(target, random, make)
+
+
+async def huge_file(target: Target, random: Random) -> None:
+    """A file of 10 GB, none of which is on the disk."""
+
+    def make(folder: Path, random: Random) -> None:
+        _published(folder, onnx_models.linear(2.0))
+        os.truncate(folder / random.choice(FILES), 10**10)
+
+    await _beside(target, random, make)
+
+
+async def hungry_artifact(target: Target, random: Random) -> None:
+    """An artifact of 200 bytes that takes 12 GB when it opens, or for each row; or never opens."""
+
+    def make(folder: Path, random: Random) -> None:
+        artifact = random.choice(
+            [
+                hostile_artifacts.memory_bomb(),
+                hostile_artifacts.batch_bomb(2**31),
+                hostile_artifacts.endless(),
+            ]
+        )
+        _published_unproven(folder, artifact)
+
+    await _beside(target, random, make)
+
+
+def _published_unproven(folder: Path, artifact: bytes) -> None:
+    """The same, of an artifact that was never run: its golden rows are another's."""
+    _published(folder, onnx_models.linear(2.0))
+    (folder / "1/model.0.onnx").write_bytes(artifact)
+    seal(folder / "1", "model.0.onnx")
+
+
+ATTACKS = (
+    Attack("a store: a file replaced", replaced_file),
+    Attack("a store: a file changed", changed_file),
+    Attack("a store: a file of 10 GB", huge_file),
+    Attack("a store: an artifact that takes all", hungry_artifact),
+)
