@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import Message
 
 from protos import open_inference_pb2 as pb
+from protos.flambeau.v1.jobs_pb2 import SubmitJobRequest
 from services.access.audit import refusals_audited
 from services.access.caller import Visitor
 from services.errors import ServingError, UnsupportedError
@@ -120,6 +121,7 @@ class GrpcEdge:
             route(head)
             return
         head.open = Call
+        head.takes_little = True
         head.refusal = head.refusal or UnsupportedError(
             f"there is no method '{head.path[:200]}' here; reflection lists those there are"
         )
@@ -148,20 +150,29 @@ class GrpcEdge:
         return routes
 
     def _route_infer(self, head: GrpcHead) -> None:
-        secret = ""
+        secret = self._turn_away(head)
+        route = InferRoute(self._admission, self._ledger, head, self._door, secret)
+        head.open = partial(InferenceCall, route)
+
+    def _turn_away(self, head: GrpcHead) -> str:
+        """Refuses strangers before their message comes; returns the credential of others."""
         if self._door is not None and head.refusal is None:
             try:
                 secret = secret_in(head)
                 self._door.admit(secret)
             except ServingError as error:
-                head.refusal = error  # a stranger's message is not waited for
-        route = InferRoute(self._admission, self._ledger, head, self._door, secret)
-        head.open = partial(InferenceCall, route)
+                head.refusal = error
+            else:
+                return secret
+        return ""
 
     def _route_quick(
         self, answer: Answer, message: type[Message], is_open: bool, head: GrpcHead
     ) -> None:
         """For an answer that is there at once; `is_open` says that nobody has to be known."""
+        head.takes_little = True
+        if not is_open:
+            self._turn_away(head)
 
         def start(body: Body, call: SimpleCall) -> None:
             visitor = self._visitor(call, is_open)
@@ -175,6 +186,9 @@ class GrpcEdge:
         self, answer: SlowAnswer, message: type[Message], act: str, head: GrpcHead
     ) -> None:
         """For an answer that itself waits; refusals of an act of management are written down."""
+        head.takes_little = message is not SubmitJobRequest
+        if not act:
+            self._turn_away(head)
 
         def start(body: Body, call: SimpleCall) -> None:
             if act == VERIFY:
@@ -255,6 +269,7 @@ def _opening(open_call: Any) -> Route:
     """A route for calls that are all alike."""
 
     def route(head: GrpcHead) -> None:
+        head.takes_little = True
         head.open = open_call
 
     return route

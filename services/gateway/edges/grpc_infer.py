@@ -63,6 +63,15 @@ class InferRoute:
         self._door = door
         self._secret = secret
 
+    def check(self) -> None:
+        """Judges the caller, whatever it asks for.
+
+        Raises:
+            ServingError: as `Door.admit`.
+        """
+        if self._door is not None:
+            self._door.admit(self._secret)
+
     def caller(self, model: str) -> "Caller | None":
         """Who asks, and may; None where nobody is asked for a credential.
 
@@ -80,6 +89,7 @@ class InferenceCall(UnaryCall):
     """One inference."""
 
     __slots__ = ("_entry", "_opened", "_record", "_request", "_route")
+    counts_refusals = True
 
     def __init__(
         self, route: InferRoute, connection: "GrpcConnection", head: GrpcHead, stream: int
@@ -90,6 +100,10 @@ class InferenceCall(UnaryCall):
         self._record: Record | None = None
         self._request: pb.ModelInferRequest | None = None
         self._entry: Entry | None = None
+
+    def check_caller(self) -> None:
+        """The key may have ended since its head was read first."""
+        self._route.check()
 
     def begin(self, message: Body) -> None:
         """Starts the work in its turn."""
@@ -191,6 +205,9 @@ class InferenceCall(UnaryCall):
         except Exception as error:
             logger.exception("an answer failed in the gateway")
             self._fail(failure(error))
+            return
+        if self.connection.sending.unsent_bytes > self.connection.share_bytes:
+            self._fail(self.connection.unread())
             return
         record.close("OK", outcome)
         self.reply(message, http2_headers.write([(REQUEST_ID, record.request_id)]))

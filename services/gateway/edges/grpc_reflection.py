@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
-from services.errors import InvalidRequestError
+from services.errors import InvalidRequestError, UnreadAnswersError
 from services.gateway.wire.grpc_call import Call, failure, parsed
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
@@ -24,10 +24,12 @@ logger = logging.getLogger("flambeau.grpc")
 SERVICE = "grpc.reflection.v1alpha.ServerReflection"
 MAX_WAITING = 64
 """Questions of one call that may wait for their answers, and answers for their caller."""
+MAX_UNREAD_BYTES = 256 * 1024
+"""Of answers on one connection that wait for their caller: everybody may ask."""
 
 
 class GrpcReflection:
-    """Answers by the descriptors of this process.
+    """Answers by the descriptors of this process, one question in a turn of the event loop.
 
     Args:
         services: their names.
@@ -36,12 +38,32 @@ class GrpcReflection:
     def __init__(self, services: Iterable[str]) -> None:
         self._services = tuple(services)
         self._servicer: Any = None
+        self._asking: deque[_Questions] = deque()
+        """Calls by their questions, in order."""
+        self._task: asyncio.Task[None] | None = None
 
     def open(self, connection: "GrpcConnection", head: GrpcHead, stream: int) -> "_Questions":
         """A call that answers one question after the other."""
         return _Questions(self, connection, head, stream)
 
-    async def answer(self, question: pb.ServerReflectionRequest) -> bytes:
+    def ask(self, call: "_Questions") -> None:
+        """A call has one more question."""
+        self._asking.append(call)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._answer_all())
+
+    async def _answer_all(self) -> None:
+        while self._asking:
+            call = self._asking.popleft()
+            if call.waiting:
+                try:
+                    call.answer(await self._answer(call.waiting[0]))
+                except Exception as error:
+                    logger.exception("a call failed in the gateway")
+                    call.fail(failure(error))
+                await asyncio.sleep(0)  # the loop has its turn
+
+    async def _answer(self, question: pb.ServerReflectionRequest) -> bytes:
         """Answers one question; grpcio, which is not needed else, is imported for the first."""
         if self._servicer is None:
             self._servicer = await asyncio.to_thread(self._open)
@@ -56,42 +78,67 @@ class GrpcReflection:
 
 
 class _Questions(Call):
-    """A call of many messages, each with an answer; one task while there are any."""
+    """A call of many messages, each with an answer.
 
-    __slots__ = ("_reflection", "_task", "_waiting")
+    Attributes:
+        waiting: questions without an answer.
+    """
+
+    __slots__ = ("_reflection", "_waiting_bytes", "waiting")
 
     def __init__(
         self, reflection: GrpcReflection, connection: "GrpcConnection", head: GrpcHead, stream: int
     ) -> None:
         super().__init__(connection, head, stream)
         self._reflection = reflection
-        self._waiting: deque[pb.ServerReflectionRequest] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self.waiting: deque[pb.ServerReflectionRequest] = deque()
+        self._waiting_bytes = 0
 
     def take(self, message: Body) -> None:
         """A question."""
-        self._waiting.append(parsed(pb.ServerReflectionRequest, message))
-        if len(self._waiting) + len(self.unsent or ()) > MAX_WAITING:
+        self._check_read()
+        question = parsed(pb.ServerReflectionRequest, message)
+        if len(self.waiting) + len(self.unsent or ()) >= MAX_WAITING:
             raise InvalidRequestError(f"over {MAX_WAITING} questions at once; await the answers")
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._answer())
+        self.waiting.append(question)
+        self._waiting_bytes += len(message)
+        self.connection.unfinished_bytes += len(message)
+        self._reflection.ask(self)
+
+    def answer(self, answer: bytes) -> None:
+        """The first question has its answer, unless nobody waits for it any more."""
+        if self.is_over:
+            return
+        try:
+            self._check_read()
+        except UnreadAnswersError as error:
+            self.connection.refuse(self, error)
+            return
+        self.waiting.popleft()
+        self.send(answer)
+        if not self.waiting:
+            self.forget_input()
+            if self.has_ended:
+                self.finish()
 
     def end(self) -> None:
         """There are no more questions."""
-        if self._task is None:
+        if not self.waiting:
             self.finish()
 
     def abandon(self) -> None:
         """Nobody waits for answers."""
-        self._waiting.clear()
+        self.waiting.clear()
 
-    async def _answer(self) -> None:
-        try:
-            while self._waiting:
-                self.send(await self._reflection.answer(self._waiting.popleft()))
-        except Exception as error:
-            logger.exception("a call failed in the gateway")
-            self.fail(failure(error))
-        self._task = None
-        if self.has_ended:
-            self.finish()
+    def forget_input(self) -> None:
+        """Questions, too."""
+        super().forget_input()
+        self.connection.unfinished_bytes -= self._waiting_bytes
+        self._waiting_bytes = 0
+
+    def _check_read(self) -> None:
+        if self.connection.sending.unsent_bytes > MAX_UNREAD_BYTES:
+            raise UnreadAnswersError(
+                f"{MAX_UNREAD_BYTES} bytes of answers on this connection wait for their caller, "
+                "the limit of reflection; take them first"
+            )

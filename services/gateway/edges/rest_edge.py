@@ -29,7 +29,7 @@ from services.gateway.job_desk import JobDesk
 from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.wire.http_asgi import asgi_opener
-from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_body import SMALL_BODY_BYTES, Body
 from services.gateway.wire.http_exchange import Exchange, Opener, error_body
 from services.gateway.wire.http_head import Head
 from services.ports import LIVE_PATH, READY_PATH
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _OPEN_PATHS = frozenset((LIVE_PATH, READY_PATH, "/openapi.json", "/docs"))
 """What says nothing of the models, and is for everybody."""
+_JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
 
@@ -59,7 +60,9 @@ class RestEdge:
         self._jobs = JobRoutes(admission, ledger, desk, self._visitor)
         self._facts = facts
         self._ledger = ledger
-        self._open_other = asgi_opener(self._application())
+        application = self._application()
+        self._open_other = asgi_opener(application)
+        self._open_job = asgi_opener(application, reads_bodies=True)
 
     def route(self, head: Head) -> Opener:
         """Who answers a request.
@@ -75,7 +78,8 @@ class RestEdge:
             self._door.admit(secret)
             entrance = self._door.entrance(secret, "infer", found[1]) if found else None
         if found is None:
-            return self._open_other
+            is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
+            return self._open_job if is_job else self._open_other
         if head.method != "POST":
             return _NotAllowed
         model, version = found[1], found[2] or ""
@@ -163,6 +167,10 @@ class _NotAllowed(Exchange):
     """Inference by another method than POST."""
 
     __slots__ = ()
+
+    def body_limit(self, max_bytes: int) -> int:
+        """A few KiB, which nobody reads."""
+        return min(max_bytes, SMALL_BODY_BYTES)
 
     def begin(self, body: Body) -> None:
         """Refuses."""

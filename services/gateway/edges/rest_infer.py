@@ -81,6 +81,7 @@ class InferExchange(Exchange):
     """One inference."""
 
     __slots__ = ("_entry", "_record", "_request", "_route")
+    counts_refusals = True
 
     def __init__(self, route: InferRoute, connection: "HttpConnection", head: Head) -> None:
         # What `Exchange.__init__` sets, for a call less.
@@ -88,6 +89,7 @@ class InferExchange(Exchange):
         self.head = head
         self.last = not head.keep_alive
         self.response = None
+        self.held_bytes = 0
         self._route = route
         self._record: Record | None = None
         self._request: RestRequest | None = None
@@ -97,6 +99,13 @@ class InferExchange(Exchange):
     def is_over(self) -> bool:
         """Whether it has its answer, or its caller has gone."""
         return self.response is not None
+
+    def body_limit(self, max_bytes: int) -> int:
+        """All that the port takes, of those who may infer."""
+        entrance = self._route.entrance
+        if entrance is not None:
+            entrance.caller()
+        return max_bytes
 
     def begin(self, body: Body) -> None:
         """Starts the work in its turn."""

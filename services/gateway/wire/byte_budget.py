@@ -22,6 +22,7 @@ GRACE_S = 1.0
 """A connection's rate over less than this says nothing: its first packets may be on their way."""
 SMALL_BYTES = 64 * 1024
 """One read of a connection; a holder of at most so much may use the reserved part."""
+SHARES = 4
 RESERVED_PART = 8
 """An eighth of the budget is reserved."""
 _FREED_PART = 32
@@ -41,7 +42,7 @@ class Holder(Protocol):
             now: the event loop's time.
 
         Returns:
-            None if it does not wait for its peer, or for less than `GRACE_S`.
+            None if it does not wait for its peer, or for less than `grace_s`.
         """
 
     def shed(self, error: BufferFullError) -> None:
@@ -53,19 +54,28 @@ class ByteBudget:
 
     Args:
         limit_bytes: of everything together.
+        grace_s: how long a connection may wait for its peer before it is judged.
 
     Attributes:
         limit_bytes: as given.
+        grace_s: as given.
         held_bytes: charged now. Where it is hot, callers add and subtract here themselves; whoever
             has made it larger than `limit_bytes` calls `make_room`.
+        share_bytes: that one connection may hold of answers that its peer has not read, and begin
+            another, and of messages that are not whole.
         waiting: connections that may wait for their peer; they add and remove themselves.
     """
 
-    __slots__ = ("_large_limit_bytes", "_next_search", "held_bytes", "limit_bytes", "waiting")
+    __slots__ = (
+        "_large_limit_bytes", "_next_search", "grace_s", "held_bytes", "limit_bytes",
+        "share_bytes", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, grace_s: float = GRACE_S) -> None:
         self.limit_bytes = limit_bytes
+        self.grace_s = grace_s
         self._large_limit_bytes = limit_bytes - limit_bytes // RESERVED_PART
+        self.share_bytes = limit_bytes // SHARES
         self.held_bytes = 0
         self.waiting: set[Holder] = set()
         self._next_search = 0.0
@@ -85,11 +95,15 @@ class ByteBudget:
         limit = self._large_limit_bytes if is_large else self.limit_bytes
         if self.held_bytes > limit and not self.make_room(limit):
             self.held_bytes -= size
-            raise BufferFullError(
-                f"this server holds {self.held_bytes} bytes of requests and answers, and "
-                f"{self.limit_bytes} is the limit (max_buffered_bytes); retry later, send smaller "
-                "requests, or add servers"
-            )
+            raise self.full()
+
+    def full(self) -> BufferFullError:
+        """The refusal of what there is no room for."""
+        return BufferFullError(
+            f"this server holds {self.held_bytes} bytes of requests and answers, and "
+            f"{self.limit_bytes} is the limit (max_buffered_bytes); retry later, send smaller "
+            "requests, or add servers"
+        )
 
     def give(self, size: int) -> None:
         """Gives back what was charged."""
@@ -112,6 +126,8 @@ class ByteBudget:
             for pace, holder in paces:
                 if self.held_bytes <= aim:
                     break
+                if holder not in self.waiting:
+                    continue  # it has gone while another was shed
                 holder.shed(
                     BufferFullError(
                         f"this server's buffers are full (max_buffered_bytes), and this connection "

@@ -10,12 +10,12 @@ Rules kept here:
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError, Message
 
-from services.errors import InvalidRequestError, ServingError
+from services.errors import BufferFullError, InvalidRequestError, ServingError
 from services.gateway.wire import http2_headers
 from services.gateway.wire.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
 from services.gateway.wire.http_body import Body, too_large
@@ -83,18 +83,21 @@ class Call:
         credit: as in `http2_sending.Sender`.
         unsent: likewise.
         has_moved: likewise.
+        held_bytes: of the budget, for its message while it is answered.
     """
 
     __slots__ = (
         "_begun", "_partial", "_taking", "connection", "credit", "has_ended", "has_moved",
-        "head", "id", "is_over", "since", "unsent",
+        "head", "held_bytes", "id", "is_over", "since", "unsent",
     )  # fmt: skip
+    counts_refusals: ClassVar[bool] = False
+    """Whether `refuse` counts what a limit refuses."""
 
     def __init__(self, connection: "GrpcConnection", head: "GrpcHead", stream: int) -> None:
         self.connection = connection
         self.head = head
         self.id = stream
-        self.credit = 0
+        self.credit = self.held_bytes = 0
         self.unsent: Unsent | None = None
         self.is_over = self.has_ended = self.has_moved = False
         self.since = connection.port.now
@@ -110,6 +113,13 @@ class Call:
 
     def end(self) -> None:
         """The caller has said all it had to say."""
+
+    def check_caller(self) -> None:
+        """Judges the caller before a message that comes in pieces is waited for.
+
+        Raises:
+            ServingError: nobody who may ask for this.
+        """
 
     def refuse(self, error: ServingError) -> None:
         """What the caller sent cannot be taken."""
@@ -139,14 +149,17 @@ class Call:
                 and size >= 0
                 and data[0] == 0
                 and int.from_bytes(data[1:PREFIX_BYTES], "big") == size
-                and size <= self.connection.port.limits.max_request_bytes
+                and size <= self.head.max_bytes
             ):
                 # What nearly every call is: one message in one frame.
                 self.take(data[PREFIX_BYTES:])
                 self.end()
                 return
+            if not self._partial:
+                self.check_caller()
             self._partial += data
             self.connection.unfinished_bytes += len(data)
+            self.connection.moved_bytes += len(data)
             self._take_messages()
         except ServingError as error:
             self.refuse(error)
@@ -156,7 +169,7 @@ class Call:
         while not self._taking and not self.is_over and len(self._partial) >= PREFIX_BYTES:
             partial = self._partial
             size = int.from_bytes(partial[1:PREFIX_BYTES], "big")
-            limit = self.connection.port.limits.max_request_bytes
+            limit = self.head.max_bytes
             if size > limit:
                 raise too_large(limit)
             if len(partial) < PREFIX_BYTES + size:
@@ -201,6 +214,9 @@ class Call:
             if self.is_over:
                 return
             try:
+                if isinstance(outcome, BufferFullError):
+                    connection.refuse(self, outcome)
+                    return
                 if isinstance(outcome, ServingError):
                     raise outcome
                 self.take(outcome)
@@ -209,8 +225,14 @@ class Call:
             except ServingError as error:
                 self.refuse(error)
 
-        port = connection.port
-        port.threads.decompress(message, encoding, port.limits.max_request_bytes, taken)
+        connection.port.threads.decompress(
+            message,
+            encoding,
+            self.head.max_bytes,
+            budget=connection.port.budget,
+            is_wanted=lambda: not self.is_over,
+            done=taken,
+        )
         at_once = False
 
     # What an answer writes.
@@ -244,6 +266,7 @@ class Call:
             connection.write(beginning)
             pieces = [memoryview(prefix), memoryview(message)] if message else [memoryview(prefix)]
             connection.sending.send(self, pieces, ending)
+            connection.settle_unsent()
 
     def send(self, message: bytes) -> None:
         """Sends one of several messages."""
@@ -254,6 +277,8 @@ class Call:
             self.connection.write(self.connection.beginning(self.id, _BEGINNING))
         prefixed = b"\x00" + len(message).to_bytes(4, "big") + message
         self.connection.sending.send(self, [memoryview(prefixed)])
+        if self.unsent is not None:
+            self.connection.settle_unsent()
 
     def finish(self) -> None:
         """Ends the call behind what was sent, with the status OK."""
@@ -333,7 +358,13 @@ class UnaryCall(Call):
         if message is None:
             self.refuse(InvalidRequestError("the call has no message"))
         else:
-            self.begin(message)
+            budget = self.connection.port.budget
+            size = self.held_bytes = len(message)
+            budget.held_bytes += size
+            if budget.held_bytes > budget.limit_bytes and not budget.make_room(budget.limit_bytes):
+                self.connection.refuse(self, budget.full())
+            elif not self.is_over:
+                self.begin(message)
 
     def forget_input(self) -> None:
         """The message, too."""

@@ -12,7 +12,8 @@ have been seen before, with the same table, is not read again: callers repeat th
 import asyncio
 import random
 
-from services.errors import OverloadedError
+from services.errors import BufferFullError, OverloadedError, ServingError, UnreadAnswersError
+from services.gateway.wire.byte_budget import SHARES, SMALL_BYTES
 from services.gateway.wire.grpc_call import Call
 from services.gateway.wire.grpc_head import GrpcHead, MalformedError
 from services.gateway.wire.grpc_port import GrpcPort
@@ -33,17 +34,27 @@ from services.gateway.wire.http2_frames import (
 from services.gateway.wire.http2_headers import HeaderBlocks
 from services.gateway.wire.http2_sending import Sender
 from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
+from services.gateway.wire.open_port import READ_BYTES
 
 UNFINISHED_MESSAGES = 4
-"""Of the largest size, that a connection may hold in pieces; and as many bytes of answers that its
-caller does not take, before its next calls are refused."""
+"""Of the largest size, that a connection may hold in pieces, within its share of the budget; and as
+many bytes of answers that its caller does not take, before its next calls are refused."""
+MAX_SHED_CALLS = 32
+"""Calls that are refused one by one to make room; a connection with more of them is ended."""
+CALL_BYTES = 1024
+"""Of memory, for a call that waits for its caller."""
+MAX_SILENT_CALLS = 64
+"""Calls that wait for their caller, of which the budget is not told."""
+MAX_KNOWN_BYTES = 32 * 1024
+"""Of heads that are known."""
 FIELDS_A_CALL = 16
 BLOCK_BYTES_A_CALL = 512
 """What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
-MAX_KNOWN_HEADS = 256
 MAX_KNOWN_BLOCK_BYTES = 4096
 PARTING_S = 1.0
 """How long calls that were on their way when we said that we leave may take to be here."""
+_FIELD_BYTES = 200
+"""Of memory for a field that is known, beside its name and value."""
 _READ_WINDOW = MAX_WINDOW // 2
 
 
@@ -51,25 +62,29 @@ class GrpcConnection(Http2Connection):
     """One connection of a `GrpcPort`.
 
     Attributes:
+        share_bytes: of answers that its peer has not read, beyond which there are no more.
         port: it belongs to.
-        unfinished_bytes: received of messages that are not whole.
     """
 
     __slots__ = (
-        "_age_s", "_calls", "_headers", "_heads", "_left_at", "_limit_bytes", "_opened",
-        "_read_bytes", "_told", "_unheard", "port", "unfinished_bytes",
+        "_age_s", "_calls", "_headers", "_heads", "_known_bytes", "_left_at", "_limit_bytes",
+        "_opened", "_read_bytes", "_silent_bytes", "_told", "_unheard", "port", "share_bytes",
     )  # fmt: skip
+    port: GrpcPort
 
     def __init__(self, port: GrpcPort) -> None:
-        super().__init__(port.read_buffer, port.turns)
+        super().__init__(port.read_buffer, port.turns, port.budget)
         self.port = port
         self._headers = HeaderBlocks()
         self._heads: dict[bytes, GrpcHead] = {}
         self._calls: dict[int, Call] = {}
         # Streams of calls that have their status, on which the caller may still speak.
         self._unheard: set[int] = set()
-        self.unfinished_bytes = self._read_bytes = 0
-        self._limit_bytes = UNFINISHED_MESSAGES * port.limits.max_request_bytes
+        self._read_bytes = self._known_bytes = self._silent_bytes = 0
+        largest = port.limits.max_request_bytes
+        share = port.budget.share_bytes
+        self.share_bytes = min(UNFINISHED_MESSAGES * largest, share)
+        self._limit_bytes = min(UNFINISHED_MESSAGES * largest, max(share, largest + READ_BYTES))
         # When the end was announced, and the last stream that is still taken.
         self._left_at: float | None = None
         self._told = MAX_WINDOW
@@ -92,6 +107,7 @@ class GrpcConnection(Http2Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is there any more."""
         super().connection_lost(exc)
+        self._forget_heads()
         self.port.closed(self)
 
     # What the frames say of calls.
@@ -121,7 +137,8 @@ class GrpcConnection(Http2Connection):
             call.refuse(
                 OverloadedError(
                     f"this connection has sent {limit} bytes of messages that are not whole, the "
-                    f"limit ({UNFINISHED_MESSAGES} x max_request_bytes); finish them first"
+                    f"limit ({UNFINISHED_MESSAGES} x max_request_bytes, max_buffered_bytes / "
+                    f"{SHARES}); finish them first"
                 )
             )
 
@@ -177,6 +194,8 @@ class GrpcConnection(Http2Connection):
         """A call has its status."""
         over = self._calls.pop(call.id, None)
         if over is not None:
+            self._budget.held_bytes -= over.held_bytes
+            over.held_bytes = 0
             if self.unfinished_bytes:
                 over.forget_input()
             if not over.has_ended:
@@ -205,11 +224,8 @@ class GrpcConnection(Http2Connection):
             return
         call = self._calls[stream] = head.open(self, head, stream)
         refusal = head.refusal
-        if self.sending.unsent_bytes > self._limit_bytes:
-            refusal = OverloadedError(
-                f"{self._limit_bytes} bytes of answers on this connection wait for their caller, "
-                f"the limit ({UNFINISHED_MESSAGES} x max_request_bytes); take them first"
-            )
+        if self.sending.unsent_bytes > self.share_bytes:
+            refusal = self.unread()
         if refusal is not None:
             call.has_ended = ended
             call.refuse(refusal)
@@ -221,16 +237,24 @@ class GrpcConnection(Http2Connection):
         fields, lasts = self._headers.read(block)
         self.calls_begun += len(fields) // FIELDS_A_CALL + len(block) // BLOCK_BYTES_A_CALL
         if not lasts:
-            self._heads.clear()
+            self._forget_heads()
         try:
             head = self.port.head_of(fields)
         except MalformedError:
             return None
         if lasts and head.is_usual and len(block) <= MAX_KNOWN_BLOCK_BYTES:
-            if len(self._heads) >= MAX_KNOWN_HEADS:
-                del self._heads[next(iter(self._heads))]
+            size = len(block) + sum(_FIELD_BYTES + len(n) + len(v) for n, v in fields)
+            if self._known_bytes + size > MAX_KNOWN_BYTES:
+                self._forget_heads()
             self._heads[block] = head
+            self._known_bytes += size
+            self._budget.held_bytes += size
         return head
+
+    def _forget_heads(self) -> None:
+        self._heads.clear()
+        self._budget.held_bytes -= self._known_bytes
+        self._known_bytes = 0
 
     def _leave_unheard(self, stream: int) -> None:
         """A call has its status while its caller still speaks: the rest is passed over.
@@ -253,9 +277,46 @@ class GrpcConnection(Http2Connection):
         """A call that the connection has forgotten is not waited for any more."""
         self.sending.forget(call)
         call.forget_input()
+        self._budget.held_bytes -= call.held_bytes
+        call.held_bytes = 0
         if not call.is_over:
             call.is_over = True
             call.abandon()
+
+    # What it holds.
+
+    def _holds(self) -> tuple[int, bool]:
+        held, waits = super()._holds()
+        return held + self._silent_bytes, waits or bool(self._silent_bytes)
+
+    def unread(self) -> UnreadAnswersError:
+        """The refusal of what would be answered to a peer that does not read."""
+        return UnreadAnswersError(
+            f"{self.share_bytes} bytes of answers on this connection wait for their caller, the "
+            f"limit ({UNFINISHED_MESSAGES} x max_request_bytes, max_buffered_bytes / {SHARES}); "
+            "take them first"
+        )
+
+    def shed(self, error: BufferFullError) -> None:
+        """Refuses calls that wait for their caller, or ends the connection for being too many."""
+        calls = [call for call in self._calls.values() if call.unsent or not call.has_ended]
+        if len(calls) <= MAX_SHED_CALLS and not (self._closing or self._write_paused):
+            for call in calls:
+                if call.unsent or call.is_over:
+                    self.port.count_refusal(error)
+                    self._reset(call, Fault.ENHANCE_YOUR_CALM)
+                else:
+                    self.refuse(call, error)
+        if self._holds()[0] > SMALL_BYTES or self._closing or self._write_paused:
+            self._give_up_reader(error)
+        else:
+            self.settle_unsent()
+
+    def refuse(self, call: Call, error: ServingError) -> None:
+        """Refuses a call because of a limit, and counts that."""
+        if not call.counts_refusals:
+            self.port.count_refusal(error)
+        call.refuse(error)
 
     # The end, and time.
 
@@ -290,6 +351,7 @@ class GrpcConnection(Http2Connection):
     def sweep(self) -> None:
         """Called by the port's timer: ends what has lasted too long."""
         now, limits = self.port.now, self.port.limits
+        self._sweep_left()
         if self._closing or self._write_paused:
             self.sweep_unsent(now, limits.receive_timeout_s)
         elif not self._greeted:
@@ -304,6 +366,11 @@ class GrpcConnection(Http2Connection):
 
     def _sweep_calls(self, now: float, limit_s: float) -> None:
         """Ends calls whose caller says nothing, or takes nothing of the answer."""
+        if len(self._calls) > MAX_SILENT_CALLS or self._silent_bytes:
+            calls = self._calls.values()
+            silent = sum(not call.has_ended or call.unsent is not None for call in calls)
+            self._silent_bytes = CALL_BYTES * silent if silent > MAX_SILENT_CALLS else 0
+            self.settle_unsent()
         for call in tuple(self._calls.values()):
             if call.has_moved:
                 call.has_moved, call.since = False, now

@@ -47,10 +47,15 @@ class GrpcHead:
         timeout_s: what the caller allows; None for no limit.
         encoding: of messages that are marked as compressed; empty for none.
         refusal: why no message of it is waited for.
+        takes_little: whether its messages are a few words.
+        max_bytes: of one message; set by the port.
         open: makes the call.
     """
 
-    __slots__ = ("encoding", "fields", "http_status", "open", "path", "refusal", "timeout_s")
+    __slots__ = (
+        "encoding", "fields", "http_status", "max_bytes", "open", "path", "refusal",
+        "takes_little", "timeout_s",
+    )  # fmt: skip
 
     def __init__(self, fields: Fields) -> None:
         pseudo, self.fields = _checked(fields)
@@ -58,6 +63,8 @@ class GrpcHead:
         self.http_status = 0
         self.timeout_s: float | None = None
         self.encoding = ""
+        self.takes_little = False
+        self.max_bytes = 0
         self.refusal: ServingError | None = None
         self.open: Callable[[GrpcConnection, GrpcHead, int], Call]
         if pseudo[b":method"] != b"POST":

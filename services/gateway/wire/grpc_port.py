@@ -5,6 +5,7 @@ from collections.abc import Callable
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http2_headers import Fields
+from services.gateway.wire.http_body import SMALL_BODY_BYTES
 from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import OpenPort, PortLimits
 from services.telemetry.metrics import Metrics
@@ -44,4 +45,6 @@ class GrpcPort(OpenPort):
         head = GrpcHead(fields)
         if not head.http_status:
             self._router(head)
+        limit = self.limits.max_request_bytes
+        head.max_bytes = min(limit, SMALL_BODY_BYTES) if head.takes_little else limit
         return head

@@ -14,6 +14,7 @@ import abc
 import asyncio
 import contextlib
 
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http2_frames import (
     ACK,
     CONTINUATION,
@@ -100,6 +101,8 @@ class Http2Connection(OpenConnection):
         write: takes frames that no window holds back.
         last: the newest stream that the peer has begun.
         calls_begun: in this turn of the event loop.
+        unfinished_bytes: received of messages that are not whole, or wait for their call's end.
+        moved_bytes: received of messages that came in pieces, since the connection began.
     """
 
     __slots__ = (
@@ -109,6 +112,7 @@ class Http2Connection(OpenConnection):
         "_data",
         "_frames",
         "_greeted",
+        "_left_bytes",
         "_position",
         "_prefaced",
         "_read_buffer",
@@ -116,13 +120,15 @@ class Http2Connection(OpenConnection):
         "_turns",
         "calls_begun",
         "last",
+        "moved_bytes",
         "peer",
         "sending",
+        "unfinished_bytes",
         "write",
     )  # fmt: skip
 
-    def __init__(self, read_buffer: memoryview, turns: LoopTurns) -> None:
-        super().__init__(self._now())
+    def __init__(self, read_buffer: memoryview, turns: LoopTurns, budget: ByteBudget) -> None:
+        super().__init__(self._now(), budget)
         self._read_buffer = read_buffer
         self._turns = turns
         self.peer = ""
@@ -137,7 +143,9 @@ class Http2Connection(OpenConnection):
         self._block_of = (0, 0)
         # In front of our next block; the first one gives the table up, whatever SETTINGS follow.
         self._table_note = EMPTY_TABLE
-        self.last = self.calls_begun = 0
+        self.last = self.calls_begun = self.unfinished_bytes = self.moved_bytes = 0
+        # What the peer had not read at the last sweep.
+        self._left_bytes = 0
 
     # What the transport calls.
 
@@ -171,11 +179,19 @@ class Http2Connection(OpenConnection):
         self._closing = True
         self._data, self._position = b"", 0
         self.drop_calls()
+        self._forget_held()
+
+    def pause_writing(self) -> None:
+        """The peer does not read: what calls answer waits."""
+        self.sending.is_paused = True
+        super().pause_writing()
 
     def resume_writing(self) -> None:
         """The peer has read."""
-        self._write_paused = False
+        self._write_paused = self.sending.is_paused = False
+        self.sending.resume()
         self._set_reading()
+        self.settle_unsent()
 
     # Frames.
 
@@ -210,6 +226,8 @@ class Http2Connection(OpenConnection):
             turns.count(self._frames + CALL_FRAMES * self.calls_begun - before_us)
         if self._position == len(self._data):
             self._data, self._position = b"", 0
+        if self._data or self.unfinished_bytes or self._block or self._held_bytes:
+            self.settle_unsent()
         if self._read_paused:
             self._set_reading()
 
@@ -345,6 +363,24 @@ class Http2Connection(OpenConnection):
             self.sending.widen(increment)
         else:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+
+    # What it holds.
+
+    def _holds(self) -> tuple[int, bool]:
+        sending = self.sending
+        held = len(self._data) - self._position + len(self._block) + self.unfinished_bytes
+        held += sending.unsent_bytes + self._left_bytes
+        return held, bool(held or self._write_paused)
+
+    def _moved(self) -> int:
+        return self.moved_bytes + self.sending.sent_bytes
+
+    def _sweep_left(self) -> None:
+        """Counts what the system could not take yet."""
+        left_bytes = self._transport.get_write_buffer_size()
+        if left_bytes or self._left_bytes:
+            self._left_bytes = left_bytes
+            self.settle_unsent()
 
     # The end.
 

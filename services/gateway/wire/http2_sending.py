@@ -50,10 +50,13 @@ class Sending:
 
     Attributes:
         unsent_bytes: of DATA that waits.
+        sent_bytes: of DATA that has waited and was sent, since the connection began.
+        is_paused: whether the peer reads nothing; then DATA waits, whatever the windows say.
     """
 
     __slots__ = (
-        "_first", "_frame_bytes", "_sent", "_stuck", "_turns", "_window", "_write", "unsent_bytes",
+        "_first", "_frame_bytes", "_sent", "_stuck", "_turns", "_window", "_write",
+        "is_paused", "sent_bytes", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(self, write: Callable[[bytes], None], sent: Callable[[Sender], None]) -> None:
@@ -64,7 +67,8 @@ class Sending:
         # Calls that wait for the connection's window alone, in turn; and for their own.
         self._turns: OrderedDict[Sender, None] = OrderedDict()
         self._stuck: dict[Sender, None] = {}
-        self.unsent_bytes = 0
+        self.unsent_bytes = self.sent_bytes = 0
+        self.is_paused = False
 
     @property
     def waiting(self) -> bool:
@@ -78,6 +82,7 @@ class Sending:
             or size > self._first + call.credit
             or size > self._frame_bytes
             or call.unsent is not None
+            or self.is_paused
         ):
             return False
         self._window -= size
@@ -146,7 +151,7 @@ class Sending:
     def resume(self) -> None:
         """Sends what may be sent, a frame of each call in turn."""
         turns = self._turns
-        while turns and self._window > 0:
+        while turns and self._window > 0 and not self.is_paused:
             call = next(iter(turns))
             own = self._first + call.credit
             if own <= 0:
@@ -171,6 +176,7 @@ class Sending:
         size = len(piece)
         self._window -= size
         self.unsent_bytes -= size
+        self.sent_bytes += size
         call.credit -= size
         call.has_moved = True
         self._write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, call.id), piece)))

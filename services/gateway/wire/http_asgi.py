@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from services.errors import ServingError
-from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_body import SMALL_BODY_BYTES, Body
 from services.gateway.wire.http_exchange import Exchange, Opener
 from services.gateway.wire.http_head import Head
 
@@ -32,9 +32,15 @@ _OURS = (b"content-length", b"connection", b"date", b"transfer-encoding")
 """Headers the server writes itself."""
 
 
-def asgi_opener(application: Application) -> Opener:
-    """What opens the exchanges of an application."""
-    return lambda connection, head: _AsgiExchange(connection, head, application)
+def asgi_opener(application: Application, *, reads_bodies: bool = False) -> Opener:
+    """What opens the exchanges of an application.
+
+    Args:
+        application: answers.
+        reads_bodies: whether requests may have bodies of all that the port takes; else a few KiB.
+    """
+    kind = _ReadingExchange if reads_bodies else _AsgiExchange
+    return lambda connection, head: kind(connection, head, application)
 
 
 class _AsgiExchange(Exchange):
@@ -48,6 +54,10 @@ class _AsgiExchange(Exchange):
         self._status = 0
         self._fields = b""
         self._parts: list[bytes] = []
+
+    def body_limit(self, max_bytes: int) -> int:
+        """A few KiB, of which the application reads nothing."""
+        return min(max_bytes, SMALL_BODY_BYTES)
 
     def begin(self, body: Body) -> None:
         """Starts the application's task, the only one of a request."""
@@ -88,6 +98,14 @@ class _AsgiExchange(Exchange):
             self._status = message["status"]
         elif message["type"] == "http.response.body":
             self._parts.append(message.get("body", b""))
+
+
+class _ReadingExchange(_AsgiExchange):
+    __slots__ = ()
+
+    def body_limit(self, max_bytes: int) -> int:
+        """All that the port takes."""
+        return max_bytes
 
 
 def _scope(head: Head) -> dict[str, Any]:

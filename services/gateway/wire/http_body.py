@@ -2,18 +2,28 @@
 
 In: pieces, cut anywhere. Out: the whole body, still in its Content-Encoding. A body of a known
 length is received straight into the memory it stays in (10 MB: a quarter of the CPU that
-collecting and joining pieces takes).
+collecting and joining pieces takes), and takes memory as its bytes arrive, not as it announces.
 """
 
 import re
+
+import numpy as np
 
 from services.errors import InvalidRequestError, PayloadTooLargeError
 
 Body = bytes | bytearray | memoryview
 
+SMALL_BODY_BYTES = 8 * 1024
+"""Of requests that need none, and of those that everybody may send."""
 MIN_VIEWED_BYTES = 32 * 1024
 """A part of what was read that is at least so large, half of a read, is viewed and not copied."""
 
+_FIRST_BYTES = 4 * 1024
+"""Of memory, for a body of which nothing is here."""
+_GROWTH = 4
+_WHOLE_FROM_BYTES = 256 * 1024
+_PAGE_BYTES = 2 * 2**20
+"""What the system provides at a time, where it has huge pages."""
 _MAX_LINE_BYTES = 1024
 """A chunk's size with its extensions, or one trailer."""
 _MAX_TRAILER_BYTES = 8 * 1024
@@ -42,35 +52,66 @@ class SizedBody:
 
     Args:
         size: bytes, at least 1; the caller has checked it against its limit.
+
+    Attributes:
+        content: the body, once it is complete.
+        held_bytes: memory that it takes.
+        received_bytes: those that are here.
     """
 
     lines = 0
     """It has none of its own."""
 
     def __init__(self, size: int) -> None:
-        self.content = bytearray(size)
-        self._view = memoryview(self.content)
-        self._received = 0
+        self._size = size
+        self.content = memoryview(b"")
+        self.held_bytes = self.received_bytes = 0
+        self._grow(min(size, _FIRST_BYTES // _GROWTH))
 
     @property
     def complete(self) -> bool:
         """Whether all of it is there."""
-        return self._received == len(self._view)
+        return self.received_bytes == self._size
 
     def room(self, at_most: int) -> memoryview:
         """Where the next bytes belong; `received` then says how many came."""
-        return self._view[self._received : self._received + at_most]
+        return self.content[self.received_bytes : self.received_bytes + at_most]
 
     def received(self, count: int) -> None:
         """Bytes were written into `room`."""
-        self._received += count
+        self.received_bytes += count
+        self._measure()
+        if self.received_bytes == len(self.content) < self._size:
+            self._grow(self.received_bytes)
 
     def feed(self, data: bytes, position: int) -> int:
         """Takes its bytes from `data[position:]`; returns the position behind them."""
-        taken = data[position : position + len(self._view) - self._received]
-        self._view[self._received : self._received + len(taken)] = taken
-        self._received += len(taken)
+        taken = data[position : position + self._size - self.received_bytes]
+        end = self.received_bytes + len(taken)
+        if end > len(self.content):
+            self._grow(end)
+        self.content[self.received_bytes : end] = taken
+        self.received(len(taken))
         return position + len(taken)
+
+    def _grow(self, least: int) -> None:
+        """Makes room for more than so many bytes.
+
+        The whole of it has its memory once `_WHOLE_FROM_BYTES` are here: it is left as it is found,
+        so that the system provides a page when its first byte comes. Steps up to the end would be
+        slower for honest bodies: 10 MB take 3.4 ms in one piece, 4.7 ms in steps of 4 to 16 times.
+        """
+        before = self.content
+        room = min(self._size, _GROWTH * least) if least < _WHOLE_FROM_BYTES else self._size
+        self.content = memoryview(np.empty(room, np.uint8).data)
+        self.content[: self.received_bytes] = before[: self.received_bytes]
+        self._measure()
+
+    def _measure(self) -> None:
+        room = len(self.content)
+        if room > _GROWTH * _WHOLE_FROM_BYTES:
+            room = min(room, self.received_bytes // _PAGE_BYTES * _PAGE_BYTES + _PAGE_BYTES)
+        self.held_bytes = room
 
 
 class ChunkedBody:
@@ -87,6 +128,16 @@ class ChunkedBody:
         self._chunks = 0
         self.lines = 0
         """Read so far; long ones count for several."""
+
+    @property
+    def received_bytes(self) -> int:
+        """Those that are here."""
+        return len(self.content)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.content.__alloc__()
 
     def feed(self, data: bytes, position: int) -> int:
         """Takes bytes from `data[position:]`, perhaps not all; returns the position behind them.
@@ -151,6 +202,8 @@ class ChunkedBody:
 
 def too_large(max_bytes: int) -> PayloadTooLargeError:
     """The error of a body over the limit, compressed or not."""
-    return PayloadTooLargeError(
-        f"the body is over {max_bytes} bytes, the limit (max_request_bytes); send smaller batches"
-    )
+    if max_bytes <= SMALL_BODY_BYTES:
+        words = "the limit of what this path reads; send none"
+    else:
+        words = "the limit (max_request_bytes); send smaller batches"
+    return PayloadTooLargeError(f"the body is over {max_bytes} bytes, {words}")

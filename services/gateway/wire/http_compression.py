@@ -1,7 +1,8 @@
 """Content-Encoding: requests are decompressed within one limit, answers compressed on demand.
 
 zlib holds the event loop for about 10 ms a megabyte but not the interpreter's lock, so whatever is
-large goes to a thread.
+large goes to a thread, a slice at a time: between slices the budget is charged for what came out,
+and other bodies have their turn.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body, too_large
 
 MIN_COMPRESSED_BYTES = 1024
@@ -27,35 +29,93 @@ _NEVER = re.compile(r"q=0(\.0*)?")
 _MAX_ACCEPT_BYTES = 1024
 """Of a list of encodings; a longer one, whose 64 KiB would take 60 ms, is not read."""
 _THREADS = 2
+_SLICE_BYTES = 1024 * 1024
+"""Of output: some 2 to 10 ms of a thread, beside which its way to the event loop is short."""
+_INPUT_BYTES = 64 * 1024
+
+_UNWANTED = ServingError("the caller has gone")
+"""The outcome of a body that nobody waits for, which nobody sees."""
 
 T = TypeVar("T")
 
 
-def decompress(body: Body, encoding: str, max_bytes: int) -> bytes:
-    """Undoes `gzip` or `deflate`, never producing more than the limit.
+class Inflation:
+    """One body that is being decompressed, never to more than the limit.
+
+    Args:
+        body: compressed.
+        encoding: `gzip` or `deflate`.
+        max_bytes: the limit.
+
+    Attributes:
+        plain: what has come out.
+        is_over: whether that is all.
+
+    Raises:
+        InvalidRequestError: another encoding.
+    """
+
+    __slots__ = ("_body", "_encoding", "_max_bytes", "_position", "_stream", "is_over", "plain")
+
+    def __init__(self, body: Body, encoding: str, max_bytes: int) -> None:
+        if encoding not in _WINDOWS:
+            raise InvalidRequestError(
+                f"Content-Encoding '{encoding[:40]}' is not understood; use gzip, deflate or none"
+            )
+        self._body = memoryview(body)
+        self._encoding, self._max_bytes = encoding, max_bytes
+        self._position = 0
+        self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self.plain = bytearray()
+        self.is_over = False
+
+    def step(self, at_most: int) -> None:
+        """Goes on, for about so many bytes.
+
+        Raises:
+            PayloadTooLargeError: more than the limit came out.
+            InvalidRequestError: broken data.
+        """
+        stream, body, enough = self._stream, self._body, len(self.plain) + at_most
+        try:
+            while len(self.plain) < enough and not stream.eof:
+                piece: Body = stream.unconsumed_tail
+                if not piece:
+                    # A little at a time: zlib copies what it has not used up.
+                    piece = body[self._position : self._position + _INPUT_BYTES]
+                    self._position += len(piece)
+                at_end = self._position == len(body)
+                out = stream.decompress(piece, enough - len(self.plain))
+                self.plain += out
+                if at_end and not out and not stream.unconsumed_tail and not stream.eof:
+                    raise InvalidRequestError(
+                        f"the {self._encoding} data of the body ends too early"
+                    )
+        except zlib.error as error:
+            raise InvalidRequestError(
+                f"the body is not valid {self._encoding} data: {error}"
+            ) from error
+        if len(self.plain) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        if stream.eof:
+            if stream.unused_data or self._position < len(body):
+                raise InvalidRequestError(
+                    f"the body goes on after its {self._encoding} data ends; send one stream"
+                )
+            self.is_over = True
+
+
+def decompress(body: Body, encoding: str, max_bytes: int) -> bytearray:
+    """Undoes `gzip` or `deflate` at once, never producing more than the limit.
 
     Raises:
         PayloadTooLargeError: more would come out.
         InvalidRequestError: unknown encoding, or broken data.
     """
-    if encoding not in _WINDOWS:
-        raise InvalidRequestError(
-            f"Content-Encoding '{encoding[:40]}' is not understood; use gzip, deflate or none"
-        )
-    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        data = stream.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequestError(f"the body is not valid {encoding} data: {error}") from error
-    if len(data) > max_bytes:
-        raise too_large(max_bytes)
-    if not stream.eof:
-        raise InvalidRequestError(f"the {encoding} data of the body ends too early")
-    if stream.unused_data:
-        raise InvalidRequestError(
-            f"the body goes on after its {encoding} data ends; send one stream"
-        )
-    return data
+    inflation = Inflation(body, encoding, max_bytes)
+    while not inflation.is_over:
+        inflation.step(max_bytes + 1)
+    return inflation.plain
 
 
 @lru_cache(maxsize=256)
@@ -85,15 +145,24 @@ class CompressionThreads:
         self._threads = ThreadPoolExecutor(_THREADS, "zlib")
 
     def decompress(
-        self, body: Body, encoding: str, max_bytes: int, done: Callable[[Body | ServingError], None]
+        self,
+        body: Body,
+        encoding: str,
+        max_bytes: int,
+        *,
+        budget: ByteBudget,
+        is_wanted: Callable[[], bool],
+        done: Callable[[Body | ServingError], None],
     ) -> None:
-        """Runs `decompress` on a body of any size.
+        """Decompresses a body of any size, in slices that bodies take in turns.
 
         Args:
             body: compressed.
             encoding: as in `decompress`.
             max_bytes: as in `decompress`.
-            done: takes the plain body, or what `decompress` raised.
+            budget: charged for what comes out, until `done` is called.
+            is_wanted: asked between slices; if not, nothing more comes out.
+            done: takes the plain body, or why there is none.
         """
         if len(body) <= INLINE_BYTES:
             # A small body may still be a large one in disguise: look no further than the limit.
@@ -101,7 +170,41 @@ class CompressionThreads:
             if max_bytes <= INLINE_BYTES or not isinstance(inline, PayloadTooLargeError):
                 done(inline)
                 return
-        self._run(lambda: _plain_or_error(body, encoding, max_bytes), done)
+        try:
+            inflation = Inflation(body, encoding, max_bytes)
+        except ServingError as error:
+            done(error)
+            return
+        charged_bytes = 0
+
+        def step() -> ServingError | None:
+            try:
+                inflation.step(_SLICE_BYTES)
+            except ServingError as error:
+                return error
+            return None
+
+        def stepped(error: ServingError | None) -> None:
+            nonlocal charged_bytes
+            more = inflation.plain.__alloc__() - charged_bytes
+            try:
+                if error is not None:
+                    raise error
+                if not is_wanted():
+                    raise _UNWANTED
+                budget.take(more, charged_bytes)
+            except ServingError as refusal:
+                budget.give(charged_bytes)
+                done(refusal)
+                return
+            charged_bytes += more
+            if inflation.is_over:
+                budget.give(charged_bytes)
+                done(inflation.plain)
+            else:
+                self._run(step, stepped)
+
+        self._run(step, stepped)
 
     def compress(
         self,

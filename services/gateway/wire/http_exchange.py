@@ -38,9 +38,13 @@ class Exchange:
         head: of the request.
         last: whether the connection ends with this answer.
         response: what to write, once it is known; empty when abandoned.
+        held_bytes: of the budget, for its body until it has a response, and then for one whose
+            turn has not come.
+        counts_refusals: whether `refuse` counts what a limit refuses.
     """
 
-    __slots__ = ("_connection", "head", "last", "response")
+    __slots__ = ("_connection", "head", "held_bytes", "last", "response")
+    counts_refusals: ClassVar[bool] = False
 
     work_us: ClassVar[int] = 40
     """What it takes of the event loop's time until it is answered (`loop_turns.py`)."""
@@ -49,7 +53,19 @@ class Exchange:
         self._connection = connection
         self.head = head
         self.last = not head.keep_alive
+        self.held_bytes = 0
         self.response: list[bytes | memoryview] | None = None
+
+    def body_limit(self, max_bytes: int) -> int:
+        """The largest body that is waited for, or decompressed.
+
+        Args:
+            max_bytes: the port's limit.
+
+        Raises:
+            ServingError: no body of this caller is waited for.
+        """
+        return max_bytes
 
     def begin(self, body: Body) -> None:
         """Starts the work; the body is plain, whatever its Content-Encoding was."""
@@ -75,7 +91,10 @@ class Exchange:
             if self.response is None:
                 done(smaller)
 
-        self._connection.port.threads.compress(parts, encoding, compressed)
+        port, size = self._connection.port, sum(map(len, parts))
+        self.held_bytes += size  # the answer is there: whoever asks for more makes room
+        port.budget.held_bytes += size
+        port.threads.compress(parts, encoding, compressed)
 
     def respond(self, status: int, fields: bytes, parts: Sequence[bytes | memoryview]) -> None:
         """Answers.

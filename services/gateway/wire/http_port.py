@@ -2,7 +2,7 @@
 
 from email.utils import formatdate
 
-from services.errors import ServingError
+from services.errors import OverloadedError, ServingError
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_errors import HeadTooLargeError
@@ -80,15 +80,33 @@ class HttpPort(OpenPort):
 
     def decompress(self, exchange: Exchange, body: Body) -> None:
         """Begins an exchange once its body is plain."""
+        budget = self.budget
 
         def begin(outcome: Body | ServingError) -> None:
+            if exchange.response is not None:
+                return
             if isinstance(outcome, ServingError):
+                if isinstance(outcome, OverloadedError) and not exchange.counts_refusals:
+                    self.count_refusal(outcome)
                 exchange.refuse(outcome)
-            elif exchange.response is None:
-                exchange.begin(outcome)
+                return
+            budget.held_bytes += len(outcome) - exchange.held_bytes
+            exchange.held_bytes = len(outcome)
+            exchange.begin(outcome)
 
-        limit = self.limits.max_request_bytes
-        self.threads.decompress(body, exchange.head.encoding, limit, begin)
+        try:
+            limit = exchange.body_limit(self.limits.max_request_bytes)
+        except ServingError as error:
+            exchange.refuse(error)
+            return
+        self.threads.decompress(
+            body,
+            exchange.head.encoding,
+            limit,
+            budget=budget,
+            is_wanted=lambda: exchange.response is None,
+            done=begin,
+        )
 
 
 def head_too_large() -> HeadTooLargeError:

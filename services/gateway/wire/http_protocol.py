@@ -17,7 +17,12 @@ import asyncio
 import re
 from collections import deque
 
-from services.errors import InvalidRequestError, ServingError
+from services.errors import (
+    BufferFullError,
+    InvalidRequestError,
+    OverloadedError,
+    ServingError,
+)
 from services.gateway.wire.http_body import (
     LINE_US,
     Body,
@@ -53,13 +58,14 @@ class HttpConnection(OpenConnection):
 
     __slots__ = (
         "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_empty_bytes", "_ended",
-        "_flush_asked",
-        "_incoming", "_last", "_out", "_partial", "_position", "_probe", "_unread", "_waiting",
-        "port",
+        "_flush_asked", "_incoming", "_last", "_left_bytes", "_out", "_partial", "_position",
+        "_probe", "_unread", "_waiting", "port",
     )  # fmt: skip
 
+    port: HttpPort
+
     def __init__(self, port: HttpPort) -> None:
-        super().__init__(port.now)
+        super().__init__(port.now, port.budget)
         self.port = port
         # What was read and not yet understood, from `_position` on; kept only while held back.
         self._data = b""
@@ -82,6 +88,8 @@ class HttpConnection(OpenConnection):
         self._ended = False
         self._unread = False
         self._dropped_bytes = self._empty_bytes = 0
+        # What the peer had not read at the last sweep.
+        self._left_bytes = 0
 
     # What the transport calls.
 
@@ -110,10 +118,13 @@ class HttpConnection(OpenConnection):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
         if type(self._body) is SizedBody:
-            self._body.received(nbytes)
-            if self._body.complete:
+            body = self._body
+            body.received(nbytes)
+            if body.complete:
                 self._advance()
             else:
+                if body.held_bytes != self._held_bytes:
+                    self._settle_input()
                 self._count_read(nbytes)
         elif self._ended:
             self._drop(nbytes)
@@ -137,6 +148,10 @@ class HttpConnection(OpenConnection):
             abandoned.append(self._incoming)
         self._ended = self._closing = True
         self._forget_input()
+        self._forget_held()
+        for exchange in self._waiting:
+            self._budget.held_bytes -= exchange.held_bytes
+            exchange.held_bytes = 0
         self._waiting.clear()
         self.port.closed(self)
         for exchange in abandoned:
@@ -146,6 +161,7 @@ class HttpConnection(OpenConnection):
         """The peer has read."""
         self._write_paused = False
         self._since = self._now()
+        self.settle_unsent()
         self._advance()
 
     # Requests.
@@ -170,7 +186,12 @@ class HttpConnection(OpenConnection):
         self._waiting.append(exchange)
         if exchange.last:
             self._ended = True
-        exchange.begin(part_of(data, len(lines), len(data)))
+        budget = self._budget
+        size = exchange.held_bytes = len(data)
+        budget.held_bytes += size
+        if budget.held_bytes > budget.limit_bytes and self._refused_full(exchange):
+            return True
+        exchange.begin(part_of(data, len(lines), size))
         return True
 
     def _advance(self, work_us: int = 0) -> None:
@@ -202,6 +223,8 @@ class HttpConnection(OpenConnection):
         turns.count(self._worked_us - before_us)
         if self._position == len(self._data):
             self._data, self._position = b"", 0
+        if self._data or self._partial or self._body is not None or self._held_bytes:
+            self._settle_input()
         if self._out:
             self._flush()
         if self._data or self._write_paused or self._read_paused:
@@ -268,7 +291,8 @@ class HttpConnection(OpenConnection):
     def _begin_body(self, exchange: Exchange) -> None:
         """A body that is not all there yet."""
         self._incoming, self._began = exchange, self._now()
-        size, limit = exchange.head.body_bytes, self.port.limits.max_request_bytes
+        limit = exchange.body_limit(self.port.limits.max_request_bytes)
+        size = exchange.head.body_bytes
         if size is None:
             self._body = ChunkedBody(limit)
         elif size > limit:
@@ -287,6 +311,7 @@ class HttpConnection(OpenConnection):
             return self._position < len(self._data)
         exchange, self._incoming, self._body = self._incoming, None, None
         assert exchange is not None
+        self.settle_unsent()  # gives back what the request is charged for from now on
         self._take(exchange, body.content)
         return True
 
@@ -297,10 +322,26 @@ class HttpConnection(OpenConnection):
         self._waiting.append(exchange)
         if exchange.last:
             self._ended = True
+        budget = self._budget
+        size = exchange.held_bytes = len(body)
+        budget.held_bytes += size
+        if budget.held_bytes > budget.limit_bytes and self._refused_full(exchange):
+            return
         if exchange.head.encoding:
             self.port.decompress(exchange, body)
         else:
             exchange.begin(body)
+
+    def _refused_full(self, exchange: Exchange) -> bool:
+        """Refuses a request that the budget has no room for, unless some can be made."""
+        budget = self._budget
+        if budget.make_room(budget.limit_bytes):
+            return False
+        error = budget.full()
+        if not exchange.counts_refusals:
+            self.port.count_refusal(error)
+        exchange.refuse(error)
+        return True
 
     def _begin_partial(self, start: bytes) -> None:
         self._began, self._probe = self._now(), HeadProbe()
@@ -324,14 +365,18 @@ class HttpConnection(OpenConnection):
             self._probe.feed(data)
         except ServingError as error:
             self._refuse(error)
+        else:
+            self._settle_input()
 
     def _refuse(self, error: ServingError) -> None:
         """Answers what is being received, or the connection itself, and takes nothing more."""
         exchange = self._incoming or Exchange(self, NO_HEAD)
         self._forget_input()
+        self.settle_unsent()
         exchange.last = self._ended = self._unread = True
         self._waiting.append(exchange)
-        self.port.count_refusal(error)
+        if not (exchange.counts_refusals and isinstance(error, OverloadedError)):
+            self.port.count_refusal(error)
         exchange.refuse(error)
 
     def _forget_input(self) -> None:
@@ -350,7 +395,11 @@ class HttpConnection(OpenConnection):
     def finish(self, exchange: Exchange, response: list[bytes | memoryview]) -> None:
         """An exchange has its response."""
         waiting, out = self._waiting, self._out
+        self._budget.held_bytes -= exchange.held_bytes
+        exchange.held_bytes = 0
         if not waiting or waiting[0] is not exchange or self._closing:
+            if waiting and not self._closing:
+                self._hold_answer(exchange, sum(map(len, response)))
             return  # its turn will come, or nobody is there
         if len(waiting) == 1 and not out and not self._advancing:
             waiting.clear()
@@ -358,7 +407,7 @@ class HttpConnection(OpenConnection):
             return
         while waiting and (ready := waiting[0].response) is not None:
             out += ready
-            del waiting[0]
+            self._budget.held_bytes -= waiting.popleft().held_bytes
         if self._advancing:
             return
         if not waiting:
@@ -366,6 +415,14 @@ class HttpConnection(OpenConnection):
         elif not self._flush_asked:
             self._flush_asked = True
             asyncio.get_running_loop().call_soon(self._flush_later)
+
+    def _hold_answer(self, exchange: Exchange, size: int) -> None:
+        """An answer waits for those before it."""
+        budget = self._budget
+        exchange.held_bytes = size
+        budget.held_bytes += size
+        if budget.held_bytes > budget.limit_bytes and not budget.make_room(budget.limit_bytes):
+            self._give_up_reader(budget.full())
 
     def _flush_later(self) -> None:
         self._flush_asked = False
@@ -378,10 +435,14 @@ class HttpConnection(OpenConnection):
         self._write(out)
 
     def _write(self, parts: list[bytes | memoryview]) -> None:
+        if self._write_paused and self._is_over_share():
+            return
         if len(parts) == 1:
             self._transport.write(parts[0])
         else:
             self._transport.writelines(parts)
+        if self._write_paused:
+            self.settle_unsent()
         if not self._waiting:
             self._since = self.port.now
             if self._ended:
@@ -423,6 +484,39 @@ class HttpConnection(OpenConnection):
             else:
                 self._set_reading()
 
+    # What it holds.
+
+    def _holds(self) -> tuple[int, bool]:
+        body = self._body
+        held = len(self._data) + len(self._partial) + self._left_bytes
+        if body is not None:
+            held += body.held_bytes
+        if self._write_paused:
+            held += self._transport.get_write_buffer_size()
+        waits = bool(self._write_paused or self._left_bytes or self._partial or body is not None)
+        return held, waits
+
+    def _moved(self) -> int:
+        received = self._body.received_bytes if self._body is not None else len(self._partial)
+        return received - self._transport.get_write_buffer_size()
+
+    def shed(self, error: BufferFullError) -> None:
+        """Refuses the request that arrives; gives up a peer that does not read."""
+        if self._closing or self._write_paused or self._left_bytes:
+            self._give_up_reader(error)
+        else:
+            self._refuse(error)
+
+    def _settle_input(self) -> None:
+        """Charges what has been received, or refuses it."""
+        try:
+            self._settle()
+        except BufferFullError as error:
+            if self._ended:
+                self._give_up_reader(error)
+            else:
+                self._refuse(error)
+
     # Flow and time.
 
     def _set_reading(self) -> None:
@@ -438,6 +532,11 @@ class HttpConnection(OpenConnection):
     def sweep(self) -> None:
         """Called by the port's timer: ends what has lasted too long."""
         now, limits = self.port.now, self.port.limits
+        if not self._write_paused:
+            left_bytes = self._transport.get_write_buffer_size()
+            if left_bytes or self._left_bytes:
+                self._left_bytes = left_bytes
+                self.settle_unsent()
         if self._closing or self._write_paused:
             self.sweep_unsent(now, limits.receive_timeout_s)
         elif self._incoming is not None or self._partial:

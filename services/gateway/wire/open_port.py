@@ -12,8 +12,8 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.errors import ServingError
-from services.gateway.wire.byte_budget import ByteBudget
+from services.errors import BufferFullError, ServingError, UnreadAnswersError
+from services.gateway.wire.byte_budget import SHARES, ByteBudget
 from services.gateway.wire.http_compression import CompressionThreads
 from services.gateway.wire.loop_turns import LoopTurns
 from services.ports import BACKLOG
@@ -49,11 +49,14 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
     """What a port's server asks of each connection, and what all kinds have in common."""
 
     __slots__ = (
-        "_closing", "_read_paused", "_since", "_transport", "_turn", "_unsent_bytes",
-        "_waits_turn", "_worked_us", "_write_paused",
+        "_budget", "_closing", "_held_bytes", "_moved_bytes", "_read_paused", "_since",
+        "_transport", "_turn", "_unsent_bytes", "_waits_since", "_waits_turn", "_worked_us",
+        "_write_paused",
     )  # fmt: skip
 
-    def __init__(self, now: float) -> None:
+    port: "OpenPort"
+
+    def __init__(self, now: float, budget: ByteBudget) -> None:
         self._transport: asyncio.Transport
         self._closing = self._read_paused = self._write_paused = False
         # Since when it has been idle, closing, or its peer has not taken the bytes we have for it.
@@ -62,6 +65,12 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
         # The last turn of the loop in which it worked, for how long, and whether it waits for one.
         self._turn = self._worked_us = 0
         self._waits_turn = False
+        # What the budget is charged for beside requests in flight; since when its peer keeps some
+        # of that here, and what the peer had moved by then.
+        self._budget = budget
+        self._held_bytes = 0
+        self._waits_since = 0.0
+        self._moved_bytes = 0
 
     @abc.abstractmethod
     def sweep(self) -> None:
@@ -82,6 +91,7 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
     def abort(self) -> None:
         """Drops the connection and everything in flight on it."""
         self._closing = True
+        self._forget_held()
         self._transport.abort()
 
     def pause_writing(self) -> None:
@@ -90,6 +100,78 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
         self._since = self._now()
         self._unsent_bytes = self._transport.get_write_buffer_size()
         self._set_reading()
+        self.settle_unsent()
+
+    # What it holds.
+
+    @abc.abstractmethod
+    def _holds(self) -> tuple[int, bool]:
+        """Bytes that it holds beside requests in flight, and whether its peer keeps them here."""
+
+    @abc.abstractmethod
+    def _moved(self) -> int:
+        """Bytes that its peer has moved of what is kept here; counted from anywhere."""
+
+    @abc.abstractmethod
+    def shed(self, error: BufferFullError) -> None:
+        """As `byte_budget.Holder`."""
+
+    def pace(self, now: float) -> float | None:
+        """As `byte_budget.Holder`."""
+        waited_s = now - self._waits_since
+        if waited_s < self._budget.grace_s:
+            return None
+        return (self._moved() - self._moved_bytes) / (waited_s or 1.0)
+
+    def _settle(self) -> None:
+        """Has the budget charged for what the connection holds now.
+
+        Raises:
+            BufferFullError: there is no room for more; the charge is as before.
+        """
+        held, waits = self._holds()
+        budget, more = self._budget, held - self._held_bytes
+        was_waiting = self in budget.waiting
+        budget.waiting.discard(self)  # who asks for room is not the one to make it
+        if more > 0:
+            budget.take(more, self._held_bytes)
+        else:
+            budget.held_bytes += more
+        self._held_bytes = held
+        if waits:
+            budget.waiting.add(self)
+            if not was_waiting:
+                self._waits_since, self._moved_bytes = self._now(), self._moved()
+
+    def settle_unsent(self) -> None:
+        """The same, when what is written has changed: a peer that does not read is given up."""
+        try:
+            self._settle()
+        except BufferFullError as error:
+            self._give_up_reader(error)
+
+    def _is_over_share(self) -> bool:
+        """Gives up a peer that leaves its share of the budget unread."""
+        limit = self._budget.share_bytes
+        if self._transport.get_write_buffer_size() <= limit:
+            return False
+        self._give_up_reader(
+            UnreadAnswersError(
+                f"the peer has not read {limit} bytes of answers, the limit of one connection "
+                f"(max_buffered_bytes / {SHARES}); read them before asking for more"
+            )
+        )
+        return True
+
+    def _give_up_reader(self, error: ServingError) -> None:
+        self.port.count_refusal(error)
+        self.abort()
+
+    def _forget_held(self) -> None:
+        """Gives all back: the connection is lost, or will be at once."""
+        self._budget.waiting.discard(self)
+        self._budget.held_bytes -= self._held_bytes
+        self._held_bytes = 0
 
     @abc.abstractmethod
     def _set_reading(self) -> None:

@@ -21,6 +21,7 @@ from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, Lane
+from tests.unit.gateway.http_wire import make_budget
 
 LONG_S = 3600.0
 
@@ -131,12 +132,13 @@ class World:
             fields.append((b"grpc-timeout", timeout.encode()))
         head = GrpcHead(fields)
         route = InferRoute(cast(Any, self), cast(Any, self), head)
-        return Call(
-            route,
-            cast(Any, SimpleNamespace(port=SimpleNamespace(now=0.0), unfinished_bytes=0)),
-            head,
-            1,
+        connection = SimpleNamespace(
+            port=SimpleNamespace(now=0.0, budget=make_budget()),
+            sending=SimpleNamespace(unsent_bytes=0),
+            share_bytes=1,
+            unfinished_bytes=0,
         )
+        return Call(route, cast(Any, connection), head, 1)
 
     def begin(self, request: Any = None, timeout: str = "", **fields: Any) -> Call:
         """A call whose message has come."""

@@ -11,16 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
-from services.gateway.wire import http_compression
+from services.errors import (
+    BufferFullError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    ServingError,
+)
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_compression import (
     INLINE_BYTES,
     CompressionThreads,
+    Inflation,
     accepted_encoding,
     compress,
     decompress,
 )
+from tests.unit.gateway.http_wire import make_budget
 
 PLAIN: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.decompress,
@@ -67,25 +74,36 @@ NOISE = bytes(range(256)) * (INLINE_BYTES // 128)
 
 @pytest.fixture
 def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each decompression ran on another thread than the test's."""
+    """Whether each part of a decompression ran on another thread than the test's."""
     used: list[bool] = []
-    loop_thread, real = threading.get_ident(), decompress
+    loop_thread, real = threading.get_ident(), Inflation.step
 
-    def spy(body: Body, encoding: str, max_bytes: int) -> bytes:
+    def spy(inflation: Inflation, at_most: int) -> None:
         used.append(threading.get_ident() != loop_thread)
-        return real(body, encoding, max_bytes)
+        real(inflation, at_most)
 
-    monkeypatch.setattr(http_compression, "decompress", spy)
+    monkeypatch.setattr(Inflation, "step", spy)
     return used
 
 
-async def decompressed(body: bytes, max_bytes: int) -> Body | ServingError:
+async def decompressed(
+    body: bytes, max_bytes: int, budget: ByteBudget | None = None
+) -> Body | ServingError:
     threads, outcome = CompressionThreads(), asyncio.get_running_loop().create_future()
-    threads.decompress(body, "gzip", max_bytes, outcome.set_result)
+    budget = budget or make_budget()
+    threads.decompress(
+        body,
+        "gzip",
+        max_bytes,
+        budget=budget,
+        is_wanted=lambda: not outcome.cancelled(),
+        done=outcome.set_result,
+    )
     try:
         return await asyncio.wait_for(outcome, 10)
     finally:
         threads.close()
+        assert budget.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -102,13 +120,39 @@ async def test_large_bodies_leave_the_loop(
     plain: bytes, limit: int, used: list[bool], threads_used: list[bool]
 ) -> None:
     assert await decompressed(gzip.compress(plain), limit) == plain
-    assert threads_used == used
+    assert sorted(set(threads_used)) == used
+
+
+async def test_slices_are_charged_before_the_next_one_comes(threads_used: list[bool]) -> None:
+    bomb = gzip.compress(bytes(40 * 2**20))
+    outcome = await decompressed(bomb, 64 * 2**20, ByteBudget(8 * 2**20))
+    assert isinstance(outcome, BufferFullError)
+    assert len(threads_used) < 12, "most of it was never inflated"
+    plain = await decompressed(bomb, 64 * 2**20, ByteBudget(64 * 2**20))
+    assert plain == bytes(40 * 2**20)
+
+
+async def test_nothing_is_inflated_for_those_who_have_gone(threads_used: list[bool]) -> None:
+    threads, budget = CompressionThreads(), make_budget()
+    outcome = asyncio.get_running_loop().create_future()
+    threads.decompress(
+        gzip.compress(bytes(40 * 2**20)),
+        "gzip",
+        64 * 2**20,
+        budget=budget,
+        is_wanted=lambda: False,
+        done=outcome.set_result,
+    )
+    assert isinstance(await asyncio.wait_for(outcome, 10), ServingError)
+    assert len(threads_used) == 2, "one look on the loop, and one slice"
+    assert budget.held_bytes == 0
+    threads.close()
 
 
 async def test_large_compressed_bodies_never_touch_the_loop(threads_used: list[bool]) -> None:
     noise = gzip.compress(threading.get_ident().to_bytes(8, "big") * 20_000, 0)
     assert len(noise) > INLINE_BYTES
-    assert isinstance(await decompressed(noise, 10**6), bytes)
+    assert isinstance(await decompressed(noise, 10**6), bytearray)
     assert threads_used == [True]
 
 
@@ -127,7 +171,7 @@ async def test_refusals(
 ) -> None:
     outcome = await decompressed(body, limit)
     assert isinstance(outcome, error)
-    assert threads_used == used
+    assert sorted(set(threads_used)) == used
 
 
 @pytest.mark.parametrize("size", [100, INLINE_BYTES, INLINE_BYTES + 1, 10**6])

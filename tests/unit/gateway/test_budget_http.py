@@ -1,0 +1,213 @@
+"""What connections of HTTP/1 charge to the budget of bytes, and give back."""
+
+import gzip
+from typing import Any
+
+import pytest
+
+from services.errors import BufferFullError
+from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.http_body import SMALL_BODY_BYTES
+from services.gateway.wire.http_port import HttpPort
+from services.telemetry.metrics import Metrics
+from tests.unit.gateway.http_wire import (
+    Echo,
+    Wire,
+    chunked,
+    echo_route,
+    make_limits,
+    on_loop,
+    refusals,
+    request,
+    said,
+    settle,
+)
+
+LIMIT_BYTES = 1024 * 1024
+
+
+def make_port(route: Any, limit_bytes: int = LIMIT_BYTES, **limits: Any) -> HttpPort:
+    """A port with a small budget; every connection that waits is judged at once."""
+    roomy = {"max_request_bytes": 64 * 2**20, **limits}
+    budget = ByteBudget(limit_bytes, grace_s=0)
+    port = HttpPort(lambda _: route, make_limits(**roomy), Metrics("test"), budget)
+    port.tick()
+    return port
+
+
+def head(size: int, **headers: str) -> bytes:
+    """The head of a request whose body is to come."""
+    return request(body=b"", **headers).replace(b"content-length: 0", b"content-length: %d" % size)
+
+
+def test_body_that_is_announced_costs_next_to_nothing() -> None:
+    async def test() -> None:
+        port = make_port(echo_route())
+        wires = [Wire(port) for _ in range(20)]
+        for w in wires:
+            w.send(head(64 * 2**20))
+        assert 0 < port.budget.held_bytes < 20 * SMALL_BODY_BYTES
+        assert not any(w.output for w in wires)
+        for w in wires:
+            w.lose()
+        assert port.budget.held_bytes == 0
+        assert not port.budget.waiting
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("as_chunks", [False, True])
+def test_bytes_are_charged_as_they_come_and_until_the_answer(as_chunks: bool) -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        w = Wire(port)
+        body = b"x" * 150_000
+        whole = chunked(body, [], "/held") if as_chunks else request("/held", body)
+        for end in (70_000, 100_000):
+            w.send(whole[end - 70_000 if end == 70_000 else 70_000 : end])
+            assert 60_000 < port.budget.held_bytes < 4 * end + 70_000
+        w.send(whole[100_000:])
+        assert port.budget.held_bytes == len(body)
+        route.held[0].release()
+        assert w.answers()[0].body == said(body, "/held")
+        assert port.budget.held_bytes == 0
+
+    on_loop(test)
+
+
+def test_small_requests_are_charged_until_the_answer() -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        w, stays = Wire(port), Wire(port)
+        for _ in range(3):
+            w.send(request("/held", b"abc"))
+            stays.send(request("/held", b"abc"))
+        assert port.budget.held_bytes > 0
+        for one in (route.held[4], route.held[2], route.held[0]):
+            one.release()
+        await settle()
+        assert len(w.answers()) == 3
+        stays.lose()
+        assert port.budget.held_bytes == 0
+
+    on_loop(test)
+
+
+def test_full_budget_refuses_a_request_and_keeps_its_connection() -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        first, second = Wire(port), Wire(port)
+        body = b"x" * 60_000
+        for _ in range(LIMIT_BYTES // len(body)):
+            first.send(request("/held", body))
+        second.send(request(body=body))
+        (answer,) = second.answers()
+        assert (answer.status, answer.header("retry-after")) == (503, "1")
+        assert b"max_buffered_bytes" in answer.body
+        assert [type(error) for error in route.refused] == [BufferFullError]
+        assert refusals(port) == 1
+        for held in route.held:
+            held.release()
+        await settle()
+        second.send(request(body=body))
+        assert second.answers()[1].body == said(body)
+        assert port.budget.held_bytes == 0
+
+    on_loop(test)
+
+
+def test_slowest_sender_makes_room_for_honest_ones() -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        slow = [Wire(port) for _ in range(12)]
+        for w in slow:
+            w.send(head(200_000) + b"x" * 60_000)
+        held = port.budget.held_bytes
+        honest = Wire(port)
+        body = b"y" * 500_000
+        honest.send(request(body=body))
+        assert honest.answers()[0].body == said(body)
+        shed = [w for w in slow if w.output]
+        assert 0 < len(shed) < len(slow)
+        assert {w.answers()[0].status for w in shed} == {503}
+        assert b"bytes/s" in shed[0].answers()[0].body
+        assert port.budget.held_bytes < held
+
+    on_loop(test)
+
+
+def test_peer_that_does_not_read_is_charged_and_given_up() -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        w = Wire(port)
+        w.send(request("/held", b"a") * 3)
+        w.unsent_bytes = 200_000
+        w.connection.pause_writing()
+        assert port.budget.held_bytes > 200_000
+        w.unsent_bytes = 1000
+        w.connection.resume_writing()
+        assert port.budget.held_bytes < 10_000
+        w.unsent_bytes = port.budget.share_bytes + 1
+        w.connection.pause_writing()
+        assert not w.aborted
+        route.held[0].release()
+        await settle()
+        assert w.aborted
+        assert refusals(port) == 1
+        assert port.budget.held_bytes == 0
+
+    on_loop(test)
+
+
+def test_what_a_sweep_finds_unread_is_charged() -> None:
+    async def test() -> None:
+        port = make_port(echo_route())
+        w = Wire(port)
+        w.send(request())
+        w.unsent_bytes = 5000
+        w.connection.sweep()
+        assert port.budget.held_bytes == 5000
+        w.unsent_bytes = 0
+        w.connection.sweep()
+        assert port.budget.held_bytes == 0
+
+    on_loop(test)
+
+
+class Little(Echo):
+    """Reads a few KiB."""
+
+    __slots__ = ()
+
+    def body_limit(self, max_bytes: int) -> int:
+        """As health."""
+        return min(SMALL_BODY_BYTES, max_bytes)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        head(64 * 2**20),
+        head(64 * 2**20, expect="100-continue"),
+        chunked(b"x" * 10_000, [])[:200] + b"x" * 9000,
+        request(body=gzip.compress(bytes(10**6)), content_encoding="gzip"),
+    ],
+    ids=["announced", "expecting", "chunks", "bomb"],
+)
+def test_paths_without_bodies_refuse_them_at_the_head(sent: bytes) -> None:
+    async def test() -> None:
+        route = type("Littles", (Little,), {"__slots__": (), "held": [], "refused": []})
+        w = Wire(make_port(route))
+        w.send(sent)
+        for _ in range(100):
+            await settle()
+        (answer,) = w.answers()
+        assert answer.status == 413
+        assert b"send none" in answer.body
+
+    on_loop(test)
