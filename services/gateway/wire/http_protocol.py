@@ -18,7 +18,6 @@ import re
 from collections import deque
 
 from services.errors import (
-    BufferFullError,
     InvalidRequestError,
     OverloadedError,
     ServingError,
@@ -31,12 +30,13 @@ from services.gateway.wire.http_body import (
     part_of,
     too_large,
 )
+from services.gateway.wire.http_charges import ChargedConnection
 from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 from services.gateway.wire.http_exchange import Exchange, Opener
 from services.gateway.wire.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
 from services.gateway.wire.http_port import HttpPort, head_too_large
 from services.gateway.wire.loop_turns import READ_SHIFT, WORK_A_TURN_US, WORK_AT_ONCE_US
-from services.gateway.wire.open_port import READ_BYTES, OpenConnection
+from services.gateway.wire.open_port import READ_BYTES
 
 MAX_PIPELINED = 32
 SPARE_CONNECTIONS = 64
@@ -53,16 +53,14 @@ _LINE_END = b"\r\n"
 _EMPTY_LINES = re.compile(rb"[\r\n]+")
 
 
-class HttpConnection(OpenConnection):
+class HttpConnection(ChargedConnection):
     """One connection of an `HttpPort`."""
 
     __slots__ = (
         "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_empty_bytes", "_ended",
-        "_flush_asked", "_incoming", "_last", "_left_bytes", "_out", "_partial", "_position",
+        "_flush_asked", "_incoming", "_last", "_out", "_partial", "_position",
         "_probe", "_unread", "_waiting", "port",
     )  # fmt: skip
-
-    port: HttpPort
 
     def __init__(self, port: HttpPort) -> None:
         super().__init__(port.now, port.budget)
@@ -332,17 +330,6 @@ class HttpConnection(OpenConnection):
         else:
             exchange.begin(body)
 
-    def _refused_full(self, exchange: Exchange) -> bool:
-        """Refuses a request that the budget has no room for, unless some can be made."""
-        budget = self._budget
-        if budget.make_room(budget.limit_bytes):
-            return False
-        error = budget.full()
-        if not exchange.counts_refusals:
-            self.port.count_refusal(error)
-        exchange.refuse(error)
-        return True
-
     def _begin_partial(self, start: bytes) -> None:
         self._began, self._probe = self._now(), HeadProbe()
         self._partial += start
@@ -416,14 +403,6 @@ class HttpConnection(OpenConnection):
             self._flush_asked = True
             asyncio.get_running_loop().call_soon(self._flush_later)
 
-    def _hold_answer(self, exchange: Exchange, size: int) -> None:
-        """An answer waits for those before it."""
-        budget = self._budget
-        exchange.held_bytes = size
-        budget.held_bytes += size
-        if budget.held_bytes > budget.limit_bytes and not budget.make_room(budget.limit_bytes):
-            self._give_up_reader(budget.full())
-
     def _flush_later(self) -> None:
         self._flush_asked = False
         if self._out and not self._closing:
@@ -484,39 +463,6 @@ class HttpConnection(OpenConnection):
             else:
                 self._set_reading()
 
-    # What it holds.
-
-    def _holds(self) -> tuple[int, bool]:
-        body = self._body
-        held = len(self._data) + len(self._partial) + self._left_bytes
-        if body is not None:
-            held += body.held_bytes
-        if self._write_paused:
-            held += self._transport.get_write_buffer_size()
-        waits = bool(self._write_paused or self._left_bytes or self._partial or body is not None)
-        return held, waits
-
-    def _moved(self) -> int:
-        received = self._body.received_bytes if self._body is not None else len(self._partial)
-        return received - self._transport.get_write_buffer_size()
-
-    def shed(self, error: BufferFullError) -> None:
-        """Refuses the request that arrives; gives up a peer that does not read."""
-        if self._closing or self._write_paused or self._left_bytes:
-            self._give_up_reader(error)
-        else:
-            self._refuse(error)
-
-    def _settle_input(self) -> None:
-        """Charges what has been received, or refuses it."""
-        try:
-            self._settle()
-        except BufferFullError as error:
-            if self._ended:
-                self._give_up_reader(error)
-            else:
-                self._refuse(error)
-
     # Flow and time.
 
     def _set_reading(self) -> None:
@@ -532,11 +478,7 @@ class HttpConnection(OpenConnection):
     def sweep(self) -> None:
         """Called by the port's timer: ends what has lasted too long."""
         now, limits = self.port.now, self.port.limits
-        if not self._write_paused:
-            left_bytes = self._transport.get_write_buffer_size()
-            if left_bytes or self._left_bytes:
-                self._left_bytes = left_bytes
-                self.settle_unsent()
+        self._sweep_left()
         if self._closing or self._write_paused:
             self.sweep_unsent(now, limits.receive_timeout_s)
         elif self._incoming is not None or self._partial:

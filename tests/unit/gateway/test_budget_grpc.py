@@ -94,6 +94,7 @@ async def test_full_budget_refuses_calls() -> None:
     size = 15_000
     for stream in range(1, 2 * (LIMIT_BYTES // size) + 5, 2):
         first.send(call(stream, b"x" * size, "/t/Held"))
+        await settle()
     second.send(call(1, b"y" * size))
     assert second.answers()[1].status == RESOURCE_EXHAUSTED
     assert "max_buffered_bytes" in second.answers()[1].words
@@ -111,9 +112,11 @@ async def test_slowest_callers_make_room_and_keep_their_other_calls() -> None:
     slow = [connect(port) for _ in range(12)]
     for w in slow:
         w.send(call(1, b"z", "/t/Held") + begin(3) + sent_of(3, message(b"x" * 80_000))[:70_000])
+        await settle()
     honest = connect(port)
     honest.send(begin(1, "/t/Held") + sent_of(1, message(b"y" * 400_000)))
     honest.send(frame(DATA, END_STREAM, 1))
+    await settle()
     assert len(desk.held) == 13
     shed = [w for w in slow if 3 in w.answers()]
     assert 0 < len(shed) < 12
@@ -144,6 +147,7 @@ async def test_peer_with_no_window_is_bounded_while_its_calls_run() -> None:
     w = connect(port, NO_WINDOW)
     for stream in range(1, 201, 2):
         w.send(call(stream, b"x" * 8_000, "/t/Held"))
+        await settle()
     held = list(desk.held)
     assert len(held) == 100
     for one in held:

@@ -103,6 +103,7 @@ def test_full_budget_refuses_a_request_and_keeps_its_connection() -> None:
         body = b"x" * 60_000
         for _ in range(LIMIT_BYTES // len(body)):
             first.send(request("/held", body))
+            await settle()
         second.send(request(body=body))
         (answer,) = second.answers()
         assert (answer.status, answer.header("retry-after")) == (503, "1")
@@ -126,6 +127,7 @@ def test_slowest_sender_makes_room_for_honest_ones() -> None:
         slow = [Wire(port) for _ in range(12)]
         for w in slow:
             w.send(head(200_000) + b"x" * 60_000)
+            await settle()
         held = port.budget.held_bytes
         honest = Wire(port)
         body = b"y" * 500_000

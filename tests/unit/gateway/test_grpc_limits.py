@@ -129,7 +129,7 @@ class HeldThreads:
         self.waiting: list[tuple[Body, Callable[[Body], None]]] = []
 
     def decompress(
-        self, body: Body, encoding: str, max_bytes: int, done: Callable[[Body], None]
+        self, body: Body, encoding: str, max_bytes: int, *, done: Callable[[Body], None], **_: Any
     ) -> None:
         assert encoding == "gzip"
         self.waiting.append((body, done))
