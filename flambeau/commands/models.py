@@ -191,8 +191,9 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
         )
         aliases = dict(pointers.aliases) if pointers else {}
         manifest = store.manifest(model, aliases.get(PRODUCTION, listing.versions[-1]))
-    except StoreError as error:
-        return ModelSummary(model=model, versions=listing.versions, error=str(error))
+    except Exception as error:  # its files are anybody's
+        reason = str(error) if isinstance(error, StoreError) else f"model {model}: {error!r}"
+        return ModelSummary(model=model, versions=listing.versions, error=reason)
     best = manifest.artifacts_by_speed()[0]
     proof = best.verification
     metric = METRIC if proof.judged_by is None else proof.judged_by.name

@@ -42,6 +42,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 def told(error: BaseException) -> str:
     """What is said of a failure: its message, and its type where that was not foreseen."""
     text = str(error) if is_expected(error) else f"{type(error).__name__}: {error}"
+    text = text.encode(errors="replace").decode()  # names of files may be no text
     return text if len(text) <= MAX_TOLD else text[: MAX_TOLD - 3] + "..."
 
 

@@ -24,11 +24,16 @@ from model_store.memory_limit import GIB
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
 from services.errors import ServingError, UnknownModelError, UnknownVersionError
+from services.inference.backends.device import CPU
+from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.certification import CertifyOptions, certify
 from services.inference.gentle_thread import start_gently
 from services.inference.policy import ServingPolicy
 from services.queueing.verification_records import Progress, Verified
 from services.telemetry.metrics import Metrics
+
+SHARE_OF_FREE = 0.9
+"""Of the memory that is free, what verifying an artifact may take: what is served goes first."""
 
 logger = logging.getLogger("flambeau.verification")
 
@@ -108,7 +113,7 @@ class Verifier:
             backend=load.backend,
             trust=load.trust,
             time_limit_s=self._time_limit_s,
-            memory_limit_bytes=self._memory_limit_bytes,
+            memory_limit_bytes=min(self._memory_limit_bytes, _free_bytes()),
             gently=True,
         )
         certificate = certify(self._store, manifest, options, progress)
@@ -130,3 +135,8 @@ class Verifier:
             live = pointers.aliases.get(PRODUCTION) if pointers else None
             version = live or versions[-1]
         return self._store.manifest(model, version)
+
+
+def _free_bytes() -> int:
+    used, total = device_memory_bytes(CPU)
+    return max(int((total - used) * SHARE_OF_FREE), 1)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from model_store.errors import StoreError
 from model_store.manifest import Parent
 from model_store.store import ModelStore
 from training.errors import RecipeError
@@ -130,7 +131,14 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
             f"model.from {name}@{manifest.version}: the version was published without "
             f"{CHECKPOINT}; take another"
         )
-    tensors = load(store.read_file(manifest, entry))
+    data = store.read_file(manifest, entry)
+    try:
+        tensors = load(data)
+    except Exception as error:  # its parts raise what they like
+        raise StoreError(
+            f"{name}@{manifest.version}: {CHECKPOINT} cannot be read as safetensors: {error}; "
+            "take another version"
+        ) from error
     parent = Parent(
         model=name,
         version=manifest.version,

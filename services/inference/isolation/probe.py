@@ -91,7 +91,8 @@ class ProbeHosts:
             manifest: of the version.
             artifact: one of its artifacts.
             files: what is read.
-            options: how it would run here; it is tried on the CPU and with one thread.
+            options: how it would run here; it is tried on the CPU and with one thread, and only
+                opened if it would run on a GPU.
             limits: what it may take.
 
         Raises:
@@ -105,6 +106,7 @@ class ProbeHosts:
             "memory_bytes": limits.memory_bytes,
             "cpu_s": limits.cpu_s,
             "gently": limits.gently,
+            "runs": options.device == CPU,
         }
         package = RUNTIMES[artifact.kind][0]
         for _ in range(2):  # a host may end, idle, at the very moment

@@ -438,3 +438,15 @@ def test_help_loads_no_storage_and_no_numpy() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert found.stdout == "[]\n"
+
+
+def test_a_manifest_without_end_hides_no_other_model(
+    run: Run, store: ModelStore, folder: Path
+) -> None:
+    publish_in(store, folder, "digits")
+    publish_in(store, folder, "letters")
+    store.storage.replace("digits/1/manifest.json", b"[" * 200_000)
+    found = run("models", "list")
+    assert found.exit_code == 1
+    assert "letters" in found.stdout
+    assert "digits/1/manifest.json" in found.stderr
