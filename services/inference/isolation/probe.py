@@ -67,7 +67,13 @@ class ProbeFiles:
 
     def parts(self, manifest: Manifest) -> Sequence[bytes]:
         """In the order in which a child reads them."""
-        return manifest.to_json(), self.golden, self.data, self.weights, self.source
+        return (
+            manifest.model_dump_json().encode(),
+            self.golden,
+            self.data,
+            self.weights,
+            self.source,
+        )
 
 
 class ProbeHosts:
