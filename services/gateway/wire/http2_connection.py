@@ -369,6 +369,7 @@ class Http2Connection(OpenConnection):
     def _holds(self) -> tuple[int, bool]:
         sending = self.sending
         held = len(self._data) - self._position + len(self._block) + self.unfinished_bytes
+        held += self.unfinished_bytes // 8  # bytearrays grow by so much in advance
         held += sending.unsent_bytes + self._left_bytes
         return held, bool(held or self._write_paused)
 
