@@ -70,6 +70,8 @@ class ReplayResult(StrictModel):
     """None where a shape differs, or a number is missing."""
     agreement: float
     max_probability_shift: float
+    cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
+    """Least likeness of any embedding; None where the version has none."""
 
 
 class ArtifactResult(StrictModel):

@@ -89,6 +89,8 @@ class Verification(StrictModel):
     max_abs_difference: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
     max_probability_shift: float = Field(default=0.0, ge=0, le=1)
+    cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
+    """Least likeness of any embedding; None where the model has none."""
     metrics: dict[str, float]
     """Task metrics over the test split, such as `accuracy` (0 to 1)."""
     # Left out where there is none: what was published before reads as it always did.

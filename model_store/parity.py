@@ -3,11 +3,12 @@
 Shapes: every array is [rows, ...]; row i of one belongs to row i of the other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from model_store.strict import StrictModel
 from model_store.tensors import Array
@@ -26,6 +27,11 @@ class Tolerance(StrictModel):
     """Share of rows, 0 to 1, whose largest output is in the same place."""
     max_probability_shift: float = 1.0
     """Largest change of the probability of any class: outputs [rows, classes] through softmax."""
+    # Left out where there is none: what was published before reads as it always did.
+    embeddings: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
+    """Outputs whose vectors are held to `min_cosine`, and to none of the three above."""
+    min_cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
+    """Least likeness of any vector of `embeddings`; see `Parity.cosine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,10 @@ class Parity:
     max_abs_difference: float
     agreement: float
     max_probability_shift: float = 0.0
+    cosine: float = 1.0
+    """Of embeddings, the least of any row: the cosine of the angle between both vectors, times the
+    ratio of the shorter one's length to the longer one's; 1 for equal ones, 0 where a number is
+    missing."""
 
     def failure(self, tolerance: Tolerance) -> str | None:
         """Says which limit is broken first, or None when all hold."""
@@ -50,6 +60,8 @@ class Parity:
                 f"largest probability shift {self.max_probability_shift:.3g} is above "
                 f"{tolerance.max_probability_shift:.3g}"
             )
+        if tolerance.min_cosine is not None and not self.cosine >= tolerance.min_cosine:
+            return f"cosine {self.cosine:.5f} is below {tolerance.min_cosine:.5f}"
         return None
 
 
@@ -76,7 +88,10 @@ def first_failure(found: Sequence[Comparison], tolerance: Tolerance) -> str | No
 
 
 def compare_rows(
-    where: str, expected: Mapping[str, Array], found: Mapping[str, Array]
+    where: str,
+    expected: Mapping[str, Array],
+    found: Mapping[str, Array],
+    embeddings: Collection[str] = (),
 ) -> Comparison:
     """Compares all outputs of some rows, and names the row that lies farthest off.
 
@@ -84,15 +99,23 @@ def compare_rows(
         where: which rows they are.
         expected: outputs by name, each [rows, ...].
         found: the same of another.
+        embeddings: outputs that are compared by `Parity.cosine`.
     """
-    return Comparison(where, compare(expected, found), _farthest(expected, found))
+    parity = compare(expected, found, embeddings)
+    return Comparison(where, parity, _farthest(expected, found, embeddings))
 
 
-def _farthest(expected: Mapping[str, Array], found: Mapping[str, Array]) -> str:
-    """The row of the largest difference, or the first that holds no number; empty if all agree."""
+def _farthest(
+    expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str]
+) -> str:
+    """The row of the largest difference, or the first that holds no number; empty if all agree.
+
+    Of embeddings it counts where there is nothing else.
+    """
+    names = [name for name in expected if name not in embeddings] or list(expected)
     largest, place = 0.0, ""
-    for name, right in expected.items():
-        other = found.get(name)
+    for name in names:
+        right, other = expected[name], found.get(name)
         if other is None or other.shape != right.shape or right.dtype.kind not in "fiub":
             continue
         if right.size == 0:
@@ -104,24 +127,34 @@ def _farthest(expected: Mapping[str, Array], found: Mapping[str, Array]) -> str:
     return place
 
 
-def compare(expected: Mapping[str, Array], found: Mapping[str, Array]) -> Parity:
+def compare(
+    expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str] = ()
+) -> Parity:
     """Measures all outputs together; the worst output counts.
 
     A missing output, another shape, or a NaN or infinity where a number was expected counts as
     infinitely far.
+
+    Args:
+        expected: outputs by name, each [rows, ...].
+        found: the same of another.
+        embeddings: outputs that are compared by `Parity.cosine` alone, [rows, ..., D].
     """
-    difference, agreement, shift = 0.0, 1.0, 0.0
+    difference, agreement, shift, cosine = 0.0, 1.0, 0.0, 1.0
     for name, right in expected.items():
         other = found.get(name)
         if other is None or other.shape != right.shape:
             return Parity(float("inf"), 0.0, 1.0)
         if right.size == 0:
             continue
+        if name in embeddings:
+            cosine = min(cosine, _least_cosine(right, other))
+            continue
         difference = max(difference, _max_abs_difference(right, other))
         if _has_classes(right):
             agreement = min(agreement, float((right.argmax(axis=1) == other.argmax(axis=1)).mean()))
             shift = max(shift, _max_probability_shift(right, other))
-    return Parity(difference, agreement, shift)
+    return Parity(difference, agreement, shift, cosine)
 
 
 def worst(found: Sequence[Parity]) -> Parity:
@@ -130,6 +163,7 @@ def worst(found: Sequence[Parity]) -> Parity:
         max(parity.max_abs_difference for parity in found),
         min(parity.agreement for parity in found),
         max(parity.max_probability_shift for parity in found),
+        min(parity.cosine for parity in found),
     )
 
 
@@ -138,6 +172,17 @@ def _max_abs_difference(expected: Array, found: Array) -> float:
         return 0.0 if bool((expected == found).all()) else float("inf")
     gap = np.abs(expected.astype(np.float64) - found.astype(np.float64))
     return float(gap.max()) if np.isfinite(gap).all() else float("inf")
+
+
+def _least_cosine(expected: Array, found: Array) -> float:
+    """`Parity.cosine` of vectors along the last axis; two vectors of zeros are alike."""
+    right, other = expected.astype(np.float64), found.astype(np.float64)
+    if not (np.isfinite(right).all() and np.isfinite(other).all()):
+        return 0.0
+    products = (right * other).sum(axis=-1)
+    longer = np.maximum((right * right).sum(axis=-1), (other * other).sum(axis=-1))
+    likeness = np.where(longer > 0, products / np.where(longer > 0, longer, 1.0), 1.0)
+    return float(likeness.min())
 
 
 def _has_classes(expected: Array) -> bool:

@@ -112,6 +112,7 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
         )
     named = dict(zip(recipe.model.outputs, outputs, strict=True))
     _check_names_apart(recipe, list(inputs))
+    _check_embeddings(recipe, named)
     check_labels_fit(named, splits, recipe, _shapes(inputs))
     _check_teaching(model, recipe)
     signature = _signature(recipe, inputs, outputs)
@@ -205,6 +206,21 @@ def _try_twin(model: nn.Module) -> None:
     state = torch.get_rng_state()
     for_export(model)
     torch.set_rng_state(state)
+
+
+def _check_embeddings(recipe: Recipe, outputs: Mapping[str, Array]) -> None:
+    """What is compared by its direction has one.
+
+    Raises:
+        RecipeError: an output is no vector of floats for each row.
+    """
+    for name in recipe.model.embeddings:
+        found = outputs[name]
+        if found.dtype.kind != "f" or found.ndim < 2 or found.shape[-1] < 2:
+            raise RecipeError(
+                f"model.embeddings names '{name}', which is {found.dtype} {list(found.shape)} for "
+                "two rows; name outputs that are vectors of floats, [rows, D]"
+            )
 
 
 def _check_names_apart(recipe: Recipe, inputs: Sequence[str]) -> None:

@@ -151,7 +151,8 @@ def _prove(
     recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
 ) -> tuple[Reference, Report]:
     """Exports the artifacts of the recipe, and replays each against the checkpoint."""
-    golden, metric = reference(trained, splits.test, TaskMetric.of(recipe))
+    embeddings = recipe.model.embeddings
+    golden, metric = reference(trained, splits.test, TaskMetric.of(recipe), embeddings)
     checkpoint = checkpoint_report(recipe, trained, golden, metric)
     auto: AutoReport | None = None
     if isinstance(recipe.export, AutoPart):

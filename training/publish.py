@@ -190,6 +190,7 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
             # What has no classes agrees by definition.
             agreement=1.0 if proven.agreement is None else proven.agreement,
             max_probability_shift=proven.max_probability_shift or 0.0,
+            cosine=proven.cosine,
             metrics={proven.metric.name: proven.metric.value},
             judged_by=proven.metric,
             tolerance=proven.tolerance,

@@ -60,6 +60,10 @@ class ModelPart(FreezePart):
     """Names of what `forward` returns, in order. Change it when the network returns a tuple; the
     first output is the one that is judged: [rows, classes], or [rows, T, classes] where a row has
     T labels; [rows, D] or what else the labels are where they are numbers."""
+    embeddings: tuple[TensorName, ...] = ()
+    """Outputs that are vectors, [rows, D], which callers compare by their direction: artifacts are
+    held to the checkpoint by `min_cosine`, in training and wherever the version is loaded. Give it
+    for networks that are searched by, whose single numbers mean nothing."""
     init: InitPart = InitPart()
     """The first weights of its layers, by type. Give it when learning does not begin."""
     from_: Annotated[str, Field(pattern=VERSION_NAME)] | None = Field(default=None, alias="from")
@@ -67,6 +71,16 @@ class ModelPart(FreezePart):
     number (`digits@3`), alias (`digits@production`), or semantic version (`digits@^1.2`, `@~1.2`,
     `@1.2.0`: the newest that fits); null begins anew. Give it where there is less data than an
     older model has seen."""
+
+    @model_validator(mode="after")
+    def _embeddings_are_outputs(self) -> "ModelPart":
+        for name in self.embeddings:
+            if name not in self.outputs:
+                raise ValueError(
+                    f"model.embeddings names '{name}', and model.outputs has no such"
+                    f"{nearest_name(name, self.outputs)}"
+                )
+        return self
 
     @field_validator("outputs")
     @classmethod
@@ -293,6 +307,16 @@ class Recipe(RecipePart):
         return self
 
     @model_validator(mode="after")
+    def _judged_by_class_or_direction(self) -> "Recipe":
+        first, task = self.model.outputs[0], self.loss.judged_task
+        if first in self.model.embeddings and task in ("classes", "multi_label"):
+            raise ValueError(
+                f"model.embeddings names '{first}', whose classes the loss is about; name the "
+                "output that is a vector"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _every_export_once(self) -> "Recipe":
         names = [entry.name for entry in self.listed_exports()]
         if len(set(names)) != len(names):
@@ -372,6 +396,7 @@ class Recipe(RecipePart):
         }
         document = {k: v for k, v in self.document().items() if k not in later}
         del document["data"]["workers"]  # a run may go on with more or fewer
+        del document["model"]["embeddings"]
         for key in ParallelPart.model_fields:  # a run may go on with other processes
             del document["train"][key]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -209,7 +209,8 @@ def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> Iso
 
 def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:
     signature, options = case.manifest.signature, case.options
-    found = replay_everything(backend.run, case.golden, signature)
+    tolerance = artifact.verification.tolerance
+    found = replay_everything(backend.run, case.golden, signature, tolerance.embeddings)
     more, metrics, refusal = (
         case.judge.judge(backend.run, artifact) if case.judge else ([], {}, None)
     )
@@ -225,7 +226,6 @@ def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> Artifa
         repeats=LATENCY_RUNS,
         budget_s=LATENCY_BUDGET_S,
     )
-    tolerance = artifact.verification.tolerance
     reason = (
         first_failure(found, tolerance)
         or (None if repeats else "two runs of the same rows gave different numbers")
@@ -236,7 +236,7 @@ def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> Artifa
         outcome="failed" if reason else "passed",
         reason=reason or "",
         tolerance=tolerance,
-        replays=tuple(replay_result(one) for one in found),
+        replays=tuple(replay_result(one, bool(tolerance.embeddings)) for one in found),
         repeats=repeats,
         metrics=metrics,
         latency_ms=_milliseconds(latency_s),

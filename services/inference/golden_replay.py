@@ -8,7 +8,7 @@ tell what is right: in batches of several sizes; each row alone at its own lengt
 others; at other sizes, where a batch must give what its rows give alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,18 +31,21 @@ Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 Outputs = Mapping[str, Array]
 
 
-def replay_everything(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
+def replay_everything(
+    run: Run, golden: GoldenRows, signature: Signature, embeddings: Collection[str] = ()
+) -> list[Comparison]:
     """Every comparison that the golden rows allow.
 
     Args:
         run: runs a batch: every input, [rows, ...], to every output.
         golden: what to run, and what it must give.
         signature: which batches, lengths and sizes there are.
+        embeddings: outputs that are compared by their cosine.
     """
     return [
-        *_in_batches(run, golden, signature.max_batch_size),
-        *_padded(run, golden, signature),
-        *_at_other_sizes(run, golden, signature),
+        *_in_batches(run, golden, signature.max_batch_size, embeddings),
+        *_padded(run, golden, signature, embeddings),
+        *_at_other_sizes(run, golden, signature, embeddings),
     ]
 
 
@@ -63,7 +66,7 @@ def gives_the_same_twice(run: Run, golden: GoldenRows, max_batch_size: int) -> b
     return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
-def replay_result(found: Comparison) -> ReplayResult:
+def replay_result(found: Comparison, with_embeddings: bool = False) -> ReplayResult:
     """A comparison as a certificate has it, which is JSON and has no infinity."""
     parity, difference = found.parity, found.parity.max_abs_difference
     return ReplayResult(
@@ -71,23 +74,29 @@ def replay_result(found: Comparison) -> ReplayResult:
         max_abs_difference=difference if np.isfinite(difference) else None,
         agreement=parity.agreement,
         max_probability_shift=parity.max_probability_shift,
+        cosine=parity.cosine if with_embeddings else None,
     )
 
 
-def _in_batches(run: Run, golden: GoldenRows, max_batch_size: int) -> list[Comparison]:
+def _in_batches(
+    run: Run, golden: GoldenRows, max_batch_size: int, embeddings: Collection[str]
+) -> list[Comparison]:
     sizes = {*BATCH_SIZES, min(max_batch_size, golden.rows)}
     return [
         compare_rows(
             f"golden rows in batches of {size}",
             golden.outputs,
             run_in_batches(run, golden.inputs, size),
+            embeddings,
         )
         for size in sorted(sizes)
         if size <= max_batch_size
     ]
 
 
-def _padded(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
+def _padded(
+    run: Run, golden: GoldenRows, signature: Signature, embeddings: Collection[str]
+) -> list[Comparison]:
     """Each row alone at its own length, and padded to its bucket among others."""
     padding = signature.padding
     if padding is None:
@@ -102,30 +111,36 @@ def _padded(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparis
     if padding.mask is not None or padding.lengths is not None:
         # Else the golden rows are as long as they are, and what is shorter has no golden answer.
         right = cut_back(golden.outputs, rows.lengths, padding)
-        parity = _of_single_rows(list(zip(right, alone, strict=True)))
+        parity = _of_single_rows(list(zip(right, alone, strict=True)), embeddings)
         found.append(Comparison("golden rows alone at their own length", parity))
     pairs: list[tuple[Outputs, Outputs]] = []
     for numbers, inputs in rows.batches:
         lengths = [rows.lengths[row] for row in numbers]
         batch = cut_back(run(inputs), lengths, padding)
         pairs += zip([right[row] for row in numbers], batch, strict=True)
-    return [*found, Comparison("golden rows padded in a batch", _of_single_rows(pairs))]
+    among = _of_single_rows(pairs, embeddings)
+    return [*found, Comparison("golden rows padded in a batch", among)]
 
 
-def _at_other_sizes(run: Run, golden: GoldenRows, signature: Signature) -> list[Comparison]:
+def _at_other_sizes(
+    run: Run, golden: GoldenRows, signature: Signature, embeddings: Collection[str]
+) -> list[Comparison]:
     rows = min(SIZED_ROWS, signature.max_batch_size)
     few = {name: array[:rows] for name, array in golden.inputs.items()}
     found = []
     for inputs in at_other_sizes(few, signature):
         # Rows that were cut or repeated may show nothing: that their class is the same says little.
-        parity = replace(compare(run_in_batches(run, inputs, 1), run(inputs)), agreement=1.0)
+        alone = run_in_batches(run, inputs, 1)
+        parity = replace(compare(alone, run(inputs), embeddings), agreement=1.0)
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
         where = f"golden rows at another size, {shapes}, beside each alone"
         found.append(Comparison(where, parity))
     return found
 
 
-def _of_single_rows(pairs: Sequence[tuple[Outputs, Outputs]]) -> Parity:
+def _of_single_rows(
+    pairs: Sequence[tuple[Outputs, Outputs]], embeddings: Collection[str]
+) -> Parity:
     """The parity of single rows: the largest differences, and the share that agrees."""
-    found = [compare(right, other) for right, other in pairs]
+    found = [compare(right, other, embeddings) for right, other in pairs]
     return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))

@@ -15,7 +15,7 @@ gave the golden outputs here, within the tolerance in the manifest.
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -186,13 +186,16 @@ def fitting(manifest: Manifest, options: LoadOptions) -> list[Artifact]:
     return [a for a in manifest.artifacts_by_speed() if _misfit(a, options) is None]
 
 
-def replay(backend: Backend, golden: GoldenRows, max_batch_size: int) -> Parity:
+def replay(
+    backend: Backend, golden: GoldenRows, max_batch_size: int, embeddings: Collection[str] = ()
+) -> Parity:
     """Runs the golden inputs, in full batches and one row alone, and compares the outputs.
 
     Args:
         backend: what to prove.
         golden: what to run, and what it must give.
         max_batch_size: the most rows to run at once.
+        embeddings: outputs that are compared by their cosine.
     """
     rows = golden.rows
     parts = [(0, 1), *((i, min(i + max_batch_size, rows)) for i in range(0, rows, max_batch_size))]
@@ -202,7 +205,7 @@ def replay(backend: Backend, golden: GoldenRows, max_batch_size: int) -> Parity:
         n: np.concatenate([a[start:stop] for start, stop in parts])
         for n, a in golden.outputs.items()
     }
-    return compare(right, joined)
+    return compare(right, joined, embeddings)
 
 
 def _candidates(manifest: Manifest, artifact_name: str) -> list[Artifact]:
@@ -352,8 +355,9 @@ def _open_and_prove(
 
 
 def _prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
-    parity = replay(backend, golden, manifest.signature.max_batch_size)
-    if failure := parity.failure(artifact.verification.tolerance):
+    tolerance = artifact.verification.tolerance
+    parity = replay(backend, golden, manifest.signature.max_batch_size, tolerance.embeddings)
+    if failure := parity.failure(tolerance):
         raise LoadError(f"replaying the golden inputs on this machine: {failure}", 1)
     return parity
 

@@ -116,3 +116,70 @@ def test_a_row_without_numbers_lies_farthest_off() -> None:
     found[1, 0] = np.nan
     compared = compare_rows("rows", {"logits": EXPECTED}, {"logits": found})
     assert compared.place == "row 1 of 'logits'"
+
+
+VECTORS = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
+DIRECTED = Tolerance(
+    max_abs_difference=0.0, min_agreement=1.0, max_probability_shift=0.0,
+    embeddings=("vector",), min_cosine=0.99,
+)  # fmt: skip
+
+
+def compare_vectors(found: Array) -> Parity:
+    logits = {"logits": EXPECTED}
+    return compare({**logits, "vector": VECTORS}, {**logits, "vector": found}, ("vector",))
+
+
+@pytest.mark.parametrize(
+    ("first", "cosine"),
+    [
+        ([3.0, 4.0], 1.0),
+        ([4.0, 3.0], 24 / 25),
+        ([-3.0, -4.0], -1.0),
+        ([6.0, 8.0], 0.5),
+        ([1.5, 2.0], 0.5),
+        ([0.0, 0.0], 0.0),
+        ([np.nan, 4.0], 0.0),
+        ([np.inf, 4.0], 0.0),
+    ],
+)
+def test_embeddings_are_compared_by_their_direction_and_length(
+    first: list[float], cosine: float
+) -> None:
+    found = compare_vectors(np.array([first, [0.0, 0.0]], np.float32))
+    assert found == Parity(0.0, 1.0, 0.0, found.cosine)
+    assert found.cosine == pytest.approx(cosine)
+    assert (found.failure(DIRECTED) is None) is (cosine == 1.0)
+
+
+def test_the_places_of_small_numbers_of_an_embedding_mean_nothing() -> None:
+    near = VECTORS + np.array([[0.02, -0.01], [0.0, 0.0]], np.float32)
+    assert compare_vectors(near).failure(DIRECTED) is None
+    assert compare({"vector": VECTORS}, {"vector": near}).failure(DIRECTED) is not None
+    far = compare_vectors(np.array([[4.0, 3.0], [0.0, 0.0]], np.float32))
+    assert far.failure(DIRECTED) == "cosine 0.96000 is below 0.99000"
+    assert worst([far, compare_vectors(near)]).cosine == far.cosine
+
+
+def test_an_embedding_of_another_shape_or_a_missing_one_is_infinitely_far() -> None:
+    assert compare({"vector": VECTORS}, {}, ("vector",)) == INFINITELY_FAR
+    assert compare({"vector": VECTORS}, {"vector": VECTORS[:1]}, ("vector",)) == INFINITELY_FAR
+
+
+def test_the_farthest_row_is_one_of_what_is_not_an_embedding() -> None:
+    right = {"logits": EXPECTED, "vector": VECTORS}
+    found = {
+        "logits": EXPECTED + np.array([[0], [1]], np.float32),
+        "vector": VECTORS + np.array([[9], [0]], np.float32),
+    }
+    assert compare_rows("rows", right, found, ("vector",)).place == "row 1 of 'logits'"
+    alone = compare_rows("rows", {"vector": VECTORS}, {"vector": found["vector"]}, ("vector",))
+    assert alone.place == "row 0 of 'vector'"
+
+
+def test_a_tolerance_without_embeddings_reads_as_it_always_did() -> None:
+    plain = {"max_abs_difference": 0.1, "min_agreement": 0.9, "max_probability_shift": 1.0}
+    assert Tolerance.model_validate(plain).model_dump(mode="json") == plain
+    told = DIRECTED.model_dump(mode="json")
+    assert (told["embeddings"], told["min_cosine"]) == (["vector"], 0.99)
+    assert Tolerance.model_validate(told) == DIRECTED

@@ -24,30 +24,47 @@ from training.rows.label_arrays import LabelArray, spreads
 ROUNDING = 1e-9
 """Of the difference of two metrics."""
 LEAST_ERROR_SHARE = 0.01
-"""Of the labels' spread: an RMSE below it counts as that much, for what is nearly exact may double
-for nothing."""
+"""Of the labels' spread, over all columns as the RMSE is: an RMSE below it counts as that much, for
+what is nearly exact, or is, may double for nothing."""
 
 
-def tolerance_of(entry: Export, metric: TaskMetric, labels: LabelArray) -> Tolerance:
+def tolerance_of(
+    entry: Export,
+    metric: TaskMetric,
+    labels: LabelArray,
+    answers: Array | None = None,
+    embeddings: tuple[str, ...] = (),
+) -> Tolerance:
     """How far the outputs of an artifact may lie off, in their own unit.
 
     Args:
         entry: of the recipe.
         metric: the task's.
         labels: of the test split.
+        answers: the checkpoint's for it.
+        embeddings: outputs that are compared by their cosine.
     """
     told = entry.tolerance
+    min_cosine = told.min_cosine if embeddings else None
     if metric.task == "classes":
         return Tolerance(
             max_abs_difference=told.max_abs_difference,
             min_agreement=told.min_agreement,
             max_probability_shift=told.max_probability_shift,
+            embeddings=embeddings,
+            min_cosine=min_cosine,
         )
     limit = told.max_abs_difference
     if metric.task != "multi_label":
-        limit = told.max_spread_share * float(_units(metric, labels).max())
+        limit = told.max_spread_share * float(_units(metric, labels, answers).max())
     # Only classes have a largest output that means anything.
-    return Tolerance(max_abs_difference=limit, min_agreement=0.0, max_probability_shift=1.0)
+    return Tolerance(
+        max_abs_difference=limit,
+        min_agreement=0.0,
+        max_probability_shift=1.0,
+        embeddings=embeddings,
+        min_cosine=min_cosine,
+    )
 
 
 def too_far_off(
@@ -64,8 +81,10 @@ def too_far_off(
         right: the checkpoint's first output for it.
         found: the artifact's.
     """
-    units = _units(metric, labels)
-    if metric.task in ("classes", "multi_label") or right.shape != found.shape or len(units) == 1:
+    if metric.task in ("classes", "multi_label") or right.shape != found.shape:
+        return None
+    units = _units(metric, labels, right)
+    if len(units) == 1:
         return None
     gaps = np.abs(right.astype(np.float64) - found.astype(np.float64)).reshape(-1, len(units))
     shares = gaps.max(axis=0) / units
@@ -74,7 +93,7 @@ def too_far_off(
         return None
     return (
         f"the test split: column {column} lies up to {shares[column]:.3g} times the standard "
-        f"deviation of its labels off, more than {limit:.3g}"
+        f"deviation of its labels, or the checkpoint's own error, off, more than {limit:.3g}"
     )
 
 
@@ -103,7 +122,7 @@ def too_much_worse(
             f"more than {limit:.4f}"
         )
     limit = entry.tolerance.max_error_rise
-    least = LEAST_ERROR_SHARE * float(spreads(labels).min())
+    least = LEAST_ERROR_SHARE * float(np.sqrt((spreads(labels) ** 2).mean()))
     if how_much_worse("lower", max(before.value, least), after.value) <= limit + ROUNDING:
         return None
     return (
@@ -112,7 +131,19 @@ def too_much_worse(
     )
 
 
-def _units(metric: TaskMetric, labels: LabelArray) -> npt.NDArray[np.float64]:
-    """What a difference of each column is measured by."""
+def _units(
+    metric: TaskMetric, labels: LabelArray, answers: Array | None
+) -> npt.NDArray[np.float64]:
+    """What a difference of each column is measured by.
+
+    It is the spread of its labels, or the checkpoint's own error where that is larger: a column
+    whose labels hardly vary is known no better than that, and rounding would look large in it.
+    """
     found = spreads(labels)
-    return np.ones_like(found) if metric.log_rates else found
+    if metric.log_rates or answers is None:
+        return np.ones_like(found) if metric.log_rates else found
+    errors = (metric.predicted(answers, labels) - labels).reshape(-1, len(found)) ** 2
+    told = ~np.isnan(errors)
+    squares = np.where(told, errors, 0.0).sum(axis=0) / np.maximum(told.sum(axis=0), 1)
+    units: npt.NDArray[np.float64] = np.maximum(found, np.sqrt(squares))
+    return units

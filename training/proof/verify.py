@@ -13,7 +13,7 @@ figures are single-threaded; memory is the most that opening it and one large ba
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -80,12 +80,17 @@ class Reference:
     """The golden rows alone and padded, for a model with `padding`."""
     alone_outputs: list[dict[str, Array]] = field(default_factory=list)
     """The outputs of each row alone, [1, ...]."""
+    embeddings: tuple[str, ...] = ()
+    """Outputs that are compared by their cosine."""
     sized: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
     """Some golden inputs at other sizes and their outputs, for a model with `dynamic` axes."""
 
 
 def reference(
-    trained: Trained, test: Split, metric: TaskMetric | None = None
+    trained: Trained,
+    test: Split,
+    metric: TaskMetric | None = None,
+    embeddings: tuple[str, ...] = (),
 ) -> tuple[Reference, MeasuredMetric]:
     """Runs the checkpoint on held-out rows, and judges its answers.
 
@@ -93,6 +98,7 @@ def reference(
         trained: the model.
         test: rows it has neither learned from nor been chosen by; the first become golden.
         metric: how answers are judged; None is how those about classes are.
+        embeddings: outputs that are compared by their cosine.
 
     Raises:
         SignatureError: the golden rows do not show what padding does.
@@ -110,6 +116,7 @@ def reference(
             test=test,
             test_outputs=outputs,
             metric=metric or TaskMetric(),
+            embeddings=embeddings,
             padded=padded,
             alone_outputs=[] if padded is None else [run(inputs) for inputs in padded.alone],
             sized=[(inputs, run(inputs)) for inputs in _sized(golden, trained.signature)],
@@ -224,12 +231,19 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             # JSON has no infinity.
             "max_abs_difference": _finite_or_none(parity.max_abs_difference),
             **_of_classes(parity, metric),
+            "cosine": parity.cosine if expected.embeddings else None,
             "metric": after,
             "latency_ms": latency_ms,
             "peak_memory_bytes": peak_memory_bytes,
             "refusal": first_failure(compared, tolerance)
             or (None if repeats else "two runs of the same rows gave different numbers")
-            or too_far_off(entry, metric, labels, expected.test_outputs[judged], outputs[judged])
+            or (
+                None
+                if judged in expected.embeddings
+                else too_far_off(
+                    entry, metric, labels, expected.test_outputs[judged], outputs[judged]
+                )
+            )
             or too_much_worse(before, after, entry, labels),
         }
     )
@@ -293,7 +307,13 @@ def _unmeasured(exported: Exported, expected: Reference, refusal: str | None) ->
         file=entry.file,
         weights_file=entry.weights_file,
         made_with=exported.made_with,
-        tolerance=tolerance_of(entry, expected.metric, expected.test.labels),
+        tolerance=tolerance_of(
+            entry,
+            expected.metric,
+            expected.test.labels,
+            expected.test_outputs[expected.signature.outputs[0].name],
+            expected.embeddings,
+        ),
         refusal=refusal,
     )
 
@@ -311,26 +331,31 @@ def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str
         if size <= largest:
             outputs = run_in_batches(run, expected.golden_inputs, size)
             where = f"golden rows in batches of {size}"
-            found.append(compare_rows(where, expected.golden_outputs, outputs))
-    found += replay_sized(run, expected.sized)
+            right, by_cosine = expected.golden_outputs, expected.embeddings
+            found.append(compare_rows(where, right, outputs, by_cosine))
+    found += replay_sized(run, expected.sized, expected.embeddings)
     outputs = run_in_batches(run, expected.test.inputs, largest)
-    found.append(compare_rows("the test split", expected.test_outputs, outputs))
+    right = expected.test_outputs
+    found.append(compare_rows("the test split", right, outputs, expected.embeddings))
     return found, outputs
 
 
 def replay_sized(
-    run: Runner, sized: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]]
+    run: Runner,
+    sized: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]],
+    embeddings: Collection[str] = (),
 ) -> list[Comparison]:
     """Compares a runner with the checkpoint at other sizes.
 
     Args:
         run: the runner.
         sized: inputs at other sizes, and what the checkpoint gives for them.
+        embeddings: outputs that are compared by their cosine.
     """
     found = []
     for inputs, right in sized:
         # Rows that were cut or repeated may show nothing: that their class is the same says little.
-        parity = replace(compare(right, run(inputs)), agreement=1.0)
+        parity = replace(compare(right, run(inputs), embeddings), agreement=1.0)
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
         found.append(Comparison(f"golden rows at another size, {shapes}", parity))
     return found
@@ -347,7 +372,7 @@ def replay_padded(run: Runner, expected: Reference) -> list[Comparison]:
         return []
     found = [run(inputs) for inputs in rows.alone]
     pairs = list(zip(expected.alone_outputs, found, strict=True))
-    alone = _mean_agreement(pairs)
+    alone = _mean_agreement(pairs, expected.embeddings)
     pairs = []
     for numbers, inputs in rows.batches:
         lengths = [rows.lengths[row] for row in numbers]
@@ -355,7 +380,7 @@ def replay_padded(run: Runner, expected: Reference) -> list[Comparison]:
         pairs += zip(right, cut_back(run(inputs), lengths, padding), strict=True)
     return [
         Comparison("golden rows alone at their own length", alone),
-        Comparison("golden rows padded in a batch", _mean_agreement(pairs)),
+        Comparison("golden rows padded in a batch", _mean_agreement(pairs, expected.embeddings)),
     ]
 
 
@@ -369,9 +394,11 @@ def run_in_batches(run: Runner, inputs: Mapping[str, Array], size: int) -> dict[
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _mean_agreement(pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> Parity:
+def _mean_agreement(
+    pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]], embeddings: Collection[str]
+) -> Parity:
     """The parity of single rows: the largest differences, and the share that agrees."""
-    found = [compare(right, other) for right, other in pairs]
+    found = [compare(right, other, embeddings) for right, other in pairs]
     return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))
 
 

@@ -89,6 +89,16 @@ ErrorRise = Annotated[
         "little anyway.",
     ),
 ]
+Cosine = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="For outputs in `model.embeddings`, in place of all of the above: least cosine "
+        "of a row's vector with the checkpoint's, times the ratio of their lengths. Lower it when "
+        "only the nearest neighbours count.",
+    ),
+]
 
 
 class Fp32Tolerance(RecipePart):
@@ -100,6 +110,7 @@ class Fp32Tolerance(RecipePart):
     max_metric_drop: MetricDrop = 0.003
     max_spread_share: SpreadShare = 1e-3
     max_error_rise: ErrorRise = 0.001
+    min_cosine: Cosine = 0.9999
 
 
 class Bf16Tolerance(RecipePart):
@@ -111,6 +122,7 @@ class Bf16Tolerance(RecipePart):
     max_metric_drop: MetricDrop = 0.005
     max_spread_share: SpreadShare = 0.1
     max_error_rise: ErrorRise = 0.01
+    min_cosine: Cosine = 0.98
 
 
 class Fp16Tolerance(RecipePart):
@@ -122,6 +134,7 @@ class Fp16Tolerance(RecipePart):
     max_metric_drop: MetricDrop = 0.003
     max_spread_share: SpreadShare = 0.02
     max_error_rise: ErrorRise = 0.002
+    min_cosine: Cosine = 0.995
 
 
 class Int8Tolerance(RecipePart):
@@ -133,6 +146,7 @@ class Int8Tolerance(RecipePart):
     max_metric_drop: MetricDrop = 0.01
     max_spread_share: SpreadShare = 0.25
     max_error_rise: ErrorRise = 0.02
+    min_cosine: Cosine = 0.95
 
 
 class QatTolerance(RecipePart):
@@ -147,6 +161,7 @@ class QatTolerance(RecipePart):
     max_metric_drop: MetricDrop = 0.01
     max_spread_share: SpreadShare = 0.5
     max_error_rise: ErrorRise = 0.02
+    min_cosine: Cosine = 0.9
 
 
 def _told_by(*keys: str) -> ConfigDict:

@@ -52,6 +52,8 @@ class ArtifactReport(StrictModel):
     """From the checkpoint's outputs; None also where a shape differs or a number is missing."""
     agreement: float | None = None
     """Share of rows, 0 to 1, with the checkpoint's top class; None also where there are none."""
+    cosine: float | None = None
+    """Least likeness of any embedding to the checkpoint's; None where the model has none."""
     max_probability_shift: float | None = None
     """Largest change of the probability of any class, 0 to 1."""
     metric: MeasuredMetric | None = None
@@ -211,7 +213,7 @@ def artifact_cells(report: Report, artifact: ArtifactReport) -> list[str]:
     return [
         report.label(artifact),
         parity_text(artifact),
-        percent(artifact.agreement),
+        agreement_text(artifact),
         "-" if artifact.metric is None else artifact.metric.text(),
         _kilobytes(artifact.size_bytes),
         megabytes(artifact.peak_memory_bytes),
@@ -239,6 +241,14 @@ def parity_text(artifact: ArtifactReport) -> str:
     if artifact.max_abs_difference is None:
         return "-"
     return f"{artifact.max_abs_difference:.1e}" if artifact.max_abs_difference else "0"
+
+
+def agreement_text(artifact: ArtifactReport) -> str:
+    """The share of rows with the checkpoint's top class, or the cosine of embeddings, or both."""
+    cosine = "" if artifact.cosine is None else f"cos {artifact.cosine:.4f}"
+    if artifact.agreement is None:
+        return cosine or "-"
+    return ", ".join(filter(None, [percent(artifact.agreement), cosine]))
 
 
 def percent(share: float | None) -> str:

@@ -42,8 +42,8 @@ def test_the_limit_of_outputs_follows_the_spread_of_the_labels() -> None:
         (
             [0.3, 0.0],
             "regression",
-            "the test split: column 0 lies up to 0.3 times the standard deviation of its labels "
-            "off, more than 0.25",
+            "the test split: column 0 lies up to 0.3 times the standard deviation of its labels, "
+            "or the checkpoint's own error, off, more than 0.25",
         ),
         ([0.3, 0.0], "multi_label", None),
     ],
@@ -61,8 +61,8 @@ def test_each_column_is_held_to_its_own_spread(
         ("rmse", 50.0, 51.0, None),
         ("rmse", 50.0, 40.0, None),
         ("rmse", 50.0, 51.1, "the test split: rmse rose from 50 to 51.1, by more than 2.00%"),
-        ("rmse", 0.0, 0.0101, None),
-        ("rmse", 0.0, 0.0103, "the test split: rmse rose from 0 to 0.0103, by more than 2.00%"),
+        ("rmse", 0.0, 1.44, None),
+        ("rmse", 0.0, 1.45, "the test split: rmse rose from 0 to 1.45, by more than 2.00%"),
         ("f1", 0.80, 0.79, None),
         ("f1", 0.80, 0.78, "the test split: f1 fell from 0.8000 to 0.7800, by more than 0.0100"),
     ],
@@ -72,6 +72,42 @@ def test_an_error_may_rise_by_a_share_and_f1_fall_by_points(
 ) -> None:
     found = too_much_worse(metric(name, before), metric(name, after), OnnxInt8Export(), LABELS)
     assert found == reason
+
+
+NEARLY_CONSTANT = np.array([[1.0, 0.5], [3.0, 0.5 + 1e-6]], np.float32)
+
+
+def test_a_column_that_hardly_varies_is_measured_by_what_the_checkpoint_knows_of_it() -> None:
+    answers = NEARLY_CONSTANT + np.array([[0.1, 0.01], [-0.1, -0.01]], np.float32)
+    rounded = answers + np.float32(2e-6)
+    assert too_far_off(OnnxExport(), NUMBERS, NEARLY_CONSTANT, answers, rounded) is None
+    wrong = answers + np.array([0.0, 1e-3], np.float32)
+    reason = too_far_off(OnnxExport(), NUMBERS, NEARLY_CONSTANT, answers, wrong)
+    assert reason is not None
+    assert "column 1 lies up to 0.1 times" in reason
+
+
+def test_one_column_that_hardly_varies_has_a_limit_that_can_be_kept() -> None:
+    labels = NEARLY_CONSTANT[:, 1]
+    answers = labels + np.array([0.01, -0.01], np.float32)
+    assert tolerance_of(OnnxExport(), NUMBERS, labels).max_abs_difference < 1e-9
+    found = tolerance_of(OnnxExport(), NUMBERS, labels, answers).max_abs_difference
+    assert found == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_an_error_of_0_may_become_rounding_although_a_column_hardly_varies() -> None:
+    for before, after in ((0.0, 1e-6), (1e-9, 1e-6)):
+        pair = metric("rmse", before), metric("rmse", after)
+        assert too_much_worse(*pair, OnnxExport(), NEARLY_CONSTANT) is None
+    found = too_much_worse(metric("rmse", 0.0), metric("rmse", 0.1), OnnxExport(), NEARLY_CONSTANT)
+    assert found is not None
+
+
+def test_embeddings_are_held_to_a_cosine_by_precision() -> None:
+    for entry, cosine in ((OnnxExport(), 0.9999), (OnnxInt8Export(), 0.95)):
+        for task in (TaskMetric("classes"), NUMBERS):
+            found = tolerance_of(entry, task, LABELS, embeddings=("vector",))
+            assert (found.embeddings, found.min_cosine) == (("vector",), cosine)
 
 
 def test_what_has_no_metric_is_refused() -> None:
