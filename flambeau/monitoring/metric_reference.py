@@ -41,6 +41,7 @@ _PROCESSES: dict[str, tuple[str, ...]] = {
     "flambeau_lost_workers": (GATEWAY, WORKER),
     "flambeau_requests": (GATEWAY,),
     "flambeau_refusals": (GATEWAY,),
+    "flambeau_http2_floods": (GATEWAY,),
     "flambeau_request_duration_seconds": (GATEWAY,),
     "flambeau_degraded_requests": (GATEWAY,),
     "flambeau_in_flight_requests": (GATEWAY,),

@@ -65,6 +65,12 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self.http2_floods = LoopCounter(
+            "flambeau_http2_floods",
+            "Connections of gRPC ended for a flood of frames, by the kind of the last frame.",
+            ("reason",),
+            registry=registry,
+        )
         self.degraded = LoopCounter(
             "flambeau_degraded_requests",
             "Requests answered by a faster artifact than they would have had, because of overload.",

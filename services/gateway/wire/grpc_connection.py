@@ -17,6 +17,7 @@ from services.gateway.wire.byte_budget import SHARES, SMALL_BYTES
 from services.gateway.wire.grpc_call import Call
 from services.gateway.wire.grpc_head import GrpcHead, MalformedError
 from services.gateway.wire.grpc_port import GrpcPort
+from services.gateway.wire.http2_calm import AN_ANSWER, CAPACITY, SMALL_DATA_BYTES
 from services.gateway.wire.http2_connection import MAX_CALLS, PARTING, Http2Connection
 from services.gateway.wire.http2_frames import (
     END_STREAM,
@@ -119,6 +120,8 @@ class GrpcConnection(Http2Connection):
             self.write(window_update(0, self._read_bytes))
             self._read_bytes = 0
         call = self._calls.get(stream)
+        if len(payload) <= SMALL_DATA_BYTES and not flags & END_STREAM:
+            self.spend("data")
         if call is None:
             self._check_known(stream)
             if stream in self._unheard:
@@ -127,7 +130,7 @@ class GrpcConnection(Http2Connection):
                     self.write(reset(stream, Fault.NO_ERROR))
             return  # of a call that has its status
         if call.has_ended:
-            self._reset(call, Fault.STREAM_CLOSED)
+            self._take_fault(call, Fault.STREAM_CLOSED)
             return
         if flags & PADDED:
             payload = unpadded(bytes(payload))
@@ -149,19 +152,22 @@ class GrpcConnection(Http2Connection):
         ended = bool(flags & END_STREAM)
         if call is not None:
             if call.has_ended or not ended:
-                self._reset(call, Fault.STREAM_CLOSED)
+                self._take_fault(call, Fault.STREAM_CLOSED)
             else:
                 call.receive(b"", True)
             return
         if not stream & 1:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"a call on stream {stream}")
         if stream <= self.last or stream > self._told:
+            self.spend("headers")
             return  # trailers of a call that has its status; or begun after our last GOAWAY
         self.last = stream
         self.calls_begun += 1
         if head is None:
+            self.spend("headers")
             self.write(reset(stream, Fault.PROTOCOL_ERROR))
         elif len(self._calls) >= MAX_CALLS:
+            self.spend("headers")
             self.write(reset(stream, Fault.REFUSED_STREAM))
         else:
             self._begin(head, stream, ended)
@@ -172,9 +178,9 @@ class GrpcConnection(Http2Connection):
         if call is None:
             self._check_known(stream)
         elif not increment:
-            self._reset(call, Fault.PROTOCOL_ERROR)
+            self._take_fault(call, Fault.PROTOCOL_ERROR)
         elif not self.sending.widen_call(call, increment):
-            self._reset(call, Fault.FLOW_CONTROL_ERROR)
+            self._take_fault(call, Fault.FLOW_CONTROL_ERROR)
 
     def take_reset(self, stream: int) -> None:
         """The caller does not wait any more."""
@@ -182,8 +188,15 @@ class GrpcConnection(Http2Connection):
         self._unheard.discard(stream)
         call = self._calls.pop(stream, None)
         if call is not None:
+            was_open = not call.is_over
             self._drop(call)
             self._rest()
+            if was_open:
+                self.spend("reset")  # what was begun for it was for nothing
+
+    def count_flood(self, reason: str) -> None:
+        """Counts it by the kind of the last frame."""
+        self.port.metrics.http2_floods.labels(reason).inc()
 
     def take_parting(self) -> None:
         """What was on its way when we announced the end is here."""
@@ -193,6 +206,9 @@ class GrpcConnection(Http2Connection):
     def answered(self, call: Sender) -> None:
         """A call has its status."""
         over = self._calls.pop(call.id, None)
+        calm = self.calm
+        if calm.left < CAPACITY:
+            calm.left += AN_ANSWER
         if over is not None:
             self._budget.held_bytes -= over.held_bytes
             over.held_bytes = 0
@@ -266,8 +282,13 @@ class GrpcConnection(Http2Connection):
         if len(self._unheard) > MAX_CALLS:
             self.write(reset(self._unheard.pop(), Fault.NO_ERROR))
 
+    def _take_fault(self, call: Call, fault: Fault) -> None:
+        """Ends a call whose peer breaks the rules of streams, at the cost of its own reset."""
+        self._reset(call, fault)
+        self.spend("reset", 2)
+
     def _reset(self, call: Call, fault: Fault) -> None:
-        """Ends a call whose peer breaks the rules of streams."""
+        """Ends a call: its peer breaks the rules of streams, or says nothing."""
         del self._calls[call.id]
         self.write(reset(call.id, fault))
         self._drop(call)

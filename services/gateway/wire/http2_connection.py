@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 
 from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.http2_calm import SMALL_INCREMENT, Calm
 from services.gateway.wire.http2_frames import (
     ACK,
     CONTINUATION,
@@ -90,6 +91,8 @@ _NOT_HTTP2 = (
 )
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Frames of one size."""
+_NAMES = {PRIORITY: "priority", GOAWAY: "goaway"}
+SETTINGS_COST = 8
 
 
 class Http2Connection(OpenConnection):
@@ -103,6 +106,7 @@ class Http2Connection(OpenConnection):
         calls_begun: in this turn of the event loop.
         unfinished_bytes: received of messages that are not whole, or wait for their call's end.
         moved_bytes: received of messages that came in pieces, since the connection began.
+        calm: what is left of the frames that the peer may send to no purpose.
     """
 
     __slots__ = (
@@ -119,6 +123,7 @@ class Http2Connection(OpenConnection):
         "_table_note",
         "_turns",
         "calls_begun",
+        "calm",
         "last",
         "moved_bytes",
         "peer",
@@ -146,6 +151,7 @@ class Http2Connection(OpenConnection):
         self.last = self.calls_begun = self.unfinished_bytes = self.moved_bytes = 0
         # What the peer had not read at the last sweep.
         self._left_bytes = 0
+        self.calm = Calm(self._since)
 
     # What the transport calls.
 
@@ -307,18 +313,44 @@ class Http2Connection(OpenConnection):
         if kind == CONTINUATION:
             self._take_continuation(flags, stream, payload)
         elif kind == WINDOW_UPDATE:
-            self._take_window_update(stream, number(payload))
+            increment = number(payload)
+            if increment < SMALL_INCREMENT:
+                self.spend("window_update")
+            self._take_window_update(stream, increment)
         elif kind == SETTINGS:
+            self.spend("settings", SETTINGS_COST)
             self._take_settings(flags, payload)
         elif kind == PING:
+            self.spend("ping")
             self._take_ping(flags, payload)
         elif kind == RST_STREAM:
+            self.spend("reset")
             self.take_reset(stream)
         elif kind == PRIORITY and not stream:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "PRIORITY on stream 0")
         elif kind == PUSH_PROMISE:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-        # Other kinds are to be passed over, [5.5].
+        else:  # other kinds are to be passed over, [5.5]
+            self.spend(_NAMES.get(kind, "unknown"))
+
+    def spend(self, reason: str, cost: int = 1) -> None:
+        """Charges a frame that brings the peer nothing.
+
+        Args:
+            reason: its kind, as it is counted.
+            cost: in frames.
+
+        Raises:
+            ConnectionFaultError: it has sent too many.
+        """
+        calm = self.calm
+        calm.left -= cost
+        if calm.left < 0:
+            try:
+                calm.refill(self._now(), reason)
+            except ConnectionFaultError:
+                self.count_flood(reason)
+                raise
 
     def _take_continuation(self, flags: int, stream: int, payload: bytes) -> None:
         first, first_flags = self._block_of
@@ -431,6 +463,10 @@ class Http2Connection(OpenConnection):
     @abc.abstractmethod
     def take_reset(self, stream: int) -> None:
         """The peer breaks a call off."""
+
+    @abc.abstractmethod
+    def count_flood(self, reason: str) -> None:
+        """The connection ends because its peer floods us with frames."""
 
     @abc.abstractmethod
     def take_parting(self) -> None:

@@ -1,0 +1,52 @@
+"""A budget of frames that are cheap to send and bring a caller nothing: HTTP/2's floods.
+
+In: frames that begin no call, bring no message and take no answer. Out: nothing, until a peer has
+sent so many of them that it is no client; then the error that ends its connection.
+
+Resets of calls that have no answer (CVE-2023-44487) and faults that have us reset them
+(CVE-2025-8671), PING, SETTINGS, PRIORITY, empty DATA, small WINDOW_UPDATEs and frames of unknown
+kinds all take the event loop's time at 9 bytes each. Every client sends some. The budget grows with
+time and with answered calls, so that a client with much to do may say as much.
+"""
+
+from services.gateway.wire.http2_frames import ConnectionFaultError, Fault
+
+CAPACITY = 32_768
+"""Frames at once: set by reason, not tuned. A cancelled call costs two, so that a client may cancel
+16,000 calls at once and 4,000 a second without a single answer."""
+A_SECOND = 8192
+AN_ANSWER = 8
+SMALL_DATA_BYTES = 16
+SMALL_INCREMENT = 1024
+"""A window is used up by at most 2^21 larger ones; of a message, clients send few smaller ones."""
+
+
+class Calm:
+    """The budget of one connection.
+
+    Attributes:
+        left: frames that the peer may still send; callers add for answers, up to `CAPACITY`.
+    """
+
+    __slots__ = ("_since", "left")
+
+    def __init__(self, now: float) -> None:
+        self.left = CAPACITY
+        self._since = now
+
+    def refill(self, now: float, reason: str) -> None:
+        """Adds what time has given, once nothing is left.
+
+        Args:
+            now: the event loop's time.
+            reason: the kind of the last frame, for the peer.
+
+        Raises:
+            ConnectionFaultError: it is not enough.
+        """
+        self.left += min(CAPACITY, int((now - self._since) * A_SECOND))
+        self._since = now
+        if self.left < 0:
+            raise ConnectionFaultError(
+                Fault.ENHANCE_YOUR_CALM, f"a flood: over {CAPACITY} frames such as {reason}"
+            )
