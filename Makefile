@@ -9,7 +9,10 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 CLIENTS ?= .venv-clients
-TORCH ?= torch==2.13.0
+TORCH := $(shell sed -n 's/^TORCH = "\(.*\)"/\1/p' deploy/lock.py)
+# Where torch comes from: cpu, a tag of CUDA such as cu130, pip (as pip is configured), or a URL.
+TORCH_INDEX ?=
+EXTRAS := split,sweep,trainer
 ARGS ?=
 BIN := $(VENV)/bin
 # Tests of one file mostly stay together, for they share servers; who has none left takes some.
@@ -43,14 +46,14 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) --upgrade pip
 
-# torch goes first and by its own pin, so that a CPU build at hand is taken.
+# torch goes first and by its own pin, so that the build that is wanted is there when the rest asks.
 $(TORCHED): pyproject.toml | $(BIN)/python
 	@echo "installing flambeau into $(VENV) (minutes the first time)"
-	@$(INSTALL) $(TORCH)
+	@$(BIN)/python -m deploy.torch_build "$(TORCH_INDEX)"
 	@touch $@
 
 $(SERVING): pyproject.toml | $(TORCHED)
-	@$(UPGRADE) --editable '.[split,trainer]'
+	@$(UPGRADE) $(TORCH) --editable '.[$(EXTRAS)]'
 	@$(BIN)/pip list --disable-pip-version-check --format freeze --exclude-editable > $(VERSIONS)
 	@$(COMPILE)
 	@touch $@
@@ -58,7 +61,7 @@ $(SERVING): pyproject.toml | $(TORCHED)
 
 # Tests run on the versions that users install: no tool may change them.
 $(DEVELOPING): pyproject.toml $(CLIENTS_INSTALLED) | $(SERVING)
-	@$(INSTALL) --constraint $(VERSIONS) --editable '.[split,trainer,dev]'
+	@$(INSTALL) --constraint $(VERSIONS) --editable '.[$(EXTRAS),dev]'
 	@$(COMPILE)
 	@touch $@
 
@@ -228,10 +231,14 @@ dist: $(BIN)/python ## Build the wheel: dist/.
 release-check: dist ## Install the wheel into a bare environment, and go the whole path with it.
 	@rm -rf var/release && mkdir -p var/release
 	@$(PYTHON) -m venv var/release/venv
-	@var/release/venv/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	@var/release/venv/bin/python -m deploy.torch_build "$(TORCH_INDEX)"
 	@var/release/venv/bin/pip install --quiet --disable-pip-version-check "flambeau[split,trainer] @ file://$$(echo $(CURDIR)/dist/*.whl)"
 	@var/release/venv/bin/pip check
 	@cd var/release && venv/bin/flambeau --version && venv/bin/flambeau demo
+
+.PHONY: test-pythons
+test-pythons: $(DEVELOPING) dist ## Install the wheel to serve ONNX, without torch, on every Python here, and ask it.
+	@$(BIN)/python -m tests.pythons dist/*.whl
 
 .PHONY: clean
 clean: ## Remove the environment and caches; models in var/ stay.

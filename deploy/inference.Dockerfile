@@ -1,17 +1,18 @@
 # A worker: runs models for gateways. RUNTIME says what it can run:
 #   onnx   ONNX artifacts on the CPU, without torch (the default)
-#   torch  TorchScript and torch.export artifacts as well; needs TORCH_INDEX
+#   torch  TorchScript and torch.export artifacts as well; TORCH_INDEX says where torch comes from
 #   cuda   ONNX and torch on a GPU, with CUDA's libraries from wheels; the host brings the driver
 # docker build -f deploy/inference.Dockerfile -t flambeau/inference:0.1.0 .
-# TORCH_INDEX is PyTorch's index of CPU wheels: the usual index has CUDA builds under the same
-# version, gigabytes larger, and the build refuses those. torch is pinned by version alone.
+# TORCH_INDEX is `cpu` for PyTorch's own wheels for the CPU, the URL of a mirror of them, or `pip` for
+# what pip is configured for: the usual index has CUDA builds under the same version, gigabytes
+# larger, and the build refuses those. torch is pinned by version alone.
 # By digest: --build-arg PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:…
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 ARG RUNTIME=onnx
 ARG TORCH=torch==2.13.0
-ARG TORCH_INDEX=
+ARG TORCH_INDEX=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 COPY deploy/requirements requirements
@@ -20,11 +21,16 @@ RUN python -m venv tools \
     && python -m venv --without-pip /opt/flambeau \
     && tools/bin/pip --python /opt/flambeau/bin/python install --no-deps --require-hashes \
         --requirement "requirements/inference-${RUNTIME}.txt"
-RUN test "$RUNTIME" != torch || { \
-        tools/bin/pip --python /opt/flambeau/bin/python install --no-deps \
-            ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH" \
+RUN case "$TORCH_INDEX" in \
+        pip) set -- ;; \
+        *://*) set -- --index-url "$TORCH_INDEX" ;; \
+        *) set -- --index-url "https://download.pytorch.org/whl/$TORCH_INDEX" ;; \
+    esac \
+    && if test "$RUNTIME" = torch; then \
+        tools/bin/pip --python /opt/flambeau/bin/python install --no-deps "$@" "$TORCH" \
         && /opt/flambeau/bin/python -c \
-            "from torch.version import cuda; assert not cuda, 'a CUDA build: set TORCH_INDEX'"; }
+            "from torch.version import cuda; assert not cuda, 'a CUDA build: TORCH_INDEX=cpu'"; \
+    fi
 COPY pyproject.toml LICENSE README.md ./
 COPY flambeau flambeau
 COPY model_store model_store

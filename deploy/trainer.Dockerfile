@@ -1,13 +1,14 @@
 # The training service: takes jobs, runs them on the CPU, publishes. Also what `flambeau train` needs.
-# docker build -f deploy/trainer.Dockerfile --build-arg TORCH_INDEX=… -t flambeau/trainer:0.1.0 .
-# TORCH_INDEX is PyTorch's index of CPU wheels: the usual index has CUDA builds under the same
-# version, gigabytes larger, and the build refuses those. torch is pinned by version alone.
+# docker build -f deploy/trainer.Dockerfile -t flambeau/trainer:0.1.0 .
+# TORCH_INDEX is `cpu` for PyTorch's own wheels for the CPU, the URL of a mirror of them, or `pip` for
+# what pip is configured for: the usual index has CUDA builds under the same version, gigabytes
+# larger, and the build refuses those. torch is pinned by version alone.
 # By digest: --build-arg PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:…
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 ARG TORCH=torch==2.13.0
-ARG TORCH_INDEX=
+ARG TORCH_INDEX=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 COPY deploy/requirements requirements
@@ -16,10 +17,14 @@ RUN python -m venv tools \
     && python -m venv --without-pip /opt/flambeau \
     && tools/bin/pip --python /opt/flambeau/bin/python install --no-deps --require-hashes \
         --requirement requirements/trainer.txt
-RUN tools/bin/pip --python /opt/flambeau/bin/python install --no-deps \
-        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH" \
+RUN case "$TORCH_INDEX" in \
+        pip) set -- ;; \
+        *://*) set -- --index-url "$TORCH_INDEX" ;; \
+        *) set -- --index-url "https://download.pytorch.org/whl/$TORCH_INDEX" ;; \
+    esac \
+    && tools/bin/pip --python /opt/flambeau/bin/python install --no-deps "$@" "$TORCH" \
     && /opt/flambeau/bin/python -c \
-        "from torch.version import cuda; assert not cuda, 'a CUDA build: set TORCH_INDEX'"
+        "from torch.version import cuda; assert not cuda, 'a CUDA build: TORCH_INDEX=cpu'"
 COPY pyproject.toml LICENSE README.md ./
 COPY flambeau flambeau
 COPY model_store model_store

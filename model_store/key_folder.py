@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_store.errors import KeyFileError, SigningUnavailableError
+from model_store.install_advice import install_command
 from model_store.manifest import check_name
 
 if TYPE_CHECKING:
@@ -269,5 +270,5 @@ def _libraries() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise SigningUnavailableError(
-            f"{error}; keys and signatures need it: pip install 'flambeau[signing]'"
+            f"{error}; keys and signatures need it: {install_command('signing')}"
         ) from error

@@ -29,6 +29,7 @@ from model_store.errors import (
     SignatureMismatchError,
     SigningUnavailableError,
 )
+from model_store.install_advice import install_command
 from model_store.key_folder import TrustedKey
 from model_store.manifest import CLAIM, SIGNATURE
 
@@ -167,7 +168,7 @@ def _library(module: str) -> Any:
         return importlib.import_module(f"model_signing.{module}")
     except ModuleNotFoundError as error:
         raise SigningUnavailableError(
-            f"{error}; signatures need it: pip install 'flambeau[signing]'"
+            f"{error}; signatures need it: {install_command('signing')}"
         ) from error
 
 

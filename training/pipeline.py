@@ -14,6 +14,7 @@ from training.learning.loop import Trained, train
 from training.learning.loop import assist as assist_training
 from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
+from training.needed_packages import check_packages
 from training.preparation import prepare
 from training.promotion import promote
 from training.proof.departure import with_departure
@@ -66,6 +67,7 @@ def run(
         StoreError: the store cannot be opened or written; nothing is published.
     """
     console = console or Console()
+    check_packages(recipe)
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
     prepared = prepare(recipe, store, reach, ranks)
     recipe, raw, splits, step = prepared.recipe, prepared.raw, prepared.splits, prepared.step

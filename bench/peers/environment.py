@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers.peer import PeerError
+from deploy.lock import TORCH
 
 FOLDER = Path(__file__).parents[2] / "var" / "peers"
-TORCH = "torch==2.13.0"
 """Installed first and by this exact pin, so that a CPU build at hand is taken."""
 ALL_NEED = ("numpy", "safetensors")
 INSTALL_TIMEOUT_S = 1800
@@ -67,9 +67,9 @@ class Environment:
             shutil.rmtree(self.venv, ignore_errors=True)
             print(f"  making {self.venv} (minutes the first time)", flush=True)
             self._run(sys.executable, "-m", "venv", str(self.venv))
-            for requirements in ((TORCH,), self._requirements):
-                pip = (self.python, "-m", "pip", "install", "--quiet")
-                self._run(*pip, "--disable-pip-version-check", *requirements)
+            self._run(self.python, "-m", "deploy.torch_build")
+            pip = (self.python, "-m", "pip", "install", "--quiet")
+            self._run(*pip, "--disable-pip-version-check", *self._requirements)
             note.write_text(made_from)
         distribution = re.split("[^a-z0-9-]", self._requirements[0])[0]
         ask = f"from importlib.metadata import version; print(version('{distribution}'))"

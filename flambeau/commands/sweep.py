@@ -11,6 +11,7 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.train import INTERRUPTED, RecipeSource
+from model_store.install_advice import install_command
 
 if TYPE_CHECKING:
     from model_store.store import Sign
@@ -82,6 +83,7 @@ def sweep(
     from model_store.signing import signer_with
     from model_store.store import ModelStore
     from training.errors import RecipeError, TrainingError
+    from training.needed_packages import check_packages
     from training.recipe_file import load_recipe
     from training.sweep.parameter import parse_parameters
     from training.target_names import check_target_names
@@ -89,6 +91,7 @@ def sweep(
     with failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}), _installed():
         base, parameters = load_recipe(recipe, set_ or []), parse_parameters(param)
         check_target_names(base)
+        check_packages(base)
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None
         if publish:
@@ -126,5 +129,5 @@ def _installed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        typer.echo(f"error: {error}; install it with pip install 'flambeau[sweep]'", err=True)
+        typer.echo(f"error: {error}; install it with {install_command('sweep')}", err=True)
         raise typer.Exit(1) from error

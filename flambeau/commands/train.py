@@ -7,6 +7,7 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from model_store.install_advice import install_command
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C stopped, as shells count it."""
@@ -56,6 +57,7 @@ def train(
     from model_store.signing import signer_with
     from training.errors import RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
+    from training.needed_packages import check_packages
     from training.recipe_file import load_recipe
     from training.target_names import check_target_names
     from training.user_code import own_code_named
@@ -65,6 +67,7 @@ def train(
     with failing_with(codes | {StoreError: 1, OSError: 1}):
         loaded = load_recipe(recipe, set_ or [])
         check_target_names(loaded)
+        check_packages(loaded)  # before torch is imported, which takes a while
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None  # before training: a bad key fails here
         try:
@@ -78,7 +81,7 @@ def train(
             with own_code_named():
                 run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
         except ModuleNotFoundError as error:
-            typer.echo(f"error: {error}; install it with pip install 'flambeau[train]'", err=True)
+            typer.echo(f"error: {error}; install it with {install_command('train')}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command with --resume goes on from here", err=True)

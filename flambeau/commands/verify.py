@@ -18,6 +18,7 @@ from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
 from model_store.errors import StoreError
+from model_store.install_advice import install_command
 
 if TYPE_CHECKING:
     from model_store.certificate import Certificate
@@ -87,7 +88,7 @@ def _verify_here(
         from services.inference.certification import CertifyOptions, certify
         from services.inference.trust import Trust
     except ModuleNotFoundError as error:
-        typer.echo(f"error: {error}; install it with pip install 'flambeau[serve]'", err=True)
+        typer.echo(f"error: {error}; install it with {install_command('serve')}", err=True)
         raise typer.Exit(1) from error
     from model_store.key_folder import KeyFolder
 
@@ -162,7 +163,7 @@ def _training_failures() -> Iterator[None]:
         with failing_with({TrainingError: 1}):
             yield
     except ModuleNotFoundError as error:
-        typer.echo(f"error: {error}; --data needs pip install 'flambeau[train]'", err=True)
+        typer.echo(f"error: {error}; --data needs {install_command('train')}", err=True)
         raise typer.Exit(1) from error
 
 

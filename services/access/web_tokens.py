@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model_store.install_advice import install_command
 from services.access.config import AccessSettings
 from services.access.grants import Grant, parse_grant
 from services.access.key_set import KeySet
@@ -50,7 +51,7 @@ class WebTokens:
             import jwt
         except ImportError as error:
             raise ConfigError(
-                f"jwt_keys needs the extra auth ({error}): pip install 'flambeau[auth]', "
+                f"jwt_keys needs the extra auth ({error}): {install_command('auth')}, "
                 "or take the image flambeau/gateway built with CALLERS=auth"
             ) from error
         self._jwt = jwt

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as installed_version
 
+from model_store.install_advice import install_command
 from services.process import process_name
 from services.settings import ConfigError, ProcessSettings
 from services.telemetry.metrics import Metrics
@@ -25,7 +26,7 @@ def open_tracer(settings: ProcessSettings, kind: str, metrics: Metrics) -> Trace
         from services.tracing.otlp import OtlpExporter
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"trace_endpoint is set, and {error}; install it with pip install 'flambeau[tracing]'"
+            f"trace_endpoint is set, and {error}; install it with {install_command('tracing')}"
         ) from error
     exporter = OtlpExporter(
         settings.trace_endpoint,

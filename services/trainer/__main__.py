@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Sequence
 
+from model_store.install_advice import install_command
 from services.errors import QueueUnavailableError
 from services.ports import PortError
 from services.process import hush_grpc
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from services.trainer.server import serve
     except ModuleNotFoundError as error:
-        print(f"error: {error}; install it with pip install 'flambeau[trainer]'", file=sys.stderr)
+        advice = install_command("trainer")
+        print(f"error: {error}; install it with {advice}", file=sys.stderr)
         return 1
 
     given = [SWITCHES.get(argument, argument) for argument in arguments]

@@ -1,6 +1,7 @@
 """The folder of keys: made once, never replaced, private ones for their owner only."""
 
 import hashlib
+import re
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from model_store import key_folder
 from model_store.errors import BadNameError, KeyFileError, SigningUnavailableError
+from model_store.install_advice import install_command
 from model_store.key_folder import KeyFolder, KeyListing, trusted_keys
 
 
@@ -171,7 +173,7 @@ def test_without_the_libraries_they_are_named(
 ) -> None:
     for name in ("cryptography.hazmat.primitives", "cryptography.hazmat.primitives.asymmetric"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SigningUnavailableError, match=r"pip install 'flambeau\[signing\]'"):
+    with pytest.raises(SigningUnavailableError, match=re.escape(install_command("signing"))):
         keys.new("ada")
 
 

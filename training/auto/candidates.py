@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from model_store.cpu_features import BF16_FEATURES, INT8_FEATURES
+from model_store.install_advice import install_command
 from model_store.manifest import ArtifactKind, Precision
 from training.recipe_parts.auto_export import AutoExport
 from training.recipe_parts.export_entries import (
@@ -214,7 +215,7 @@ def _not_installed(entry: Export, _: ModelContents, machine: Machine) -> str | N
     for package in needed if entry.precision == "int8" else needed[:1]:
         if package is not None and package not in machine.packages:
             extra = "train" if package == "torchao" else "openvino-train"
-            return f"{package} is not installed; pip install 'flambeau[{extra}]'"
+            return f"{package} is not installed; {install_command(extra)}"
     if entry.kind == "aoti" and not machine.compiler:
         return "there is no C++ compiler; install g++"
     return None

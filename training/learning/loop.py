@@ -59,7 +59,6 @@ from training.run_folder import PhaseFolder, RunFolder, write_atomically
 from training.together.batch_norms import batch_norms_shared
 from training.together.ranks import ALONE, Ranks
 from training.together.replica import Replica
-from training.tracking.experiment_trackers import check_installed
 from training.tracking.progress import TrainingProgress, open_progress, say
 from training.tracking.trackers import HistogramTracker, open_trackers
 from training.watcher import LaterPhase, Nobody, Watcher
@@ -132,7 +131,6 @@ def train(
         MemoryRunOutError: it needs more memory than there is; the last checkpoint stays.
     """
     watcher = watcher or Nobody()
-    check_installed(recipe.track)
     if not (resume and CheckpointFolder(folder.checkpoints).exists):
         folder.forget_phases()
     with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from model_store.install_advice import install_command
 from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe_parts.data_parts import ImageFolder
@@ -101,9 +102,7 @@ def decoded(file: Path, where: str, part: ImageFolder) -> npt.NDArray[np.uint8]:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise DataError(
-            "data: image_folder needs Pillow: pip install 'flambeau[images]'"
-        ) from error
+        raise DataError(f"data: image_folder needs Pillow: {install_command('images')}") from error
     try:
         with Image.open(file, formats=FORMATS) as image:
             _check_image(image, where)

@@ -7,6 +7,7 @@ the first is told with its number, and what a file unpacks to is checked before 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model_store.install_advice import install_command
 from training.errors import DataError
 from training.recipe_parts.data_parts import Csv, Parquet
 from training.sources.data_files import DataFiles
@@ -17,7 +18,6 @@ from training.sources.table import columns_read, rows_by_split
 if TYPE_CHECKING:
     import pyarrow as pa
 
-EXTRA = "pip install 'flambeau[data]'"
 MAX_COLUMNS = 100_000
 
 
@@ -56,7 +56,7 @@ def arrow(what: str) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise DataError(f"data: {what} needs pyarrow: {EXTRA}") from error
+        raise DataError(f"data: {what} needs pyarrow: {install_command('data')}") from error
     return pyarrow
 
 

@@ -7,42 +7,20 @@ the run's id there and the newest epoch told. (A kill in the instant between tel
 repeats one epoch, with the same figures.)
 """
 
-import importlib.util
 import json
 import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.errors import RecipeError
 from training.recipe import Recipe
 from training.run_folder import PhaseFolder, write_atomically
 
-NEEDED: dict[str, tuple[str, ...]] = {
-    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
-    "wandb": ("wandb",),
-}
-"""Modules of each tracker's extra."""
 PARAMS_AT_ONCE, PARAM_CHARACTERS = 100, 6000
 """What MLflow takes in one call, and of one value."""
-
-
-def check_installed(names: Sequence[str]) -> None:
-    """What is tracked can be.
-
-    Raises:
-        RecipeError: an extra is not installed.
-    """
-    for name in names:
-        missing = [m for m in NEEDED.get(name, ()) if importlib.util.find_spec(m) is None]
-        if missing:
-            raise RecipeError(
-                f"track names {name}, and {', '.join(missing)} is not installed; "
-                f"pip install 'flambeau[{name}]', or drop it from track"
-            )
 
 
 class ToldRun:

@@ -9,18 +9,19 @@ from collections.abc import Collection
 from importlib import metadata
 
 from model_store.cpu_features import FP16_FEATURES, cpu_features
+from model_store.install_advice import install_command
 from model_store.manifest import Artifact
 from services.errors import BackendError
 from services.inference.backends.device import Device
 
 RUNTIMES = {
-    "onnx": ("onnxruntime", "flambeau[serve]"),
-    "openvino": ("openvino", "flambeau[openvino]"),
-    "torchscript": ("torch", "torch"),
-    "pt2": ("torch", "torch"),
-    "aoti": ("torch", "torch"),
+    "onnx": ("onnxruntime", "serve"),
+    "openvino": ("openvino", "openvino"),
+    "torchscript": ("torch", "train"),
+    "pt2": ("torch", "train"),
+    "aoti": ("torch", "train"),
 }
-"""By kind, the package that runs it, and what to install for it."""
+"""By kind, the package that runs it, and the extra it comes with."""
 
 ON_GPUS = frozenset({"onnx", "torchscript"})
 """Kinds that run on GPUs; the others run on the CPU only."""
@@ -36,10 +37,10 @@ def check_fit(artifact: Artifact, device: Device) -> None:
     Raises:
         UnfitArtifactError: with the reason.
     """
-    package, install = RUNTIMES[artifact.kind]
+    package, extra = RUNTIMES[artifact.kind]
     if importlib.util.find_spec(package) is None:
         raise UnfitArtifactError(
-            f"it runs through {package}, which is not installed here: pip install '{install}'"
+            f"it runs through {package}, which is not installed here: {install_command(extra)}"
         )
     if device.kind == "cuda":
         if artifact.kind not in ON_GPUS:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from model_store.install_advice import install_command
 from model_store.signature import Padding, Signature, TensorSpec
 from tests.unit.training.small_networks import Perceptron, Recurrent
 from training.auto.candidates import Candidate, Machine, ModelContents, candidates
@@ -114,10 +115,9 @@ def test_what_is_not_installed_is_left_out_with_what_to_install() -> None:
     bare = Machine(cpu_features=ZEN_4.cpu_features, without_fp16="no GPU")
     assert tried(CNN, bare) == ["onnx", "onnx-int8 static", "pt2-bf16", "pt2"]
     reasons = left_out(CNN, bare)
-    assert (
-        reasons["openvino"] == "openvino is not installed; pip install 'flambeau[openvino-train]'"
-    )
-    assert reasons["pt2-int8 static"] == "torchao is not installed; pip install 'flambeau[train]'"
+    openvino, torchao = (install_command(extra) for extra in ("openvino-train", "train"))
+    assert reasons["openvino"] == f"openvino is not installed; {openvino}"
+    assert reasons["pt2-int8 static"] == f"torchao is not installed; {torchao}"
     assert reasons["aoti"] == "there is no C++ compiler; install g++"
     half = Machine(packages=frozenset({"openvino"}))
     assert left_out(CNN, half)["openvino-int8 static"].startswith("nncf is not installed")

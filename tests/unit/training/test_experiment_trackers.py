@@ -1,8 +1,6 @@
 """MLflow and W&B: what they are told, once, by calls that stand-ins take and, where the libraries
 are installed, by their own."""
 
-import importlib.util
-import io
 import json
 import sys
 from pathlib import Path
@@ -10,11 +8,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from tests.unit.training.recipes import DATA, recipe, splits
-from training.errors import RecipeError
-from training.learning.loop import train
+from tests.unit.training.recipes import DATA, recipe
 from training.recipe import Recipe
 from training.run_folder import RunFolder
 from training.tracking.trackers import open_trackers
@@ -130,19 +125,6 @@ def test_wandb_is_told_every_epoch_once(
     assert runs[0]["id"] == runs[1]["id"]
     assert (runs[0]["project"], runs[0]["mode"]) == ("digits", mode)
     assert runs[0]["dir"] == str(folder.path)
-
-
-@pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_an_extra_that_is_missing_is_named_before_the_training(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    chosen = recipe(track=["jsonl", name])
-    folder = RunFolder(tmp_path, chosen, DATA)
-    words = rf"track names {name}, .* pip install 'flambeau\[{name}\]'"
-    with folder.locked(), pytest.raises(RecipeError, match=words):
-        train(chosen, splits(), folder, Console(file=io.StringIO()))
-    assert not folder.metrics.exists()
 
 
 @pytest.mark.filterwarnings("default")  # the libraries' own

@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flambeau.commands.train import train
+from model_store.install_advice import install_command
 from model_store.key_folder import KeyFolder
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
@@ -62,7 +63,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "training.pipeline", None)
     result = run(DIGITS)
     assert result.exit_code == 1
-    assert result.stderr.endswith("install it with pip install 'flambeau[train]'\n")
+    assert result.stderr.endswith(f"install it with {install_command('train')}\n")
 
 
 def test_the_help_names_every_option() -> None:

@@ -1,0 +1,129 @@
+"""Installs torch into the environment that runs this: the build for the CPU, or one for CUDA.
+
+In: the value of `TORCH_INDEX` (README.md), what pip is configured for, and whether there is an
+NVIDIA driver. Out: an installed torch. Before a download begins it is printed what is installed,
+from where, and how large it is. Run by make, by an interpreter that has nothing but pip.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from deploy.lock import TORCH
+
+VERSION = TORCH.partition("==")[2]
+PYTORCH = "https://download.pytorch.org/whl/"
+"""PyTorch's own wheels: a folder for the CPU, and one for each version of CUDA."""
+VALUES = "cpu, a tag of CUDA such as cu130, pip (as pip is configured), or the URL of an index"
+SIZES = {"cpu": ("0.2 GB", "1.6 GB"), "cuda": ("2.7 GB", "5.7 GB")}
+"""By build: what torch and its libraries are to download, and the whole environment on disk;
+of torch 2.13.0 on x86-64."""
+
+FOR = {"cpu": " for the CPU", "cuda": " for CUDA", "": ""}
+
+
+class TorchIndexError(Exception):
+    """`TORCH_INDEX` has no value that is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where torch comes from."""
+
+    build: str
+    """`cpu`, `cuda`, or empty where only the index knows."""
+    index: str | None
+    """URL; None for what pip is configured for."""
+    why: str
+
+
+def choose(wanted: str, cpu_at_hand: bool, driver: bool) -> Choice:
+    """Decides where torch comes from.
+
+    Args:
+        wanted: `TORCH_INDEX`; empty if nothing is wanted.
+        cpu_at_hand: whether what pip is configured for has a build for the CPU.
+        driver: whether there is an NVIDIA driver.
+
+    Raises:
+        TorchIndexError: it is none of `VALUES`.
+    """
+    named = f"TORCH_INDEX={wanted}"
+    if "://" in wanted:
+        return Choice(_build_of(wanted.rstrip("/").rpartition("/")[2]), wanted, named)
+    if wanted == "pip":
+        return Choice("cpu" if cpu_at_hand else "", None, named)
+    if wanted in ("", "cpu") and cpu_at_hand:
+        return Choice("cpu", None, "pip's configuration has it")
+    if wanted == "" and driver:
+        return Choice("cuda", None, "nvidia-smi finds a GPU; TORCH_INDEX=cpu needs less")
+    if wanted == "":
+        return Choice("cpu", f"{PYTORCH}cpu", "no GPU here; TORCH_INDEX chooses another build")
+    if build := _build_of(wanted):
+        return Choice(build, f"{PYTORCH}{wanted}", named)
+    raise TorchIndexError(f"TORCH_INDEX is {wanted!r}; set it to {VALUES}")
+
+
+def told(choice: Choice) -> str:
+    """What to print before the download."""
+    source = choice.index or "the index that pip is configured for"
+    words = f"installing {TORCH}{FOR[choice.build]} from {source}"
+    if choice.build:
+        download, disk = SIZES[choice.build]
+        words += f"\n  {download} to download with its libraries; {disk} of disk with all the rest"
+    return f"{words}\n  ({choice.why})"
+
+
+def main() -> int:
+    """Installs it unless it is there. Returns the exit code."""
+    wanted = "".join(sys.argv[1:]).strip()
+    if not wanted and _installed() == VERSION:
+        return 0
+    try:
+        choice = choose(wanted, _cpu_at_hand(), _driver())
+    except TorchIndexError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(told(choice), flush=True)
+    command = [*_pip("install"), "-qq", "--no-compile", TORCH]
+    if choice.index:  # all but torch itself comes from where everything else does
+        command += ["--no-deps", "--index-url", choice.index]
+    return subprocess.call(command)  # noqa: S603
+
+
+def _build_of(tag: str) -> str:
+    return "cpu" if tag == "cpu" else "cuda" if re.fullmatch(r"cu\d+", tag) else ""
+
+
+def _installed() -> str:
+    """The version of torch that is installed, whatever its build; empty if there is none."""
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return ""
+
+
+def _cpu_at_hand() -> bool:
+    """Whether pip sees a build for the CPU; it reads lists of files, and downloads none."""
+    command = [*_pip("index"), "versions", "torch"]
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
+    listed = re.findall(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
+    return f"{VERSION}+cpu" in ", ".join(listed).split(", ")
+
+
+def _driver() -> bool:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    return subprocess.run([program, "--list-gpus"], capture_output=True).returncode == 0  # noqa: S603
+
+
+def _pip(verb: str) -> list[str]:
+    return [sys.executable, "-m", "pip", verb, "--disable-pip-version-check"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

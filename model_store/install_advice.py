@@ -1,0 +1,64 @@
+"""The command that installs an extra of flambeau into the environment that runs this.
+
+In: an extra. Out: words for an error message. An environment that `make` made, or any other of a
+checkout, needs another command than one that a wheel was installed into.
+"""
+
+import json
+import os
+import shutil
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+CHECKOUT = Path(__file__).parents[1]
+"""Where the packages lie: a checkout, or the environment's `site-packages`."""
+
+
+def install_command(extra: str) -> str:
+    """The command, as it is typed in the working directory.
+
+    Args:
+        extra: of `pyproject.toml`, such as `data`.
+    """
+    return f"{_pip()} install {_requirement(extra, CHECKOUT, _installed_from())}"
+
+
+def _requirement(extra: str, packages: Path, wheel: str | None) -> str:
+    """What pip is to install.
+
+    Args:
+        extra: of it.
+        packages: where they lie.
+        wheel: the file that they were installed from; None for an index.
+    """
+    if (packages / "pyproject.toml").is_file():
+        return f"-e '{_shown(packages)}[{extra}]'"
+    return f"'flambeau[{extra}] @ {wheel}'" if wheel else f"'flambeau[{extra}]'"
+
+
+def _installed_from() -> str | None:
+    """The URL of the wheel, if it was a file that is still there."""
+    for found in distributions(name="flambeau"):
+        if text := found.read_text("direct_url.json"):
+            url = str(json.loads(text)["url"])
+            if Path(url2pathname(urlparse(url).path)).is_file():
+                return url
+    return None
+
+
+def _pip() -> str:
+    """This environment's pip, as the shell finds it."""
+    pip = Path(sys.executable).with_name("pip")
+    if not pip.exists():
+        return f"{_shown(Path(sys.executable))} -m pip"
+    found = shutil.which("pip")
+    return "pip" if found and Path(found) == pip else _shown(pip)
+
+
+def _shown(path: Path) -> str:
+    """Relative where it is below the working directory."""
+    below = os.path.relpath(path)
+    return str(path) if below.startswith(os.pardir) else below

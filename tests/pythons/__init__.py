@@ -1,0 +1,1 @@
+"""The small installation, on every interpreter of this machine: `make test-pythons`."""

@@ -1,0 +1,62 @@
+"""Which build of torch is installed, from where, and what is said before."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.torch_build import PYTORCH, SIZES, Choice, TorchIndexError, choose, told
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpu_at_hand", "driver", "build", "index"),
+    [
+        ("", True, False, "cpu", None),
+        ("", True, True, "cpu", None),
+        ("", False, False, "cpu", f"{PYTORCH}cpu"),
+        ("", False, True, "cuda", None),
+        ("cpu", True, True, "cpu", None),
+        ("cpu", False, True, "cpu", f"{PYTORCH}cpu"),
+        ("cu130", True, False, "cuda", f"{PYTORCH}cu130"),
+        ("pip", False, True, "", None),
+        ("https://mirror.example/torch/cpu/", False, True, "cpu", None),
+        ("https://mirror.example/simple", True, True, "", None),
+    ],
+)
+def test_build_and_index(
+    wanted: str, cpu_at_hand: bool, driver: bool, build: str, index: str | None
+) -> None:
+    found = choose(wanted, cpu_at_hand, driver)
+    assert (found.build, found.index) == (build, wanted if "://" in wanted else index)
+    assert not wanted or wanted in found.why or cpu_at_hand
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "gpu", "CPU", "13.0", "cpu cu130", "cu"])
+def test_a_value_that_is_none_is_refused_with_those_there_are(wanted: str) -> None:
+    with pytest.raises(TorchIndexError, match="cpu, a tag of CUDA such as cu130, pip"):
+        choose(wanted, cpu_at_hand=True, driver=True)
+
+
+@pytest.mark.parametrize("build", SIZES)
+def test_what_it_takes_is_said_before_it_is_downloaded(build: str) -> None:
+    words = told(Choice(build, f"{PYTORCH}{build}", "because"))
+    for part in (f" from {PYTORCH}{build}", *SIZES[build], "(because)"):
+        assert part in words
+
+
+def test_the_documents_name_the_same_sizes() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [size for _, size in SIZES.values() if size not in readme] == []
+
+
+def test_images_and_compose_take_the_same_values() -> None:
+    for name in ("inference", "trainer"):
+        text = (ROOT / f"deploy/{name}.Dockerfile").read_text()
+        assert "\nARG TORCH_INDEX=cpu\n" in text
+        assert f'"{PYTORCH}$TORCH_INDEX"' in text
+    compose = (ROOT / "deploy/compose.yaml").read_text()
+    assert {*re.findall(r"TORCH_INDEX: (.*?)}?$", compose, re.MULTILINE)} == {
+        '"${TORCH_INDEX:-cpu}"'
+    }
