@@ -14,7 +14,7 @@ Rules kept here:
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,8 @@ MAX_RANK = 64
 MAX_ELEMENTS = sys.maxsize // 8
 """What a NumPy array can have at most; its own errors would be mistaken for bugs of ours."""
 
+_ELEMENTS_A_SLICE = 2048
+"""Of BYTES; each takes some 0.3 µs."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -134,25 +136,44 @@ def decode_bytes_elements(
     Raises:
         TensorError: a length runs past the end, or the number of elements differs from `count`.
     """
+    slices = bytes_elements_in_slices(data, count)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # typeshed has Any
+
+
+def bytes_elements_in_slices(
+    data: bytes | bytearray | memoryview, count: int
+) -> Generator[None, None, npt.NDArray[np.object_]]:
+    """The same as `decode_bytes_elements`; yields after every `_ELEMENTS_A_SLICE` elements.
+
+    Raises:
+        The same.
+    """
     view = memoryview(data)
-    elements: list[bytes] = []
-    position = 0
-    while position < len(view) and len(elements) <= count:
+    # One more than is wanted, but no more than there can be: a shape may claim anything.
+    elements = np.empty(min(count, len(view) // _LENGTH.size) + 1, np.object_)
+    position = found = 0
+    while position < len(view) and found <= count:
         end_of_length = position + _LENGTH.size
         if end_of_length > len(view):
-            raise TensorError(f"raw BYTES data ends inside the length of element {len(elements)}")
+            raise TensorError(f"raw BYTES data ends inside the length of element {found}")
         (length,) = _LENGTH.unpack_from(view, position)
         position = end_of_length + length
         if position > len(view):
             raise TensorError(
-                f"BYTES element {len(elements)} claims {length} bytes; "
-                f"{len(view) - end_of_length} are left"
+                f"BYTES element {found} claims {length} bytes; {len(view) - end_of_length} are left"
             )
-        elements.append(bytes(view[end_of_length:position]))
-    if len(elements) != count or position != len(view):
-        found = f"{len(elements)}" if position == len(view) else f"more than {count}"
-        raise TensorError(f"raw BYTES data holds {found} elements; its shape takes {count}")
-    return object_array(elements)
+        elements[found] = bytes(view[end_of_length:position])
+        found += 1
+        if found % _ELEMENTS_A_SLICE == 0:
+            yield
+    if found != count or position != len(view):
+        words = f"{found}" if position == len(view) else f"more than {count}"
+        raise TensorError(f"raw BYTES data holds {words} elements; its shape takes {count}")
+    return elements[:count]
 
 
 def encode_bytes_elements(array: Array) -> bytes:

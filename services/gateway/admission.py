@@ -19,6 +19,7 @@ called once, or never after it cancelled.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from services.errors import (
     TooManyInFlightError,
 )
 from services.gateway.artifact_wish import ArtifactWish, faster_artifact, find_artifact
+from services.gateway.sliced_work import SlicedWork
 from services.gateway.turn_share import TurnShare
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, Entry, MemoryQueue, Outcome
@@ -103,13 +105,25 @@ class _Known:
         Raises:
             SignatureError: a rule of the signature that they break.
         """
-        kind = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
+        return self.check_kind(
+            tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
+        )
+
+    def check_kind(self, kind: _Kind) -> tuple[int, int | None]:
+        """The same, of what the inputs are said to be.
+
+        Raises:
+            SignatureError: a rule of the signature that they break.
+        """
         return self._kinds.get(kind) or self._learn(kind)
 
     def _learn(self, kind: _Kind) -> tuple[int, int | None]:
         given = {name: (datatype, shape) for name, datatype, shape in kind}
         if len(given) != len(kind):
-            raise SignatureError(f"an input occurs twice in {[name for name, _, _ in kind]}")
+            twice = next(
+                name for name, times in Counter(n for n, _, _ in kind).items() if times > 1
+            )
+            raise SignatureError(f"input '{twice:.200}' occurs twice; give each once")
         signature = self._signature
         rows = signature.check_inputs(given)
         length = signature.length_of({name: shape for name, (_, shape) in given.items()})
@@ -125,6 +139,7 @@ class Admission:
     Attributes:
         directory: what is served.
         turns: where edges begin what they have received.
+        work: where edges read and write what is large.
         draining: whether nothing more is let in.
     """
 
@@ -140,6 +155,7 @@ class Admission:
     ) -> None:
         self.directory = directory
         self.turns = TurnShare()
+        self.work = SlicedWork()
         self.draining = False
         self._queue = queue
         self._max_in_flight = max_in_flight_requests
@@ -210,6 +226,32 @@ class Admission:
                 tenant.activate()
             tenant.in_flight += 1
         return entry
+
+    def check_inputs(
+        self,
+        model: str,
+        version: str,
+        caller: "Caller | None",
+        inputs: Sequence[tuple[str, str, tuple[int, ...]]],
+    ) -> None:
+        """Holds a large request against its model, by the names, datatypes and shapes that it says.
+
+        Saves the reading of elements that would be refused; `infer` checks again.
+
+        Raises:
+            ServingError: the model is not ready, or the inputs break one of its rules.
+        """
+        try:
+            served, signature = self.directory.resolve(model, version)
+            known = self._known.get(id(signature)) or self._learn(signature)
+            try:
+                known.check_kind(tuple(inputs))
+            except SignatureError as error:
+                raise InvalidRequestError(f"model {served.lane}: {error}") from error
+        except ServingError:
+            if caller is not None:
+                caller.tenant.take(0, time.monotonic())  # as in `infer`
+            raise
 
     def checked(self, call: InferCall) -> InferRequest:
         """A request that keeps every rule of its model, for a queue of its own: a job.

@@ -147,7 +147,7 @@ class Webhooks:
 
     def _post(self, job: Job, telling: Telling) -> int:
         """Calls once. Returns the status, or 1 if nothing was answered."""
-        body = orjson.dumps(job_document(job, with_result=False))
+        body = orjson.dumps(job_document(job))
         now = int(time.time())
         headers = {
             "content-type": "application/json",

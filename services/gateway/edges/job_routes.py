@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -91,7 +92,7 @@ class JobRoutes:
     async def _submit(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         with self._ledger.counting_refusals():
             job, is_new = await self._hand_in(desk, request, visitor)
-        response = _json(job_document(job), 202 if is_new else 200)
+        response = _json(await self._with_result(job), 202 if is_new else 200)
         response.headers["location"] = f"/v2/jobs/{job.id}"
         return response
 
@@ -101,7 +102,10 @@ class JobRoutes:
         visitor.require("infer", model)
         signature = self._admission.directory.resolve(model, version)[1]
         header_length = request.headers.get(rest_codec.HEADER_LENGTH)
-        wanted = rest_codec.decode(await request.body(), header_length, signature)
+        check = partial(self._admission.check_inputs, model, version, visitor.caller)
+        wanted = rest_codec.decode(await request.body(), header_length, signature, check)
+        if not isinstance(wanted, RestRequest):
+            wanted = await self._admission.work.run(wanted)
         given_id = wanted.id or request.headers.get(REQUEST_ID, "")
         call = InferCall(
             request_id=self._ledger.safe_id(given_id) if given_id else self._ledger.new_id(),
@@ -124,7 +128,7 @@ class JobRoutes:
         visitor.require("infer", model)
         self._admission.directory.find(model)  # unknown names are 404
         jobs = await desk.jobs.of_model(model)
-        return _json({"jobs": [job_document(job, with_result=False) for job in jobs]})
+        return _json({"jobs": [job_document(job) for job in jobs]})
 
     async def _find(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         wait_s = _wait_s(request.query_params.get("wait", "0"))
@@ -136,7 +140,9 @@ class JobRoutes:
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-            return _json(job_document(await waiting)) if waiting.done() else Response()
+            if not waiting.done():
+                return Response()
+            return _json(await self._with_result(await waiting))
         finally:
             gone.cancel()
             waiting.cancel()
@@ -151,7 +157,7 @@ class JobRoutes:
         if job.outcome is None:
             raise JobNotOverError(f"job '{job.id}' is {job.state}: it has no result")
         in_binary = _OCTETS in request.headers.get("accept", "")
-        body = rest_codec.encode(job.outcome, _IN_BINARY if in_binary else _IN_JSON)
+        body = await self._encoded(job.outcome, _IN_BINARY if in_binary else _IN_JSON)
         response = Response(b"".join(body.parts), media_type=_OCTETS if in_binary else _JSON)
         if body.json_length is not None:
             response.headers[rest_codec.HEADER_LENGTH] = str(body.json_length)
@@ -160,14 +166,31 @@ class JobRoutes:
     async def _cancel(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         job_id = request.path_params["id"]
         check_job(visitor, job_id)
-        return _json(job_document(await desk.jobs.cancel(job_id)))
+        return _json(await self._with_result(await desk.jobs.cancel(job_id)))
+
+    async def _with_result(self, job: Job) -> dict[str, Any]:
+        """A job and its answer, which is as an inference's; its URL, where JSON cannot say it."""
+        found = job_document(job)
+        if isinstance(job.outcome, InferReply):
+            try:
+                parts = (await self._encoded(job.outcome, _IN_JSON)).parts
+                found["result"] = orjson.Fragment(b"".join(parts))
+            except InvalidRequestError:
+                found["result_url"] = f"/v2/jobs/{job.id}/result"
+        return found
+
+    async def _encoded(self, reply: InferReply, form: RestRequest) -> rest_codec.RestBody:
+        body = rest_codec.encode(reply, form)
+        return (
+            body if isinstance(body, rest_codec.RestBody) else await self._admission.work.run(body)
+        )
 
 
 _JSON = "application/json"
 
 
-def job_document(job: Job, *, with_result: bool = True) -> dict[str, Any]:
-    """A job in JSON: an answer is as an inference's, and left out where JSON cannot say it."""
+def job_document(job: Job) -> dict[str, Any]:
+    """A job in JSON, without the answer."""
     found: dict[str, Any] = {
         "id": job.id,
         "model_name": job.lane.model,
@@ -180,12 +203,6 @@ def job_document(job: Job, *, with_result: bool = True) -> dict[str, Any]:
         found["finished_at"] = _moment(job.finished_at)
     if isinstance(job.outcome, ServingError):
         found["error"] = str(job.outcome)
-    elif isinstance(job.outcome, InferReply) and with_result:
-        try:
-            parts = rest_codec.encode(job.outcome, _IN_JSON).parts
-            found["result"] = orjson.Fragment(b"".join(parts))
-        except InvalidRequestError:
-            found["result_url"] = f"/v2/jobs/{job.id}/result"
     return found
 
 

@@ -1,115 +1,87 @@
-"""Large JSON requests of numbers, without a Python object for each number.
+"""Large requests in JSON, read in slices: neither their size nor their shape holds the event loop.
 
-In: the same as `usual_request.read_usual`. Out: the same `RestRequest`, or one of `UNUSUAL`.
+In: the same as `rest_request.read_exactly`. Out: the same `RestRequest`, or the same refusal; two
+limits more are held (`json_spans.py`): on what is beside the elements of tensors.
 
-simdjson parses into memory of its own and hands out each tensor as one buffer; msgspec checks the
-rest of the document as it does in `usual_request.py`. docs/adr/0003 has what that saves.
+The lists of elements are cut out first, without a look at the elements; what is left is small, and
+is read the exact way. Only when names, datatypes and shapes fit the model are elements converted.
+
+Memory: the arrays, which `reserve` is told of where they are larger than the body, and 1 MB.
+docs/adr/0036 has what all this costs.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-import numpy as np
-from msgspec import UNSET
-from simdjson import Array as JsonArray
-from simdjson import Object as JsonObject
-from simdjson import Parser
-
-from model_store.tensors import DATATYPES, Array
-from services.gateway.edges.rest_request import Buffer, RestRequest
-from services.gateway.edges.usual_request import UsualDocument, request_of
+from model_store.tensors import Array
+from services.errors import InvalidRequestError
+from services.gateway.edges.json_slices import array_of
+from services.gateway.edges.json_spans import MAX_BESIDE_BYTES, Span, outline_of
+from services.gateway.edges.json_tensors import from_json
+from services.gateway.edges.rest_request import (
+    Buffer,
+    Check,
+    Reserve,
+    RestRequest,
+    parse_document,
+    read_document,
+)
+from services.gateway.sliced_work import Slices
 
 MIN_LARGE_BYTES = 32 * 1024
-"""Of JSON; much below, what simdjson saves on numbers is less than its objects cost."""
+"""Of JSON. What is smaller is read at once: the worst that is known takes 2 ms."""
 
-MAX_KEPT_BYTES = 1024 * 1024
-"""Of JSON; the memory that a larger body takes to parse, some ten times its own, is given back."""
-
-_PARSER = Parser()
-"""Kept, since fresh memory for every body would cost as many page faults as simdjson saves."""
-_BUFFERS: dict[str, Literal["d", "i", "u"]] = {
-    "FP32": "d", "FP64": "d",
-    "INT8": "i", "INT16": "i", "INT32": "i", "INT64": "i",
-    "UINT8": "u", "UINT16": "u", "UINT32": "u", "UINT64": "u",
-}  # fmt: skip
-"""What simdjson makes of a tensor's numbers, 64 bits each; it refuses those of another type."""
-_BRACKET = ord("[")
-_WIDE = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}
+_COPIED_BYTES = 1024 * 1024
 
 
-def read_large(head: Buffer, binary: memoryview) -> RestRequest:
-    """Reads a request whose data are numbers, many of them.
+def read_large(
+    head: Buffer, binary: memoryview, check: Check | None = None, reserve: Reserve = int
+) -> Slices[RestRequest]:
+    """Reads a request of any size.
+
+    Args:
+        head: its JSON.
+        binary: the bytes behind it; binary inputs view them.
+        check: holds the inputs against the model before their elements are converted.
+        reserve: told of memory before it is taken.
 
     Raises:
-        UNUSUAL: it has other data, or anything in it is not plainly right.
-        InvalidRequestError: its timeout or priority is out of range.
+        InvalidRequestError: whatever is wrong with it, in words.
+        UnsupportedError: it asks for an extension this server does not offer.
+        ServingError: what `check` or `reserve` raise.
     """
-    try:
-        parser = _PARSER if len(head) <= MAX_KEPT_BYTES else Parser()
-        parsed: Any = parser.parse(head)
-    except RuntimeError as error:  # Nesting that is too deep; or another thread has the parser.
-        raise ValueError(str(error)) from error
-    fields = _fields(parsed)
-    entries = [_fields(entry) for entry in fields.pop("inputs")]
-    data = [entry.pop("data", UNSET) for entry in entries]
-    fields["inputs"] = [_plain(entry) for entry in entries]
-    document = msgspec.convert(_plain(fields), UsualDocument)
-    brackets = 1 + len(entries) + int("outputs" in fields)
-    for entry, values in zip(document.inputs, data, strict=True):
-        entry.data = values
-        if values is not UNSET:
-            nested = isinstance(values[0], JsonArray)
-            brackets += _brackets(values, entry.shape) if nested else 1
-    # as_buffer() flattens, so numbers deeper than the shape would pass for its own.
-    if brackets != np.count_nonzero(np.frombuffer(head, np.uint8) == _BRACKET):
-        raise ValueError("brackets beyond those of regular nesting, or within a string")
-    return request_of(document, binary, _array)
+    text = head if isinstance(head, bytes | bytearray) else (yield from _copy(head))
+    outline = yield from outline_of(text)
+    document = parse_document(outline.document)
+    yield
+    read: set[Span] = set()
+
+    def array(datatype: str, shape: Sequence[int], data: Any) -> Slices[Array]:
+        span = outline.span_of(data)
+        if span is None:
+            return from_json(datatype, shape, data)
+        read.add(span)
+        return (yield from array_of(datatype, shape, text, span, reserve))
+
+    request = yield from read_document(document, binary, array, check, reserve)
+    # What belongs to no input is checked as if it had not been cut out.
+    beside = [span for span in outline.spans if span not in read]
+    size = sum(span.end - span.start for span in beside)
+    if size > MAX_BESIDE_BYTES:
+        raise InvalidRequestError(
+            f"{size} bytes of lists under 'data' belong to no input, or an input has several; "
+            f"at most {MAX_BESIDE_BYTES} are read"
+        )
+    for span in beside:
+        parse_document(b'{"data":%b}' % bytes(text[span.start : span.end]))
+        yield
+    return request
 
 
-def _fields(parsed: Any) -> dict[str, Any]:
-    """The members of an object, arrays and objects among them still simdjson's."""
-    fields = {key: parsed[key] for key in parsed}
-    if len(fields) != len(parsed):
-        raise ValueError("a key occurs twice")
-    return fields
-
-
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """The same, with Python's own lists and dictionaries for those of simdjson."""
-    return {
-        key: value.as_list() if isinstance(value, JsonArray)
-        else value.as_dict() if isinstance(value, JsonObject)
-        else value
-        for key, value in fields.items()
-    }  # fmt: skip
-
-
-def _brackets(data: JsonArray, shape: Sequence[int]) -> int:
-    """Opening brackets of data that is nested as the shape.
-
-    Raises:
-        ValueError: it is nested otherwise.
-    """
-    rows: list[Any] = [data]
-    count = 1
-    for level, length in enumerate(shape, 1):
-        if {*map(type, rows)} != {JsonArray} or {*map(len, rows)} != {length}:
-            raise ValueError("not nested as the shape")
-        if level < len(shape):
-            rows = [inner for row in rows for inner in row]
-            count += len(rows)
-    return count
-
-
-def _array(datatype: str, shape: Sequence[int], data: JsonArray) -> Array:
-    dtype, code = DATATYPES[datatype], _BUFFERS[datatype]
-    wide = np.frombuffer(data.as_buffer(of_type=code), _WIDE[code])
-    if wide.size != math.prod(shape):
-        raise ValueError("the number of elements is not the shape's")
-    with np.errstate(over="raise"):
-        narrow = wide.astype(dtype, copy=False)
-    if dtype.kind != "f" and (narrow != wide).any():
-        raise OverflowError("an integer is outside the datatype's range")
-    return narrow.reshape(shape)
+def _copy(head: memoryview) -> Slices[bytearray]:
+    """A text that can be searched."""
+    text = bytearray(len(head))
+    for position in range(0, len(head), _COPIED_BYTES):
+        text[position : position + _COPIED_BYTES] = head[position : position + _COPIED_BYTES]
+        yield
+    return text

@@ -7,7 +7,6 @@ then each binary input's bytes in order; or, with that header 0, the raw bytes o
 Copies: binary inputs view the body; outputs are written once, and large binary ones not even that.
 """
 
-import contextlib
 import math
 from functools import lru_cache
 
@@ -15,19 +14,31 @@ import msgspec
 import orjson
 
 from model_store.signature import Signature
-from model_store.tensors import DATATYPES, Array, TensorError, decode_raw, encode_raw, raw_view
+from model_store.tensors import DATATYPES, Array, TensorError, encode_raw, raw_view
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
-from services.gateway.edges.json_tensors import to_json
+from services.gateway.edges.json_tensors import ELEMENTS_A_PIECE, is_large, json_pieces, to_json
 from services.gateway.edges.large_request import MIN_LARGE_BYTES, read_large
-from services.gateway.edges.rest_request import Buffer, RestRequest, read_exactly
+from services.gateway.edges.rest_request import (
+    Buffer,
+    Check,
+    Reserve,
+    RestRequest,
+    raw_array,
+    read_exactly,
+)
 from services.gateway.edges.usual_request import UNUSUAL, read_usual
 from services.gateway.refusals import naming_input
+from services.gateway.sliced_work import Slices, at_once
 from services.queueing.records import InferReply, Lane
 
 HEADER_LENGTH = "inference-header-content-length"
 MIN_VIEWED_BYTES = 32 * 1024
 """Smaller outputs are cheaper to copy behind the JSON than to send as buffers of their own."""
+BLOCK_BYTES = 256 * 1024
+"""Pieces of a large answer are joined up to this size: few buffers, and no copy of all of it."""
+TEXTS_A_SLICE = 2048
+"""Elements of a binary BYTES output that are written at once; each takes some 0.3 µs."""
 _NO_BINARY = memoryview(b"")
 
 
@@ -45,83 +56,127 @@ class RestBody(msgspec.Struct, frozen=True, gc=False):
         return sum(map(len, self.parts))
 
 
-def decode(body: Buffer, header_length: str | None, signature: Signature | None) -> RestRequest:
-    """Reads a request body.
+def decode(
+    body: Buffer,
+    header_length: str | None,
+    signature: Signature | None,
+    check: Check | None = None,
+    reserve: Reserve = int,
+) -> RestRequest | Slices[RestRequest]:
+    """Reads a request body, or says how to read it in slices if it is large.
 
     Args:
         body: all of it, not compressed; it must not change any more, since binary inputs view it.
         header_length: value of `Inference-Header-Content-Length`, if given.
         signature: of the model named in the URL; only a raw body needs it.
+        check: holds the inputs of a large body against the model.
+        reserve: told of the memory that the inputs of a large body need.
 
     Raises:
         InvalidRequestError: whatever is wrong with it, in words.
         UnsupportedError: it asks for an extension this server does not offer.
     """
     if header_length is None:
-        return decode_json(body)
+        if len(body) < MIN_LARGE_BYTES:
+            return decode_json(body)
+        return read_large(body, _NO_BINARY, check, reserve)
     length = _json_length(header_length, len(body))
     if length == 0:
-        return _decode_raw_body(body, signature)
+        raw = _decode_raw_body(body, signature, reserve)
+        return raw if len(body) >= MIN_LARGE_BYTES else at_once(raw)
     view = memoryview(body)
-    return decode_json(view[:length], view[length:])
+    head, binary = view[:length], view[length:]
+    if length < MIN_LARGE_BYTES:
+        try:
+            return read_usual(head, binary)
+        except UNUSUAL:
+            if len(binary) < MIN_LARGE_BYTES:
+                return read_exactly(head, binary)
+    return read_large(head, binary, check, reserve)
 
 
-def decode_json(head: Buffer, binary: memoryview = _NO_BINARY) -> RestRequest:
-    """Reads a request body that begins with JSON.
-
-    Args:
-        head: the JSON.
-        binary: what is behind it; binary inputs view it.
+def decode_json(head: Buffer) -> RestRequest:
+    """Reads a small body that is JSON alone.
 
     Raises:
         The same as `decode`.
     """
-    if len(head) >= MIN_LARGE_BYTES:
-        with contextlib.suppress(*UNUSUAL):
-            return read_large(head, binary)
     try:
-        return read_usual(head, binary)
+        return read_usual(head, _NO_BINARY)
     except UNUSUAL:
-        return read_exactly(head, binary)
+        return read_exactly(head, _NO_BINARY)
 
 
-def encode(reply: InferReply, request: RestRequest) -> RestBody:
-    """Writes an answer in the form the request asked for.
+def encode(reply: InferReply, request: RestRequest) -> RestBody | Slices[RestBody]:
+    """Writes an answer in the form the request asked for, or says how to in slices if it is large.
 
     Raises:
         InvalidRequestError: an output cannot be said in JSON and was not asked for as binary.
     """
+    slices = _encode(reply, request)
+    return slices if any(map(is_large, reply.outputs.values())) else at_once(slices)
+
+
+def _encode(reply: InferReply, request: RestRequest) -> Slices[RestBody]:
     lane = reply.lane
+    head: list[bytes | memoryview] = []
     text = [_answer_start(lane.model, lane.version, reply.artifact, reply.degraded)]
     tail: list[bytes | memoryview] = []
     for name, array in reply.outputs.items():
         datatype = reply.datatypes[name]
         text.append(_output_start(name, datatype, array.shape))
         if request.binary.get(name, request.binary_by_default):
-            tail.append(_raw(datatype, array))
-            text.append(b'"parameters":{"binary_data_size":%d}},' % len(tail[-1]))
-        else:
+            parts = yield from _raw(datatype, array)
+            tail += parts
+            text.append(b'"parameters":{"binary_data_size":%d}},' % sum(map(len, parts)))
+        elif not is_large(array):
             text += (b'"data":', _json(name, datatype, array), b"},")
+        else:
+            text.append(b'"data":[')
+            yield from _add_pieces(head, text, name, datatype, array)
+            text.append(b"]},")
     text[-1] = text[-1][:-1]  # No comma after the last output; every model has one.
     text.append(b"]" if not request.id else b'],"id":' + orjson.dumps(request.id))
     text.append(b"}")
-    head = b"".join(text)
+    head.append(b"".join(text))
     if not tail:
-        return RestBody([head], None)
+        return RestBody(head, None)
+    length = sum(map(len, head))
     if sum(map(len, tail)) < MIN_VIEWED_BYTES:
-        return RestBody([b"".join((head, *tail))], len(head))
-    return RestBody([head, *(part for part in tail if len(part))], len(head))
+        return RestBody([b"".join((*head, *tail))], length)
+    return RestBody([*head, *(part for part in tail if len(part))], length)
 
 
-def encode_one(reply: InferReply) -> bytes:
+def _add_pieces(
+    head: list[bytes | memoryview], text: list[bytes], name: str, datatype: str, array: Array
+) -> Slices[None]:
+    """Writes the elements of a large output behind `text`, which moves to `head` in blocks."""
+    size = 0
+    try:
+        for piece in json_pieces(name, datatype, array):
+            text.append(piece)
+            size += len(piece)
+            if size > BLOCK_BYTES:
+                head.append(b"".join(text))
+                text.clear()
+                size = 0
+            yield
+    except TensorError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def encode_one(reply: InferReply) -> bytes | None:
     """What `encode` makes of the usual answer, one output in JSON without an id; in half the time.
 
-    One that says which artifact it is of is not usual.
+    One that says which artifact it is of is not usual; None if it is large, and to be made by
+    `encode`.
 
     Raises:
         The same as `encode`.
     """
     ((name, array),) = reply.outputs.items()
+    if array.size > ELEMENTS_A_PIECE or (array.dtype.hasobject and is_large(array)):
+        return None
     datatype = reply.datatypes[name]
     try:
         data = to_json(name, datatype, array)
@@ -159,10 +214,18 @@ def _json(name: str, datatype: str, array: Array) -> bytes:
         raise InvalidRequestError(str(error)) from error
 
 
-def _raw(datatype: str, array: Array) -> bytes | memoryview:
-    if array.nbytes < MIN_VIEWED_BYTES or datatype == "BYTES":
-        return encode_raw(datatype, array)
-    return raw_view(datatype, array)
+def _raw(datatype: str, array: Array) -> Slices[list[bytes | memoryview]]:
+    if datatype == "BYTES":
+        parts: list[bytes | memoryview] = []
+        flat = array.ravel()
+        for start in range(0, flat.size, TEXTS_A_SLICE):
+            if start:
+                yield
+            parts.append(encode_raw(datatype, flat[start : start + TEXTS_A_SLICE]))
+        return parts
+    if array.nbytes < MIN_VIEWED_BYTES:
+        return [encode_raw(datatype, array)]
+    return [raw_view(datatype, array)]
 
 
 def _json_length(value: str, body_length: int) -> int:
@@ -174,7 +237,9 @@ def _json_length(value: str, body_length: int) -> int:
     return length
 
 
-def _decode_raw_body(body: Buffer, signature: Signature | None) -> RestRequest:
+def _decode_raw_body(
+    body: Buffer, signature: Signature | None, reserve: Reserve
+) -> Slices[RestRequest]:
     """A body that is one tensor: batch of one, its shape from the signature."""
     if signature is None or len(signature.inputs) != 1:
         raise InvalidRequestError("a raw body needs a model with exactly one input")
@@ -186,6 +251,6 @@ def _decode_raw_body(body: Buffer, signature: Signature | None) -> RestRequest:
         unit = DATATYPES[spec.datatype].itemsize * math.prod(d for d in shape if d != -1)
         shape[shape.index(-1)] = len(body) // unit if unit else 0
     with naming_input(spec.name):
-        array = decode_raw(spec.datatype, shape, body)
+        array = yield from raw_array(spec.datatype, shape, body, reserve)
     tensor = InputTensor(name=spec.name, datatype=spec.datatype, array=array)
     return RestRequest(inputs=[tensor], binary_by_default=True)

@@ -1,21 +1,26 @@
 """The hot path of the REST edge: one inference, from its whole body to its whole answer.
 
 In: a head that names a model, and its body. Out: the protocol's JSON or binary answer, or
-`{"error": ...}`. Nothing is awaited: admission calls back.
+`{"error": ...}`. Nothing is awaited: admission calls back, and so does what reads and writes large
+bodies in slices.
 """
 
 import logging
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.edges import rest_codec
+from services.gateway.edges.large_request import MIN_LARGE_BYTES
 from services.gateway.edges.rest_request import RestRequest
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
+from services.gateway.sliced_work import Slices
+from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_compression import MIN_COMPRESSED_BYTES, accepted_encoding
 from services.gateway.wire.http_exchange import JSON, Exchange
@@ -25,6 +30,7 @@ from services.queueing.records import InferReply, Lane
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
+    from services.access.caller import Caller
     from services.access.door import Entrance
     from services.gateway.wire.http_protocol import HttpConnection
 
@@ -80,7 +86,7 @@ class InferRoute:
 class InferExchange(Exchange):
     """One inference."""
 
-    __slots__ = ("_entry", "_record", "_request", "_route")
+    __slots__ = ("_entry", "_record", "_request", "_reserved_bytes", "_route")
     counts_refusals = True
 
     def __init__(self, route: InferRoute, connection: "HttpConnection", head: Head) -> None:
@@ -94,6 +100,7 @@ class InferExchange(Exchange):
         self._record: Record | None = None
         self._request: RestRequest | None = None
         self._entry: Entry | None = None
+        self._reserved_bytes = 0
 
     @property
     def is_over(self) -> bool:
@@ -127,40 +134,56 @@ class InferExchange(Exchange):
                     self._fail(error)
                     return
         try:
-            if route.header_length is None and route.fault is None:
-                request = self._request = rest_codec.decode_json(body)
+            decoded: RestRequest | Slices[RestRequest]
+            if route.header_length is None and route.fault is None and len(body) < MIN_LARGE_BYTES:
+                decoded = rest_codec.decode_json(body)
             else:
-                request = self._request = self._decode(body)
-            if request.id:
-                record.request_id = route.ledger.safe_id(request.id)
-            timeout_s = route.timeout_s
-            if request.timeout_us:
-                own_s = time_for_work(request.timeout_us / 1e6, WAY_BACK_S)
-                timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
-            if timeout_s is not None:
-                timeout_s -= waited_s
-            call = InferCall(
-                request_id=record.request_id,
-                model=route.model,
-                version=route.version,
-                inputs=request.inputs,
-                outputs=request.outputs,
-                timeout_s=timeout_s,
-                priority=request.priority,
-                wish=request.wish,
-                trace=record.trace,
-                caller=caller,
-            )
-            answered: Done = self._answered
-            if route.ledger.sampler is not None:
-                answered = route.ledger.sampler.watch(call, record, answered)
-            entry = route.admission.infer(call, answered)
-            if self.response is None:
-                self._entry = entry
+                decoded = self._decode(body, caller)
+            if isinstance(decoded, RestRequest):
+                self._let_in(decoded, waited_s, caller, self._answered)
+            else:
+                self._read_in_slices(decoded, waited_s, caller)
         except ServingError as error:
             self._fail(error if self._request else self._fault_of_model() or error)
         except Exception as error:
             self._fail_unforeseen(error)
+
+    def _let_in(
+        self, request: RestRequest, waited_s: float, caller: "Caller | None", answered: Done
+    ) -> None:
+        """Hands a decoded request to admission.
+
+        Raises:
+            ServingError: it is refused.
+        """
+        route, record = self._route, self._record
+        assert record is not None
+        self._request = request
+        if request.id:
+            record.request_id = route.ledger.safe_id(request.id)
+        timeout_s = route.timeout_s
+        if request.timeout_us:
+            own_s = time_for_work(request.timeout_us / 1e6, WAY_BACK_S)
+            timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
+        if timeout_s is not None:
+            timeout_s -= waited_s
+        call = InferCall(
+            request_id=record.request_id,
+            model=route.model,
+            version=route.version,
+            inputs=request.inputs,
+            outputs=request.outputs,
+            timeout_s=timeout_s,
+            priority=request.priority,
+            wish=request.wish,
+            trace=record.trace,
+            caller=caller,
+        )
+        if route.ledger.sampler is not None:
+            answered = route.ledger.sampler.watch(call, record, answered)
+        entry = route.admission.infer(call, answered)
+        if self.response is None:
+            self._entry = entry
 
     def refuse(self, error: ServingError) -> None:
         """Counts what never became a request under the model it was for."""
@@ -173,6 +196,7 @@ class InferExchange(Exchange):
         record = self._record or self._open_record()
         if self._entry is not None:
             self._entry.cancel()
+        self._give_back()
         record.close_failed(_CLIENT_CLOSED, ServingError("the caller hung up"))
 
     def _open_record(self) -> Record:
@@ -182,15 +206,56 @@ class InferExchange(Exchange):
         )
         return record
 
-    def _decode(self, body: Body) -> RestRequest:
-        """Reads a body whose head says more of it than that it is JSON."""
+    def _decode(self, body: Body, caller: "Caller | None") -> RestRequest | Slices[RestRequest]:
+        """Reads a body that is large, or whose head says more of it than that it is JSON."""
         route = self._route
         if route.fault is not None:
             raise route.fault
         signature = None
         if route.header_length == "0":
             signature = route.admission.directory.resolve(route.model, route.version)[1]
-        return rest_codec.decode(body, route.header_length, signature)
+        check = partial(route.admission.check_inputs, route.model, route.version, caller)
+        return rest_codec.decode(body, route.header_length, signature, check, self._reserve)
+
+    def _read_in_slices(
+        self, slices: Slices[RestRequest], waited_s: float, caller: "Caller | None"
+    ) -> None:
+        began = time.monotonic()
+
+        def done(request: RestRequest) -> None:
+            try:
+                now_waited_s = waited_s + time.monotonic() - began
+                self._let_in(request, now_waited_s, caller, self._answered_large)
+            except Exception as error:
+                failed(error)
+
+        def failed(error: Exception) -> None:
+            self._give_back()
+            if isinstance(error, ServingError):
+                self._fail(error if self._request else self._fault_of_model() or error)
+            else:
+                self._fail_unforeseen(error)
+
+        self._route.admission.work.begin(slices, done, failed, lambda: self.is_over)
+
+    def _reserve(self, size: int) -> None:
+        """Takes memory for the arrays of a large request, until it is answered.
+
+        Raises:
+            BufferFullError: there is no room.
+        """
+        self._connection.port.budget.take(size, SMALL_BYTES)
+        self._reserved_bytes += size
+
+    def _give_back(self) -> None:
+        if self._reserved_bytes:
+            self._connection.port.budget.give(self._reserved_bytes)
+            self._reserved_bytes = 0
+
+    def _answered_large(self, outcome: Outcome) -> None:
+        """The answer to a request whose arrays were reserved."""
+        self._give_back()
+        self._answered(outcome)
 
     def _fault_of_model(self) -> ServingError | None:
         """That the model is not there, which is what to say before the body's own faults."""
@@ -215,14 +280,36 @@ class InferExchange(Exchange):
                 and len(outcome.outputs) == 1
                 and not self._route.encoding
                 and not outcome.artifact
+                and (text := rest_codec.encode_one(outcome)) is not None
             ):
-                self._succeed(outcome, JSON, [rest_codec.encode_one(outcome)])
+                self._succeed(outcome, JSON, [text])
             else:
-                self._send(outcome, rest_codec.encode(outcome, request))
+                self._encode(outcome, request)
         except ServingError as error:
             self._fail(error, outcome.lane)
         except Exception as error:
             self._fail_unforeseen(error)
+
+    def _encode(self, reply: InferReply, request: RestRequest) -> None:
+        """Writes an answer, in slices if it is large.
+
+        Raises:
+            ServingError: it cannot be written in the form asked for.
+        """
+        encoded = rest_codec.encode(reply, request)
+        if isinstance(encoded, rest_codec.RestBody):
+            self._send(reply, encoded)
+            return
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, ServingError):
+                self._fail(error, reply.lane)
+            else:
+                self._fail_unforeseen(error)
+
+        self._route.admission.work.begin(
+            encoded, partial(self._send, reply), failed, lambda: self.is_over
+        )
 
     def _send(self, reply: InferReply, body: rest_codec.RestBody) -> None:
         """Sends an answer in the form that the request and its head ask for."""

@@ -4,21 +4,29 @@ This is the exact way: it takes any document the protocol allows. `usual_request
 nearly every client sends in a quarter of the time, and leaves the rest to this.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
 
-from model_store.tensors import decode_raw
+from model_store.tensors import Array, bytes_elements_in_slices, decode_raw, element_count
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import ArtifactWish, checked_wish
 from services.gateway.edges.json_tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling import checked_scheduling
+from services.gateway.sliced_work import Slices, at_once
 
 Buffer = bytes | bytearray | memoryview
+
+_A_SLICE = 64
+"""Inputs or outputs; each takes some 10 µs."""
+MAX_TEXTS_AT_ONCE_BYTES = 32 * 1024
+"""Of a binary BYTES input; a larger one is split into its elements in slices."""
+TEXT_OVERHEAD_BYTES = 48
+"""What an element of a BYTES array takes beside its own bytes: a reference and an object's head."""
 
 
 class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -51,27 +59,30 @@ def read_exactly(head: Buffer, binary: memoryview) -> RestRequest:
         InvalidRequestError: whatever is wrong with it, in words.
         UnsupportedError: it asks for an extension this server does not offer.
     """
-    document = _parse_json(head)
-    parameters = _parameters(document, "the request")
-    timeout_us, priority = checked_scheduling(
-        parameters.get("timeout", 0), parameters.get("priority", 0)
-    )
-    wish = checked_wish(parameters.get("artifact", ""), parameters.get("accuracy", ""))
-    inputs = _decode_inputs(document, binary)
-    names, choices = _requested_outputs(document)
-    return RestRequest(
-        id=_text(document.get("id", ""), "id"),
-        inputs=inputs,
-        outputs=names,
-        binary_by_default=parameters.get("binary_data_output") is True,
-        binary=choices,
-        timeout_us=timeout_us,
-        priority=priority,
-        wish=wish,
-    )
+    return at_once(read_document(parse_document(head), binary, _array_at_once))
 
 
-def _parse_json(data: Buffer) -> dict[str, Any]:
+ArrayOf = Callable[[str, Sequence[int], Any], Slices[Array]]
+"""Makes an array of a datatype, a shape and what the document has as `data`.
+
+Raises:
+    ValueError: the elements are not what they should be.
+    ServingError: they cannot be read.
+"""
+Check = Callable[[Sequence[tuple[str, str, tuple[int, ...]]]], object]
+"""Holds names, datatypes and shapes of inputs against the model.
+
+Raises:
+    ServingError: they do not fit.
+"""
+
+
+def parse_document(data: Buffer) -> dict[str, Any]:
+    """Parses the JSON of a request.
+
+    Raises:
+        InvalidRequestError: it is not a JSON object.
+    """
     if not data:
         raise InvalidRequestError("the body is empty; send a JSON object with 'inputs'")
     try:
@@ -83,21 +94,96 @@ def _parse_json(data: Buffer) -> dict[str, Any]:
     return document
 
 
-def _decode_inputs(document: Mapping[str, Any], binary: memoryview) -> list[InputTensor]:
+Reserve = Callable[[int], object]
+"""Told of the bytes that arrays are going to need beyond the body that they are made of.
+
+Raises:
+    BufferFullError: there is no room for them.
+"""
+
+
+def read_document(
+    document: Mapping[str, Any],
+    binary: memoryview,
+    array_of: ArrayOf,
+    check: Check | None = None,
+    reserve: Reserve = int,
+) -> Slices[RestRequest]:
+    """Makes the request of a parsed document.
+
+    Args:
+        document: the JSON of the request.
+        binary: the bytes behind it; binary inputs view them.
+        array_of: makes the array of an input in JSON.
+        check: called before any array is made.
+        reserve: called before memory is taken for the elements of binary inputs.
+
+    Raises:
+        The same as `read_exactly`, and what `array_of`, `check` and `reserve` raise.
+    """
+    parameters = _parameters(document, "the request")
+    timeout_us, priority = checked_scheduling(
+        parameters.get("timeout", 0), parameters.get("priority", 0)
+    )
+    wish = checked_wish(parameters.get("artifact", ""), parameters.get("accuracy", ""))
+    request_id = _text(document.get("id", ""), "id")
+    names, choices = yield from _requested_outputs(document)
+    inputs = yield from _decode_inputs(document, binary, array_of, check, reserve)
+    return RestRequest(
+        id=request_id,
+        inputs=inputs,
+        outputs=names,
+        binary_by_default=parameters.get("binary_data_output") is True,
+        binary=choices,
+        timeout_us=timeout_us,
+        priority=priority,
+        wish=wish,
+    )
+
+
+def _array_at_once(datatype: str, shape: Sequence[int], data: Any) -> Slices[Array]:
+    yield from ()
+    return from_json(datatype, shape, data)
+
+
+class _Wanted(NamedTuple):
+    """One input before its array is made."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Any
+    binary_size: int | None
+
+
+def _decode_inputs(
+    document: Mapping[str, Any],
+    binary: memoryview,
+    array_of: ArrayOf,
+    check: Check | None,
+    reserve: Reserve,
+) -> Slices[list[InputTensor]]:
+    wanted: list[_Wanted] = []
+    for entry in _objects(document, "inputs", required=True):
+        wanted.append(_wanted(entry))
+        if len(wanted) % _A_SLICE == 0:
+            yield
+    if check is not None:
+        check([(one.name, one.datatype, tuple(one.shape)) for one in wanted])
+        yield
     inputs: list[InputTensor] = []
     position = 0
-    for entry in _objects(document, "inputs", required=True):
-        name = _text(entry.get("name"), "name of an input")
-        datatype = _text(entry.get("datatype"), f"datatype of input '{name}'")
-        shape = _shape(entry.get("shape"), name)
-        size = _binary_size(entry, name)
-        with naming_input(name):
-            if size is None:
-                array = from_json(datatype, shape, entry.get("data"))
+    for one in wanted:
+        with naming_input(one.name):
+            if one.binary_size is None:
+                array = yield from array_of(one.datatype, one.shape, one.data)
             else:
-                array = decode_raw(datatype, shape, binary[position : position + size])
-                position += size
-        inputs.append(InputTensor(name=name, datatype=datatype, array=array))
+                end = position + one.binary_size
+                array = yield from raw_array(one.datatype, one.shape, binary[position:end], reserve)
+                position = end
+        inputs.append(InputTensor(name=one.name, datatype=one.datatype, array=array))
+        if len(inputs) % _A_SLICE == 0:
+            yield
     if position != len(binary):
         raise InvalidRequestError(
             f"the body has {len(binary)} bytes of binary data; its inputs claim {position}"
@@ -105,27 +191,56 @@ def _decode_inputs(document: Mapping[str, Any], binary: memoryview) -> list[Inpu
     return inputs
 
 
+def raw_array(datatype: str, shape: Sequence[int], data: Buffer, reserve: Reserve) -> Slices[Array]:
+    """Makes the array of a binary input.
+
+    Raises:
+        TensorError: the bytes are not what the datatype and the shape take.
+        BufferFullError: there is no room for its elements.
+    """
+    if datatype != "BYTES" or len(data) <= MAX_TEXTS_AT_ONCE_BYTES:
+        return decode_raw(datatype, shape, data)
+    count = element_count(shape)
+    if 4 * count <= len(data):  # Else it is refused at the first element that is missing.
+        reserve(count * TEXT_OVERHEAD_BYTES)
+    array = yield from bytes_elements_in_slices(data, count)
+    return array.reshape(shape)
+
+
+def _wanted(entry: Mapping[str, Any]) -> _Wanted:
+    name = _text(entry.get("name"), "name of an input")
+    datatype = _text(entry.get("datatype"), f"datatype of input '{name:.200}'")
+    shape = _shape(entry.get("shape"), name)
+    return _Wanted(name, datatype, shape, entry.get("data"), _binary_size(entry, name))
+
+
 def _binary_size(entry: Mapping[str, Any], name: str) -> int | None:
     """Bytes of an input's binary data, or None when its data is JSON."""
-    size = _parameters(entry, f"input '{name}'").get("binary_data_size")
+    size = _parameters(entry, f"input '{name:.200}'").get("binary_data_size")
     if (size is None) == ("data" not in entry):
         raise InvalidRequestError(
-            f"input '{name}' needs either 'data' or parameters.binary_data_size, and not both"
+            f"input '{name:.200}' needs either 'data' or parameters.binary_data_size, and not both"
         )
     if size is not None and (type(size) is not int or size < 0):
-        raise InvalidRequestError(f"input '{name}' has binary_data_size {size!r}; give its bytes")
+        raise InvalidRequestError(
+            f"input '{name:.200}' has binary_data_size {_shown(size)}; give its bytes"
+        )
     return size
 
 
-def _requested_outputs(document: Mapping[str, Any]) -> tuple[list[str], dict[str, bool]]:
+def _requested_outputs(
+    document: Mapping[str, Any],
+) -> Slices[tuple[list[str], dict[str, bool]]]:
     names: list[str] = []
     choices: dict[str, bool] = {}
     for entry in _objects(document, "outputs", required=False):
         name = _text(entry.get("name"), "name of an output")
         names.append(name)
-        choice = _parameters(entry, f"output '{name}'").get("binary_data")
+        choice = _parameters(entry, f"output '{name:.200}'").get("binary_data")
         if choice is not None:
             choices[name] = choice is True
+        if len(names) % _A_SLICE == 0:
+            yield
     return names, choices
 
 
@@ -145,7 +260,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     for key, value in parameters.items():
         if not isinstance(value, str | int | float | bool):
             raise InvalidRequestError(
-                f"parameter '{key}' of {what} must be a string, a number or a boolean"
+                f"parameter '{key:.200}' of {what} must be a string, a number or a boolean"
             )
     refuse_unsupported(parameters, _as_is)
     return parameters
@@ -157,13 +272,25 @@ def _as_is(value: object) -> object:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequestError(f"the {what} must be a string, and is {value!r:.60}")
+        raise InvalidRequestError(f"the {what} must be a string, and is {_shown(value)}")
     return value
 
 
 def _shape(value: object, name: str) -> list[int]:
     if not isinstance(value, list) or not all(type(d) is int and 0 <= d < 2**63 for d in value):
         raise InvalidRequestError(
-            f"the shape of input '{name}' must be a list of whole numbers, and is {value!r:.60}"
+            f"the shape of input '{name:.200}' must be a list of whole numbers, "
+            f"and is {_shown(value)}"
         )
     return value
+
+
+def _shown(value: object) -> str:
+    """A wrong value in a message. Lists may be nested deeper than `repr` can go."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        if any(isinstance(element, list | dict) for element in value[:20]):
+            return "a list of lists or objects"
+        value = value[:20]
+    return f"{value!r:.60}"

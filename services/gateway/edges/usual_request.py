@@ -9,17 +9,16 @@ numbers never gets here, which is what `json_tensors.packed` relies on.
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from model_store.tensors import MAX_RANK, Array, decode_raw
+from model_store.tensors import MAX_RANK, decode_raw
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import checked_wish
 from services.gateway.edges.json_tensors import packed
-from services.gateway.edges.rest_request import Buffer, RestRequest
+from services.gateway.edges.rest_request import MAX_TEXTS_AT_ONCE_BYTES, Buffer, RestRequest
 from services.gateway.scheduling import checked_scheduling
 
 UNUSUAL = (
@@ -73,7 +72,7 @@ class _Output(_Strict):
     parameters: _OutputParameters = _OutputParameters()
 
 
-class UsualDocument(_Strict):
+class _Document(_Strict):
     """A whole request."""
 
     inputs: list[_Input]
@@ -82,7 +81,7 @@ class UsualDocument(_Strict):
     parameters: _RequestParameters = _NOTHING
 
 
-_DECODE = msgspec.json.Decoder(UsualDocument).decode
+_DECODE = msgspec.json.Decoder(_Document).decode
 
 
 def read_usual(head: Buffer, binary: memoryview) -> RestRequest:
@@ -93,19 +92,7 @@ def read_usual(head: Buffer, binary: memoryview) -> RestRequest:
         InvalidRequestError: its timeout or priority is out of range, or no artifact can be as it
             wishes.
     """
-    return request_of(_DECODE(head), binary, packed)
-
-
-def request_of(
-    document: UsualDocument,
-    binary: memoryview,
-    array_of: Callable[[str, Sequence[int], Any], Array],
-) -> RestRequest:
-    """Makes the request of a document; `array_of` takes a datatype, a shape and the `data`.
-
-    Raises:
-        The same as `read_usual`.
-    """
+    document = _DECODE(head)
     inputs = []
     position = 0
     for entry in document.inputs:
@@ -113,8 +100,10 @@ def request_of(
         if (size is UNSET) is (entry.data is UNSET):
             raise ValueError("neither or both forms of data")
         if size is UNSET:
-            array = array_of(entry.datatype, entry.shape, entry.data)
+            array = packed(entry.datatype, entry.shape, entry.data)
         else:
+            if size > MAX_TEXTS_AT_ONCE_BYTES and entry.datatype == "BYTES":
+                raise ValueError("so many texts are split in slices")
             array = decode_raw(entry.datatype, entry.shape, binary[position : position + size])
             position += size
         inputs.append(InputTensor(name=entry.name, datatype=entry.datatype, array=array))
@@ -125,7 +114,7 @@ def request_of(
     return _with_wishes(document, inputs)
 
 
-def _with_wishes(document: UsualDocument, inputs: list[InputTensor]) -> RestRequest:
+def _with_wishes(document: _Document, inputs: list[InputTensor]) -> RestRequest:
     outputs, asked = document.outputs, document.parameters
     timeout_us, priority = checked_scheduling(asked.timeout, asked.priority)
     return RestRequest(

@@ -87,7 +87,9 @@ def judged(
     """The same, by the signature alone; or what it says against the request."""
     names = [name for name, _, _ in given]
     if len(set(names)) < len(names):
-        return f"an input occurs twice in {names}"
+        return (
+            f"input '{next(n for n in names if names.count(n) > 1)}' occurs twice; give each once"
+        )
     try:
         rows = signature.check_inputs({name: (kind, shape) for name, kind, shape in given})
         signature.check_outputs(outputs)

@@ -17,13 +17,14 @@ from services.errors import (
 )
 from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.artifact_wish import ArtifactWish, faster_artifact, find_artifact
-from services.gateway.edges import grpc_codec, rest_codec
+from services.gateway.edges import grpc_codec
 from services.gateway.edges.rest_request import RestRequest
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, Lane, ServedArtifact, ServedVersion
 from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import MAX_DEPTH, Shelf, reply
+from tests.unit.gateway.rest_bodies import decode, encode
 
 LANE = Lane("m", 1)
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
@@ -60,7 +61,7 @@ ROUGH = version(known("default", "int8", 1.0, loss=0.008))
 
 def over_rest(**parameters: Any) -> ArtifactWish | None:
     body = orjson.dumps({"inputs": [TENSOR], "parameters": parameters})
-    return rest_codec.decode(body, None, None).wish
+    return decode(body, None, None).wish
 
 
 def over_grpc(**parameters: Any) -> ArtifactWish | None:
@@ -305,7 +306,7 @@ def test_what_a_reply_says(artifact: str, degraded: bool, said: dict[str, Any] |
         queue_s=0, execution_s=0, artifact=artifact, degraded=degraded,
     )  # fmt: skip
     for asked in (RestRequest(inputs=[]), RestRequest(inputs=[], id="7", binary_by_default=True)):
-        body = rest_codec.encode(told, asked)
+        body = encode(told, asked)
         document = orjson.loads(b"".join(body.parts)[: body.json_length])
         assert document.get("parameters") == said
         assert document["outputs"][0]["name"] == "y"

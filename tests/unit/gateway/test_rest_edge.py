@@ -16,6 +16,7 @@ from services.gateway.edges.rest_infer import WAY_BACK_S
 from services.gateway.ledger import Ledger
 from services.gateway.scheduling import time_for_work
 from services.gateway.server_facts import ServerFacts
+from services.gateway.sliced_work import SlicedWork
 from services.gateway.turn_share import Inference, TurnShare
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_port import HttpPort
@@ -61,6 +62,7 @@ class FakeAdmission:
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self.turns = TurnShare()
+        self.work = SlicedWork()
         self.draining = False
         self.entries: list[FakeEntry] = []
         self.error: Exception | None = None

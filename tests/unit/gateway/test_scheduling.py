@@ -7,15 +7,16 @@ import pytest
 
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
-from services.gateway.edges import grpc_codec, rest_codec
+from services.gateway.edges import grpc_codec
 from services.gateway.scheduling import time_for_work
+from tests.unit.gateway.rest_bodies import decode
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
 
 
 def over_rest(**parameters: Any) -> tuple[int, int]:
     body = orjson.dumps({"inputs": [TENSOR], "parameters": parameters})
-    request = rest_codec.decode(body, None, None)
+    request = decode(body, None, None)
     return request.timeout_us, request.priority
 
 

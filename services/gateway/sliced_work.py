@@ -1,0 +1,117 @@
+"""Work that is longer than a turn of the event loop may be, done in slices.
+
+In: generators that yield after each slice. Out: their results, by a call on the event loop.
+
+Rules kept here:
+- one turn of the event loop spends `TURN_S` and the end of one slice on all of them together;
+- they take turns, a slice each, so that a small one does not wait for a large one;
+- one that nobody waits for any more is dropped at its next slice;
+- a generator bounds its own slices: none takes longer than about `TURN_S`.
+
+A thread would not do: the parsers hold the interpreter's lock, and the event loop would wait for
+it as long as for the parser (docs/adr/0036).
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from services.errors import TooManyInFlightError
+
+TURN_S = 0.001
+"""A neighbour's request waits for at most two turns: one before it is read, one before its answer
+is sent."""
+MAX_WAITING = 1024
+"""Jobs at once. Their bodies are held within `max_buffered_bytes` besides."""
+
+T = TypeVar("T")
+Slices = Generator[None, None, T]
+"""Yields after each slice, and returns what was made."""
+
+_Job = tuple[Slices[Any], Callable[[Any], None], Callable[[Exception], None], Callable[[], bool]]
+
+
+def at_once(slices: Slices[T]) -> T:
+    """Runs all slices without a pause, where no event loop waits."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # typeshed has Any
+
+
+class SlicedWork:
+    """The share of one event loop's turns that goes to long work."""
+
+    __slots__ = ("_jobs", "_turn_asked")
+
+    def __init__(self) -> None:
+        self._jobs: deque[_Job] = deque()
+        self._turn_asked = False
+
+    def begin(
+        self,
+        slices: Slices[T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Starts work; its first slices run at once if this turn has run none.
+
+        Args:
+            slices: the work.
+            done: takes its result, perhaps before this returns.
+            failed: takes what it raised instead.
+            is_over: whether nobody waits for it any more; then neither is called.
+
+        Raises:
+            TooManyInFlightError: `MAX_WAITING` jobs are under way.
+        """
+        if len(self._jobs) >= MAX_WAITING:
+            raise TooManyInFlightError(
+                f"{MAX_WAITING} large requests and answers are being read and written here, the "
+                "limit; retry later or add servers"
+            )
+        self._jobs.append((slices, done, failed, is_over))
+        if not self._turn_asked:
+            self._spend()
+
+    async def run(self, slices: Slices[T]) -> T:
+        """Does work, and waits for it.
+
+        Raises:
+            Exception: whatever the work raises.
+            TooManyInFlightError: as `begin`.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        # Only called while the future is not done: a future that is cancelled is over.
+        self.begin(slices, future.set_result, future.set_exception, future.done)
+        return await future
+
+    def _next_turn(self) -> None:
+        self._turn_asked = False
+        if self._jobs:
+            self._spend()
+
+    def _spend(self) -> None:
+        """Runs slices for a turn's time."""
+        self._turn_asked = True
+        asyncio.get_running_loop().call_soon(self._next_turn)
+        jobs, end = self._jobs, time.perf_counter() + TURN_S
+        while jobs:
+            job = slices, done, failed, is_over = jobs.popleft()
+            if is_over():
+                slices.close()
+                continue
+            try:
+                next(slices)
+            except StopIteration as stop:
+                done(stop.value)
+            except Exception as error:
+                failed(error)
+            else:
+                jobs.append(job)
+            if time.perf_counter() >= end:
+                return

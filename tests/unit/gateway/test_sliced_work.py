@@ -1,0 +1,91 @@
+"""Long work in slices: everybody's turn comes, and the event loop's first."""
+
+import asyncio
+from collections.abc import Generator
+from itertools import pairwise
+
+import pytest
+
+from services.errors import TooManyInFlightError
+from services.gateway import sliced_work
+from services.gateway.sliced_work import SlicedWork, Slices, at_once
+
+# A turn ends after each slice.
+pytestmark = pytest.mark.usefixtures("short_turns")
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced_work, "TURN_S", 0.0)
+
+
+def steps(log: list[str], name: str, count: int) -> Slices[str]:
+    for number in range(count):
+        log.append(f"{name}{number}")
+        yield
+    return name
+
+
+async def test_each_turn_of_the_loop_does_one_slice_and_all_take_turns() -> None:
+    log: list[str] = []
+    work = SlicedWork()
+    ended = [asyncio.ensure_future(work.run(steps(log, name, 3))) for name in "ab"]
+    for turn in range(8):
+        await asyncio.sleep(0)
+        log.append(f"turn{turn}")
+    assert [await one for one in ended] == ["a", "b"]
+    slices = [entry for entry in log if not entry.startswith("turn")]
+    assert slices == ["a0", "a1", "b0", "a2", "b1", "b2"]
+    assert all("turn" in before or "turn" in after for before, after in pairwise(log))
+
+
+async def test_short_work_is_done_before_begin_returns() -> None:
+    done: list[str] = []
+    failed: list[Exception] = []
+    SlicedWork().begin(steps([], "a", 0), done.append, failed.append, lambda: False)
+    assert (done, failed) == (["a"], [])
+
+
+async def test_errors_reach_who_asked_and_nobody_else() -> None:
+    def failing() -> Slices[None]:
+        yield
+        raise ValueError("this one")
+
+    work = SlicedWork()
+    other = asyncio.ensure_future(work.run(steps([], "other", 4)))
+    with pytest.raises(ValueError, match="this one"):
+        await work.run(failing())
+    assert await other == "other"
+
+
+async def test_work_that_nobody_waits_for_is_dropped() -> None:
+    log: list[str] = []
+    closed: list[bool] = []
+
+    def endless() -> Generator[None, None, None]:
+        try:
+            while True:
+                yield
+        finally:
+            closed.append(True)
+
+    work = SlicedWork()
+    waiting = asyncio.ensure_future(work.run(endless()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert await work.run(steps(log, "b", 3)) == "b"
+    assert closed == [True]
+
+
+async def test_too_much_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced_work, "MAX_WAITING", 2)
+    work = SlicedWork()
+    ended = [asyncio.ensure_future(work.run(steps([], name, 3))) for name in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyInFlightError, match="2 large requests"):
+        await work.run(steps([], "c", 3))
+    assert [await one for one in ended] == ["a", "b"]
+
+
+def test_all_slices_at_once() -> None:
+    assert at_once(steps([], "a", 3)) == "a"
