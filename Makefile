@@ -178,6 +178,10 @@ bench-overload: $(SERVING) ## What becomes of requests with 50 ms when twice as 
 bench-swap: $(SERVING) ## Versions that change under load: failed requests, and p99 beside that before.
 	@$(BIN)/python -m bench.swap $(ARGS)
 
+.PHONY: bench-start
+bench-start: $(SERVING) ## Until 1, 16 and 100 models are ready, remembered and not. ARGS="--models 16"
+	@$(BIN)/python -m bench.start $(ARGS)
+
 .PHONY: bench-split
 bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one process.
 	@$(BIN)/python -m bench.split $(ARGS)

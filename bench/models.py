@@ -28,8 +28,12 @@ STORE = ROOT / "var" / "bench_store"
 RUNS = ROOT / "var" / "bench_runs"
 
 
-def ensure_bench_models(store_url: str = str(STORE)) -> None:
+def ensure_bench_models(store_url: str = str(STORE), only: str = "") -> None:
     """Trains and publishes what the store lacks; minutes the first time, nothing after that.
+
+    Args:
+        store_url: of the bench store.
+        only: the one model to see to; empty for all.
 
     Raises:
         TrainingError, StoreError: see `training.pipeline.run`.
@@ -40,6 +44,8 @@ def ensure_bench_models(store_url: str = str(STORE)) -> None:
     store = ModelStore(store_url)
     for path in sorted(RECIPES.glob("*.yaml")):
         recipe = load_recipe(str(path))
+        if recipe.publish.model != (only or recipe.publish.model):
+            continue
         if not _is_published(store, recipe):
             run(recipe, store_url, RUNS)
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from bench.golden_model import newest_manifest
 from model_store.manifest import Draft, Manifest
@@ -31,15 +32,31 @@ def copy_changed(
         target: where the copy goes; may be the same.
         max_batch_size: the copy's own; 0 to keep it.
     """
-    fields = {name: getattr(manifest, name) for name in Draft.model_fields}
+    changed = manifest.signature
     if max_batch_size:
-        changed = manifest.signature.model_copy(update={"max_batch_size": max_batch_size})
-        fields["signature"] = changed
+        changed = changed.model_copy(update={"max_batch_size": max_batch_size})
+    return publish_copy(source, manifest, target, manifest.model, signature=changed)
+
+
+def publish_copy(
+    source: ModelStore, manifest: Manifest, target: ModelStore, model: str, **changes: Any
+) -> Manifest:
+    """Publishes a version again, perhaps as another model, and points `production` at it.
+
+    Args:
+        source: where the version lies.
+        manifest: of the version.
+        target: where the copy goes; may be the same.
+        model: the copy's name.
+        changes: replace fields of the draft.
+    """
+    fields = {name: getattr(manifest, name) for name in Draft.model_fields}
+    fields |= {"model": model, **changes}
     with tempfile.TemporaryDirectory(prefix="bench-copy-") as folder:
         for entry in manifest.all_files():
             (Path(folder) / entry.file).write_bytes(source.read_file(manifest, entry))
         copied = target.publish(Draft(**fields), Path(folder))
-    target.promote(manifest.model, copied.version, why="a benchmark's copy")
+    target.promote(model, copied.version, why="a benchmark's copy")
     return copied
 
 

@@ -1,7 +1,7 @@
 """Which artifact of a version is the fastest on this machine: measured once, then remembered.
 
 In: the artifacts in the publisher's order, and a way to measure one. Out: the order in which to
-try them, the chosen one first.
+try them, the chosen one first. (`background_choice.py` measures, beside what is served.)
 
 Rules kept here: an artifact is measured only if it passes its replay; the publisher's favourite
 keeps its place unless another is faster by more than the noise; once the budget is spent no
@@ -10,6 +10,7 @@ very same files, processor, device, its driver, threads and libraries. Where an 
 for, the fastest of those that give it is chosen, and no other is tried.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from model_store.cpu_features import cpu_features
 from model_store.manifest import Artifact, Manifest
 from services.inference.backends.backend_options import BackendOptions
-from services.inference.choice_memory import Choice, ChoiceMemory
+from services.inference.choice_memory import Choice
 from services.queueing.artifact_rules import NOISE, fastest
 
 logger = logging.getLogger("flambeau.loader")
@@ -52,51 +53,27 @@ class Ranked(NamedTuple):
     """Milliseconds a row of all that were measured, those that were not to be tried among them."""
 
 
-def by_choice(
-    manifest: Manifest,
+def ranked(
     candidates: Sequence[Artifact],
-    measure: Measure,
-    rules: ChoiceRules,
-    key: str,
+    choice: Choice | None,
     wanted: Callable[[Artifact], bool] = lambda _: True,
 ) -> Ranked:
-    """Those that are wanted, the remembered or measured best one first, the others in their order.
+    """Those that are wanted, the chosen one first, the others in the publisher's order.
 
     Args:
-        manifest: of the version, for the log.
-        candidates: in the publisher's order; all are measured.
-        measure: measures one.
-        rules: how to choose.
-        key: of what the choice depends on, see `choice_key`.
+        candidates: in the publisher's order.
+        choice: what was measured; None if nothing was.
         wanted: whether one may be tried.
     """
     allowed = [artifact for artifact in candidates if wanted(artifact)]
-    if rules.budget_s <= 0 or len(candidates) < 2:
-        return Ranked(allowed, {})
-    memory = ChoiceMemory(rules.file)
-    begun = time.monotonic()
-    remembered = memory.recall(key)
-    choice = remembered or choose(manifest, candidates, measure, rules.budget_s)
     if choice is None:
         return Ranked(allowed, {})
-    if remembered is None:
-        memory.remember(key, choice)
     name = choice.artifact
     if all(artifact.name != name for artifact in allowed):
         measured = [a.name for a in allowed if a.name in choice.row_ms]
         name = fastest((one, choice.row_ms[one]) for one in measured)
-    best = next((artifact for artifact in allowed if artifact.name == name), None)
-    if best is None:
-        return Ranked(allowed, choice.row_ms)
-    logger.info(
-        "artifact chosen",
-        extra={"model": manifest.model, "version": manifest.version, "artifact": best.name,
-               "row_ms": {name: round(ms, 6) for name, ms in choice.row_ms.items()},
-               "unmeasured": [a.name for a in candidates if a.name not in choice.row_ms],
-               "remembered": remembered is not None,
-               "choice_s": round(time.monotonic() - begun, 3)},
-    )  # fmt: skip
-    return Ranked([best, *(a for a in allowed if a is not best)], choice.row_ms)
+    best = [artifact for artifact in allowed if artifact.name == name]
+    return Ranked([*best, *(a for a in allowed if a not in best)], choice.row_ms)
 
 
 def choose(
@@ -105,6 +82,7 @@ def choose(
     measure: Measure,
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Choice | None:
     """Measures one artifact after the other.
 
@@ -114,15 +92,16 @@ def choose(
         measure: measures one.
         budget_s: no further one is begun after this, once one has passed.
         clock: what the budget is measured by.
+        stopped: whether to begin no further one.
 
     Returns:
-        The best of those measured; None if none passes.
+        The best of those measured; None if none passes, or if there was time for one alone.
     """
     row_ms: dict[str, float] = {}
-    best = ""
+    best, failed = "", 0
     begun = clock()
     for artifact in candidates:
-        if row_ms and clock() - begun >= budget_s:
+        if stopped() or (row_ms and clock() - begun >= budget_s):
             break
         try:
             found = measure(artifact)
@@ -132,11 +111,13 @@ def choose(
                 extra={"model": manifest.model, "version": manifest.version,
                        "artifact": artifact.name, "reason": str(error) or repr(error)},
             )  # fmt: skip
+            failed += 1
             continue
         row_ms[artifact.name] = found
         if not best or found < row_ms[best] * (1 - NOISE):
             best = artifact.name
-    return Choice(artifact=best, row_ms=row_ms) if best else None
+    is_compared = len(row_ms) > 1 or len(row_ms) + failed == len(candidates)
+    return Choice(artifact=best, row_ms=row_ms) if best and is_compared else None
 
 
 def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: BackendOptions) -> str:
@@ -162,6 +143,7 @@ def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: Back
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

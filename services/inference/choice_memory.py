@@ -7,6 +7,7 @@ program counts as empty, and one that cannot be written is said once and costs n
 written beside and renamed, so that nobody reads half of it; the oldest choices leave first.
 """
 
+import functools
 import json
 import logging
 from pathlib import Path
@@ -74,9 +75,8 @@ class ChoiceMemory:
         if self._path is None:
             return {}
         try:
-            with self._path.open("rb") as file:
-                data = file.read(LIMITS.max_bytes + 1)
-            return dict(parse_as(_Contents, data, str(self._path), LIMITS).choices)
+            found = self._path.stat()
+            return dict(_read_file(self._path, found.st_mtime_ns, found.st_size, found.st_ino))
         except (OSError, DocumentError):
             return {}
 
@@ -92,6 +92,14 @@ class ChoiceMemory:
                 "the choice of artifacts is not remembered; see the setting choice_file",
                 extra={"file": str(self._path), "reason": str(error)},
             )
+
+
+@functools.lru_cache(maxsize=4)
+def _read_file(path: Path, *_: int) -> dict[str, Choice]:
+    """The choices in a file, read once as long as it is the same: a start asks for each version."""
+    with path.open("rb") as file:
+        data = file.read(LIMITS.max_bytes + 1)
+    return parse_as(_Contents, data, str(path), LIMITS).choices
 
 
 def _expanded(path: str) -> Path | None:

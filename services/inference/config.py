@@ -78,9 +78,10 @@ class InferenceSettings(ProcessSettings):
     """What to load beside the artifact that serves, so that requests can ask for it and overload
     can be met by it: names of artifacts, `exact`, `balanced` or `fast` for the fastest that gives
     this, or `all`; each takes memory and time to load."""
-    choose_artifact_budget_s: float = Field(5.0, ge=0, le=3600)
-    """How long the artifacts of a version may be measured against each other when it is first
-    loaded here; raise it for versions of many, set it to 0 to go by the publisher's figures."""
+    choose_artifact_budget_s: float = Field(60.0, ge=0, le=3600)
+    """How long the artifacts of a version may be measured against each other, at low priority while
+    the publisher's fastest serves; raise it for versions of many artifacts and on machines that are
+    never idle, set it to 0 to stay with the publisher's figures."""
     choice_file: str = "~/.cache/flambeau/artifact_choices.json"
     """Where it is remembered which artifact was the fastest; change it where the home folder is
     read-only, empty it to measure at every start."""

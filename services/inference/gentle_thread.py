@@ -35,12 +35,19 @@ def run_gently(work: Callable[[], T]) -> T:
     return start_gently(work).result()
 
 
-def start_gently(work: Callable[[], T]) -> "Future[T]":
-    """The same, and waits for nothing; the thread ends with the process at the latest."""
+def start_gently(work: Callable[[], T], steps: int = NICENESS) -> "Future[T]":
+    """The same, and waits for nothing; the thread ends with the process at the latest.
+
+    Args:
+        work: what to run.
+        steps: of niceness. What holds the interpreter's lock for long wants few: on a machine that
+            others keep busy, the event loop waits until the thread is given the processor.
+    """
     outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # whoever waits no more does not end it
 
     def run() -> None:
-        step_back(NICENESS)
+        step_back(steps)
         try:
             outcome.set_result(work())
         except BaseException as error:

@@ -93,6 +93,8 @@ class Instance:
         self.started_at = 0.0
         """When the present run of the backend began; a `time.monotonic()` second."""
         self.abandoned = False
+        self.retired = False
+        """Whether it is to end after its present batch; set by the loop."""
         self._opening = False
         name = f"worker-{lane.model}-{lane.version}"
         # A thread that never comes back from its model must not keep the process from ending.

@@ -7,6 +7,9 @@ Rules kept here: a version is announced ready only when its worker takes request
 not fit into memory is refused with the figures, or pushes out the idle version used longest ago
 (`when_memory_full`); a version that leaves answers what it holds before its backends close.
 
+A version is loaded by the publisher's figures, or by what is remembered; when another artifact
+has been found to be faster here, its lane goes over to that one while it serves (`exchange`).
+
 A version has a lane for the artifact that answers by default, and one for each further artifact
 that `keep_artifacts` asks for. Those load after it, push nothing out, and leave with it; what
 becomes of them never touches the version itself.
@@ -14,20 +17,22 @@ becomes of them never touches the version itself.
 
 import asyncio
 import dataclasses
-import functools
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from typing import TypeVar
 
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from services.inference.artifact_needs import UnprobedError
-from services.inference.backends.device import Device
+from services.inference.backends.device import CPU, Device
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.batcher import batch_rules
 from services.inference.device_turns import DeviceTurns
-from services.inference.kept_artifacts import accuracy_loss, kept_names
+from services.inference.kept_artifacts import kept_names
 from services.inference.latency import LatencyModel
+from services.inference.load_turns import Load, LoadTurns
+from services.inference.loaded_lane import LoadedLane, close_backends, served_facts, size_bytes
 from services.inference.loader import (
     LoadedVersion,
     LoadError,
@@ -38,36 +43,21 @@ from services.inference.loader import (
 from services.inference.memory_admission import MemoryAdmission
 from services.inference.model_failure import in_thread, told
 from services.inference.policy import LanePolicy, ServingPolicy
-from services.inference.warm_up import row_ms
 from services.inference.worker import Worker, WorkerPlan
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
-from services.queueing.records import Lane, ServedArtifact, ServedVersion
+from services.queueing.records import Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.lanes")
 
+T = TypeVar("T")
+
 MAX_TRIES = 100
 """Of a version's artifacts, in one load."""
 SHARE_OF_DEVICE = 0.9
 """How much of a device's memory may be used when nothing else was said."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    worker: Worker
-    device: Device
-    facts: ServedArtifact
-    platform: str
-    manifest: Manifest
-    row_ms: Mapping[str, float]
-    """Of the version's artifacts, as far as they were measured when this one was loaded."""
-    task: asyncio.Task[None]
-    """Ends when the worker's backends are closed."""
-    taken_bytes: int
-    refused: set[str] = field(default_factory=set)
-    """Names of further artifacts that could not be loaded."""
 
 
 class Lanes:
@@ -88,12 +78,11 @@ class Lanes:
         self._metrics = metrics
         self._policy = policy
         self._tracer = tracer
-        self._loaded: dict[Lane, _Loaded] = {}
+        self._loaded: dict[Lane, LoadedLane] = {}
         self._draining: dict[Lane, Worker] = {}
         self._turns: dict[Device, DeviceTurns] = {}
         self._memory: dict[Device, MemoryAdmission] = {}
-        self._one_at_a_time = asyncio.Lock()
-        """Held while a version loads, so that what it takes is not charged to another."""
+        self._load_turns = LoadTurns(len(os.sched_getaffinity(0)))
 
     def __contains__(self, lane: Lane) -> bool:
         """Whether a lane is loaded, or still finishing."""
@@ -111,15 +100,25 @@ class Lanes:
             if not lane.artifact and (not model or lane.model == model)
         ]
 
-    async def load(self, lane: Lane, tasks: asyncio.TaskGroup) -> None:
+    async def load(self, lane: Lane, tasks: asyncio.TaskGroup, *, gently: bool = True) -> None:
         """Loads a version and starts its worker.
+
+        Args:
+            lane: the default one of the version.
+            tasks: where its worker runs.
+            gently: whether something is served meanwhile, which goes first.
 
         Raises:
             LoadError: no artifact of it can be served here, or it does not fit.
             StoreError: its files are broken or out of reach.
         """
         policy = self._policy.lane_of(lane.model)
-        await self._once_tried(policy, functools.partial(self._load, lane, policy, tasks))
+        policy = dataclasses.replace(policy, load=dataclasses.replace(policy.load, gently=gently))
+        manifest = await in_thread(self._store.manifest, lane.model, lane.version)
+        file_bytes = min(size_bytes(artifact) for artifact in manifest.artifacts)
+        await self._once_tried(
+            lane, file_bytes, policy, lambda load: self._load(load, manifest, policy, tasks)
+        )
 
     async def load_kept(self, lane: Lane, tasks: asyncio.TaskGroup) -> None:
         """Loads the further artifacts of a version that are to be kept and are not loaded yet.
@@ -128,19 +127,90 @@ class Lanes:
         """
         policy = self._policy.lane_of(lane.model)
         while policy.load.keep and (further := self._next_kept(lane, policy)) is not None:
-            load = functools.partial(self._load_kept, further, policy, tasks)
-            await self._once_tried(policy, load)
+            file_bytes = size_bytes(self._artifact(further))
+            await self._once_tried(
+                further, file_bytes, policy, lambda load: self._load_kept(load, policy, tasks)
+            )
 
-    async def _once_tried(self, policy: LanePolicy, load: Callable[[], Awaitable[None]]) -> None:
+    async def _once_tried(
+        self,
+        lane: Lane,
+        file_bytes: int,
+        policy: LanePolicy,
+        work: Callable[[Load], Awaitable[T]],
+    ) -> T:
         """Loads in its turn. An artifact that must be tried first holds up nobody meanwhile."""
+        device = policy.load.backend.device
+
+        def room_bytes() -> int:
+            memory = self._memory.get(device)
+            return memory.room_bytes(lane) if memory and device == CPU else 0
+
         for _ in range(MAX_TRIES):
             try:
-                async with self._one_at_a_time:
-                    return await load()
+                async with self._load_turns.turn(lane, file_bytes, room_bytes) as load:
+                    return await work(load)
             except UnprobedError as error:
                 assert policy.load.needs is not None
                 await policy.load.needs.find_out(error.case)
         raise LoadError(f"what its artifacts take is not known after {MAX_TRIES} tries")
+
+    def next_unchosen(self) -> Lane | None:
+        """A version whose artifacts have not been measured against each other, if there is one."""
+        waiting = (lane for lane, loaded in self._loaded.items() if not loaded.is_chosen)
+        return next(waiting, None)
+
+    def set_chosen(self, lane: Lane) -> None:
+        """Notes that nothing is left to be measured of a version, until it is loaded again."""
+        self._loaded[lane] = dataclasses.replace(self._loaded[lane], is_chosen=True)
+
+    def plan_of(self, lane: Lane) -> tuple[Manifest, LoadOptions]:
+        """What a loaded version is, and how it runs."""
+        loaded, load = self._loaded[lane], self._policy.lane_of(lane.model).load
+        room_bytes = self._memory[loaded.device].room_bytes(lane)
+        return loaded.manifest, dataclasses.replace(load, room_bytes=room_bytes)
+
+    async def exchange(
+        self, lane: Lane, artifact: str, row_ms: Mapping[str, float], tasks: asyncio.TaskGroup
+    ) -> bool:
+        """Lets a version that serves go over to another of its artifacts; no request fails.
+
+        One that cannot be loaded, or does not fit beside the present one, is logged, and the
+        version stays as it is.
+
+        Args:
+            lane: of the version.
+            artifact: the name of the other one.
+            row_ms: what was measured of the version's artifacts.
+            tasks: where lanes run.
+
+        Returns:
+            Whether it went over.
+        """
+        loaded = self._loaded.get(lane)
+        if loaded is None:  # it was unloaded meanwhile
+            return False
+        self._loaded[lane] = loaded = dataclasses.replace(loaded, row_ms=row_ms)
+        if loaded.facts.name == artifact:
+            return False
+        further = lane._replace(artifact=artifact)
+        policy = self._policy.lane_of(lane.model)
+        file_bytes = size_bytes(self._artifact(further))
+        opened = await self._once_tried(
+            further, file_bytes, policy, lambda load: self._open_further(load, policy)
+        )
+        if opened is None:
+            return False
+        version, taken = opened
+        present = self._loaded.get(lane)
+        if present is None or present.worker is not loaded.worker:
+            await close_backends(version)
+            return False
+        self._go_over(lane, version, taken)
+        if policy.load.keep:
+            await self.load_kept(lane, tasks)
+            self._close_unwanted(lane, policy)
+        return True
 
     def abandon_runs(self) -> None:
         """Waits for no run any more; see `Worker.abandon_runs`."""
@@ -154,22 +224,22 @@ class Lanes:
         if not self._close(lane) and lane not in self._draining:  # it never loaded
             self._metrics.forget_lane(lane.model, lane.version)
 
-    async def _load(self, lane: Lane, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
-        device = policy.load.backend.device
+    async def _load(
+        self, load: Load, manifest: Manifest, policy: LanePolicy, tasks: asyncio.TaskGroup
+    ) -> None:
+        lane, device = load.lane, policy.load.backend.device
         memory = await self._memory_in_use(device)
-        manifest = await in_thread(self._store.manifest, lane.model, lane.version)
-        file_bytes = min(_size_bytes(artifact) for artifact in manifest.artifacts)
-        leaving = self._make_room(memory, lane, memory.expected_bytes(lane, file_bytes))
+        leaving = self._make_room(memory, lane, memory.expected_bytes(lane, load.file_bytes))
         if leaving:
             # Memory that is freed meanwhile would pass for memory that this version did not take.
             await asyncio.wait(leaving)
             await self._memory_in_use(device)
         options = dataclasses.replace(policy.load, room_bytes=memory.room_bytes(lane))
-        version, taken = await self._open(manifest, options)
+        version, taken = await self._open(load, manifest, options)
         try:
             self._make_room(memory, lane, taken)
         except Exception:
-            await _close_backends(version)
+            await close_backends(version)
             raise
         memory.loaded(lane, taken)
         try:
@@ -177,35 +247,61 @@ class Lanes:
         except Exception:
             if lane not in self._loaded:
                 memory.unloaded(lane)
-                await _close_backends(version)
+                await close_backends(version)
             raise
+
+    def _artifact(self, further: Lane) -> Artifact:
+        """The artifact that a further lane of a loaded version is for."""
+        artifacts = self._loaded[further.default].manifest.artifacts
+        return next(a for a in artifacts if a.name == further.artifact)
 
     def _next_kept(self, lane: Lane, policy: LanePolicy) -> Lane | None:
         """The next further artifact of a version that is to be loaded."""
         loaded = self._loaded.get(lane)
         if loaded is None:
             return None
+        lanes = self._kept_lanes(lane, loaded, policy)
+        return next((further for further in lanes if further not in self), None)
+
+    def _kept_lanes(self, lane: Lane, loaded: LoadedLane, policy: LanePolicy) -> list[Lane]:
+        """Of the further artifacts that are to be loaded beside the default one."""
         manifest = loaded.manifest
         candidates = [a for a in fitting(manifest, policy.load) if a.name not in loaded.refused]
         default = loaded.facts.name
         names = kept_names(manifest, policy.load.keep, default, candidates, loaded.row_ms)
-        lanes = [lane._replace(artifact=name) for name in names]
-        return next((further for further in lanes if further not in self), None)
+        return [lane._replace(artifact=name) for name in names]
 
-    async def _load_kept(self, lane: Lane, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
+    async def _load_kept(self, load: Load, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
         """Loads a further artifact of a version, if there is room for it."""
-        loaded = self._loaded.get(lane.default)
-        if loaded is None:  # it was unloaded meanwhile
+        lane, loaded = load.lane, self._loaded.get(load.lane.default)
+        if lane in self:  # somebody else was first
             return
-        manifest, memory = loaded.manifest, self._memory[loaded.device]
+        opened = await self._open_further(load, policy)
+        if opened is None:
+            return
+        version, taken = opened
+        present = self._loaded.get(lane.default)
+        if loaded is None or present is None or present.worker is not loaded.worker:
+            await close_backends(version)
+            return
+        self._memory[present.device].loaded(lane, taken)
+        self._start(version, lane, taken, policy, tasks)
+
+    async def _open_further(
+        self, load: Load, policy: LanePolicy
+    ) -> tuple[LoadedVersion, int] | None:
+        """Opens another artifact of a loaded version; None, and a log line, if that cannot be."""
+        lane, loaded = load.lane, self._loaded.get(load.lane.default)
+        if loaded is None:  # it was unloaded meanwhile
+            return None
+        memory = self._memory[loaded.device]
         options = dataclasses.replace(
             policy.load, artifact=lane.artifact, room_bytes=memory.room_bytes(lane)
         )
-        artifact = next(a for a in manifest.artifacts if a.name == lane.artifact)
         version = None
         try:
-            memory.to_unload(lane, memory.expected_bytes(lane, _size_bytes(artifact)), ())
-            version, taken = await self._open(manifest, options)
+            memory.to_unload(lane, memory.expected_bytes(lane, load.file_bytes), ())
+            version, taken = await self._open(load, loaded.manifest, options)
             memory.to_unload(lane, taken, ())
         except UnprobedError:
             raise
@@ -220,22 +316,48 @@ class Lanes:
             self._metrics.failed_verifications.labels(lane.model, str(lane.version)).inc(
                 failed_replays
             )
-        else:
-            if self._loaded.get(lane.default) is loaded:
-                memory.loaded(lane, taken)
-                self._start(version, lane, taken, policy, tasks)
-                return
-        if version is not None:
-            await _close_backends(version)
+            if version is not None:
+                await close_backends(version)
+            return None
+        return version, taken
 
-    async def _open(self, manifest: Manifest, options: LoadOptions) -> tuple[LoadedVersion, int]:
+    def _go_over(self, lane: Lane, version: LoadedVersion, taken_bytes: int) -> None:
+        """Runs every later batch of a version on the artifact that was opened."""
+        loaded = self._loaded[lane]
+        loaded.worker.go_over_to(
+            version.backends, version.reopen, version.latency_s, version.row_elements
+        )
+        self._loaded[lane] = dataclasses.replace(
+            loaded,
+            facts=served_facts(version, lane),
+            platform=version.backends[0].platform,
+            taken_bytes=taken_bytes,
+        )
+        self._memory[loaded.device].loaded(lane, taken_bytes)
+        self._tell_memory(lane)
+        self._announce(lane)
+
+    def _close_unwanted(self, lane: Lane, policy: LanePolicy) -> None:
+        """Closes further lanes that are not to be kept beside what answers by default now."""
+        loaded = self._loaded.get(lane)
+        if loaded is None:
+            return
+        wanted = set(self._kept_lanes(lane, loaded, policy))
+        for part in self._parts(lane):
+            if part.artifact and part not in wanted:
+                self._close_part(part)
+        self._announce(lane)
+
+    async def _open(
+        self, load: Load, manifest: Manifest, options: LoadOptions
+    ) -> tuple[LoadedVersion, int]:
         """Loads an artifact. Returns it, and the bytes of its device that this took."""
         device = options.backend.device
         before = device_memory_bytes(device).used_bytes
         version = await in_thread(load_version, self._store, manifest, options)
         own = sum(backend.process_bytes() for backend in version.backends)
-        measured = max(device_memory_bytes(device).used_bytes - before, 0) + own
-        return version, max(measured, _size_bytes(version.artifact))
+        grown = max(device_memory_bytes(device).used_bytes - before, 0)
+        return version, max(int(grown * load.share) + own, size_bytes(version.artifact))
 
     def _make_room(
         self, memory: MemoryAdmission, lane: Lane, need_bytes: int
@@ -289,16 +411,15 @@ class Lanes:
         if device not in self._turns:
             self._turns[device] = DeviceTurns(self._policy.slots(device))
         worker = Worker(plan, self._turns[device], self._metrics, self._tracer)
-        platform, facts = version.backends[0].platform, _facts(version, lane)
+        platform, facts = version.backends[0].platform, served_facts(version, lane)
         task = tasks.create_task(worker.run(), name=f"worker {lane}")
-        self._loaded[lane] = _Loaded(
-            worker, device, facts, platform, version.manifest, version.row_ms, task,
-            taken_bytes,
+        self._loaded[lane] = LoadedLane(
+            worker, device, facts, platform, version.manifest, version.row_ms,
+            task, taken_bytes, version.is_chosen or bool(lane.artifact),
         )  # fmt: skip
         task.add_done_callback(lambda _: self._forget(lane))
         labels = (lane.model, str(lane.version))
-        taken = sum(part.taken_bytes for part in self._parts(lane.default).values())
-        self._metrics.memory_bytes.labels(*labels).set(taken)
+        self._tell_memory(lane.default)
         self._metrics.queue_depth.labels(*labels).set_function(lambda: self._waiting(lane.default))
         self._metrics.model_ready.labels(*labels).set(1)
         self._metrics.load_seconds.labels(*labels).observe(version.load_s)
@@ -316,6 +437,10 @@ class Lanes:
                    "agreement": version.parity.agreement},
         )  # fmt: skip
 
+    def _tell_memory(self, lane: Lane) -> None:
+        taken = sum(part.taken_bytes for part in self._parts(lane).values())
+        self._metrics.memory_bytes.labels(lane.model, str(lane.version)).set(taken)
+
     def _announce(self, lane: Lane) -> None:
         """Says what is loaded of a version that is ready."""
         default = self._loaded[lane]
@@ -331,7 +456,7 @@ class Lanes:
             )
         )
 
-    def _parts(self, lane: Lane) -> dict[Lane, _Loaded]:
+    def _parts(self, lane: Lane) -> dict[Lane, LoadedLane]:
         """What is loaded of a version, by lane: its default one first."""
         return {other: part for other, part in self._loaded.items() if other.default == lane}
 
@@ -341,15 +466,16 @@ class Lanes:
         workers = (loaded | self._draining).items()
         return sum(worker.waiting for other, worker in workers if other.default == lane)
 
-    def _close(self, lane: Lane) -> list[_Loaded]:
+    def _close(self, lane: Lane) -> list[LoadedLane]:
         """Lets no more requests in; what a version's workers hold is answered, then they close."""
-        parts = self._parts(lane)
-        for part, loaded in parts.items():
-            del self._loaded[part]
-            self._memory[loaded.device].unloaded(part)
-            self._draining[part] = loaded.worker
-            self._queue.close(part, loaded.worker.close)
-        return list(parts.values())
+        return [self._close_part(part) for part in self._parts(lane)]
+
+    def _close_part(self, part: Lane) -> LoadedLane:
+        loaded = self._loaded.pop(part)
+        self._memory[loaded.device].unloaded(part)
+        self._draining[part] = loaded.worker
+        self._queue.close(part, loaded.worker.close)
+        return loaded
 
     def _forget(self, lane: Lane) -> None:
         self._draining.pop(lane, None)
@@ -365,28 +491,8 @@ class Lanes:
         if memory is None:
             limit = self._policy.max_memory_bytes or int(total * SHARE_OF_DEVICE)
             memory = self._memory[device] = MemoryAdmission(limit, used)
-        elif not self._draining:  # what leaves holds memory that is nobody's any more
+        elif (
+            not self._draining and self._load_turns.is_quiet
+        ):  # what leaves holds memory that is nobody's any more
             memory.in_use(used)
         return memory
-
-
-async def _close_backends(version: LoadedVersion) -> None:
-    for backend in version.backends:
-        await asyncio.to_thread(backend.close)
-
-
-def _facts(version: LoadedVersion, lane: Lane) -> ServedArtifact:
-    """What gateways are told of an artifact."""
-    artifact = version.artifact
-    return ServedArtifact(
-        name=artifact.name,
-        precision=artifact.precision,
-        accuracy_loss=accuracy_loss(version.manifest, artifact),
-        row_ms=row_ms(version.latency_s),
-        lane=lane,
-    )
-
-
-def _size_bytes(artifact: Artifact) -> int:
-    """Of all its files."""
-    return sum(entry.size_bytes for entry in artifact.all_files())

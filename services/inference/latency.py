@@ -55,6 +55,10 @@ class LatencyCurve:
     def __init__(self, max_rows: int, seeds: Mapping[int, float]) -> None:
         sizes = {2**power for power in range(max_rows.bit_length()) if 2**power < max_rows}
         self._sizes: list[int] = sorted(sizes | {max_rows})
+        self.begin_anew(seeds)
+
+    def begin_anew(self, seeds: Mapping[int, float]) -> None:
+        """Forgets every run, for other ones come now; see the class."""
         self._seconds: list[float] = []
         self._spread = FIRST_SPREAD
         self._doubts = [0] * len(self._sizes)
@@ -62,7 +66,7 @@ class LatencyCurve:
         """Runs learned from."""
         self._probe_at = PROBE_EVERY - 1
         self._probe_step = 1
-        self.best_rows = max_rows
+        self.best_rows = self._sizes[-1]
         """The size with the most rows a second, with what a batch costs beside its run."""
         self.best_s = 0.0
         """Expected seconds of a batch of `best_rows`."""
@@ -208,6 +212,14 @@ class LatencyModel:
         self._seeds = dict(seeds or {})
         self._seed_elements = max(seed_elements, 1)
         self._curves: OrderedDict[Hashable, LatencyCurve] = OrderedDict()
+        self._elements: dict[Hashable, int] = {}
+        """Of a row of each curve."""
+
+    def begin_anew(self, seeds: Mapping[int, float], seed_elements: int) -> None:
+        """Forgets what was learned: another artifact runs from now on; see the class."""
+        self._seeds, self._seed_elements = dict(seeds), max(seed_elements, 1)
+        for shape, curve in self._curves.items():
+            curve.begin_anew(self._seeds_for(self._elements[shape]))
 
     def curve(self, shape: Hashable, elements: int) -> LatencyCurve:
         """The curve of one shape; a new one starts from the seeds.
@@ -224,14 +236,19 @@ class LatencyModel:
         if curve is not None:
             self._curves.move_to_end(shape)
         else:
-            scale = elements / self._seed_elements
-            known = self._seeds if scale <= FAMILIAR else {}
-            fixed_s = _fixed_s(known)
-            seeds = {rows: fixed_s + (s - fixed_s) * scale for rows, s in known.items()}
-            curve = self._curves[shape] = LatencyCurve(self._max_rows, seeds)
+            curve = self._curves[shape] = LatencyCurve(self._max_rows, self._seeds_for(elements))
+            self._elements[shape] = elements
             if len(self._curves) > MAX_CURVES:
-                self._curves.popitem(last=False)
+                oldest, _ = self._curves.popitem(last=False)
+                del self._elements[oldest]
         return curve
+
+    def _seeds_for(self, elements: int) -> dict[int, float]:
+        """The seeds, scaled to rows of so many elements."""
+        scale = elements / self._seed_elements
+        known = self._seeds if scale <= FAMILIAR else {}
+        fixed_s = _fixed_s(known)
+        return {rows: fixed_s + (s - fixed_s) * scale for rows, s in known.items()}
 
 
 def _fixed_s(seeds: Mapping[int, float]) -> float:

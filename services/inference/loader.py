@@ -1,8 +1,7 @@
 """Loads one version: reads, checks, opens, replays and warms the fastest artifact that passes.
 
-Which is the fastest is measured (`artifact_choice.py`), each artifact in a process of its own at
-low priority, and only the chosen one is opened here: neither the memory nor the libraries of the
-others stay, none of them can end this process, and what is served meanwhile does not feel it.
+The fastest is the one that this machine remembers (`artifact_choice.py`), or else the publisher's:
+`background_choice.py` measures afterwards, while it serves.
 
 In: a store, a model and a version. Out: a backend proven on this machine, or the reasons why no
 artifact is.
@@ -27,7 +26,7 @@ from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.errors import BackendError
-from services.inference.artifact_choice import ChoiceRules, Ranked, by_choice, choice_key
+from services.inference.artifact_choice import ChoiceRules, choice_key, ranked
 from services.inference.artifact_needs import ArtifactNeeds, UnprobedError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
@@ -40,16 +39,10 @@ from services.inference.gentle_thread import run_gently
 from services.inference.isolation.probe import ProbeFiles
 from services.inference.kept_artifacts import is_accurate
 from services.inference.trust import Trust
-from services.inference.warm_up import row_ms, warm_up, with_certificate
+from services.inference.warm_up import warm_up, with_certificate
 from services.queueing.artifact_rules import Accuracy
 
 logger = logging.getLogger("flambeau.loader")
-
-MEASURED_RUNS = 3
-"""Of each batch size, when artifacts are compared: the fastest counts."""
-
-MEASURE_BUDGET_S = 1.0
-"""How long the runs of one of them may take; starting its process and opening it come first."""
 
 MAX_STEP_BYTES = 2**20
 """Of the Python step's source."""
@@ -95,6 +88,8 @@ class LoadOptions:
     """What must be signed, and by whom."""
     needs: ArtifactNeeds | None = None
     """Knows what artifacts take; None opens them untried."""
+    gently: bool = True
+    """Whether to load at low priority, for something is served meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +110,28 @@ class LoadedVersion:
     load_s: float
     row_ms: Mapping[str, float]
     """Milliseconds a row of the artifacts that were measured against each other, by name."""
+    is_chosen: bool = True
+    """Whether nothing is left to be measured: it was, is not to be, or there is no other."""
     failed_replays: int = 0
     """How many faster artifacts ran and missed their tolerance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The artifacts of a version that may be served here."""
+
+    fitting: list[Artifact]
+    """Those that this machine can run, in the publisher's order; all of them are measured."""
+    unfit: list[Artifact]
+    """Those that it cannot, and that would be wanted: for the reason."""
+    wanted: Callable[[Artifact], bool]
+    """Whether one may answer by default."""
+    key: str
+    """What a choice among them is remembered under."""
+
+    def are_measured(self, options: LoadOptions) -> bool:
+        """Whether there is a choice to be made, and it is to be made by measuring."""
+        return options.choice.budget_s > 0 and len(self.fitting) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +158,11 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
     golden = read_golden(store, manifest)
     reasons: list[str] = []
     failed_replays = 0
-    key, ranked = _ranked(store, manifest, golden, options)
-    for artifact in ranked.artifacts:
+    found = candidates_of(manifest, options)
+    memory = ChoiceMemory(options.choice.file)
+    choice = memory.recall(found.key) if found.are_measured(options) else None
+    order = ranked(found.fitting, choice, found.wanted)
+    for artifact in [*order.artifacts, *found.unfit]:
         open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
         proven: list[_Proven] = []
         try:
@@ -164,7 +182,8 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
                        "artifact": artifact.name,
                        "reason": reason},
             )  # fmt: skip
-            ChoiceMemory(options.choice.file).forget(key)
+            memory.forget(found.key)
+            choice = None
             continue
         return LoadedVersion(
             manifest=manifest,
@@ -175,7 +194,8 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
             latency_s=proven[0].latency_s,
             row_elements=sum(array[:1].size for array in golden.inputs.values()),
             load_s=time.monotonic() - started,
-            row_ms=ranked.row_ms,
+            row_ms=order.row_ms,
+            is_chosen=choice is not None or not found.are_measured(options),
             failed_replays=failed_replays,
         )
     raise LoadError("; ".join(reasons), failed_replays)
@@ -208,7 +228,35 @@ def replay(
     return compare(right, joined, embeddings)
 
 
-def _candidates(manifest: Manifest, artifact_name: str) -> list[Artifact]:
+def candidates_of(manifest: Manifest, options: LoadOptions) -> Candidates:
+    """The artifacts that may be served here.
+
+    Raises:
+        LoadError: there is none of the name, or none of the accuracy, that is asked for.
+    """
+    artifacts = _named(manifest, options.artifact)
+
+    def wanted(artifact: Artifact) -> bool:
+        return bool(options.artifact) or is_accurate(manifest, artifact, options.accuracy)
+
+    if not any(map(wanted, artifacts)):
+        names = ", ".join(f"{a.name} ({a.precision})" for a in artifacts)
+        raise LoadError(
+            f"none of its artifacts is {options.accuracy} (accuracy={options.accuracy}); it has: "
+            f"{names}; publish one, or set another accuracy"
+        )
+    if not options.keep:  # then the others need not be measured
+        artifacts = [artifact for artifact in artifacts if wanted(artifact)]
+    fitting = [artifact for artifact in artifacts if _fits(artifact, manifest, options)]
+    return Candidates(
+        fitting=fitting,
+        unfit=[a for a in artifacts if a not in fitting and wanted(a)],
+        wanted=wanted,
+        key=choice_key(manifest, fitting, options.backend),
+    )
+
+
+def _named(manifest: Manifest, artifact_name: str) -> list[Artifact]:
     if not artifact_name:
         return manifest.artifacts_by_speed()
     chosen = [a for a in manifest.artifacts if a.name == artifact_name]
@@ -216,31 +264,6 @@ def _candidates(manifest: Manifest, artifact_name: str) -> list[Artifact]:
         names = ", ".join(a.name for a in manifest.artifacts)
         raise LoadError(f"it has no artifact '{artifact_name}'; it has: {names}")
     return chosen
-
-
-def _ranked(
-    store: ModelStore, manifest: Manifest, golden: GoldenRows, options: LoadOptions
-) -> tuple[str, Ranked]:
-    """What the choice is remembered under, and the candidates as they are to be tried."""
-    candidates = _candidates(manifest, options.artifact)
-
-    def wanted(artifact: Artifact) -> bool:
-        return bool(options.artifact) or is_accurate(manifest, artifact, options.accuracy)
-
-    if not any(map(wanted, candidates)):
-        names = ", ".join(f"{a.name} ({a.precision})" for a in candidates)
-        raise LoadError(
-            f"none of its artifacts is {options.accuracy} (accuracy={options.accuracy}); it has: "
-            f"{names}; publish one, or set another accuracy"
-        )
-    if not options.keep:  # then the others need not be measured
-        candidates = [artifact for artifact in candidates if wanted(artifact)]
-    fitting = [artifact for artifact in candidates if _fits(artifact, manifest, options)]
-    key = choice_key(manifest, fitting, options.backend)
-    measure = functools.partial(_measure, store, manifest, golden, options)
-    ranked = by_choice(manifest, fitting, measure, options.choice, key, wanted)
-    unfit = [a for a in candidates if a not in fitting and wanted(a)]
-    return key, Ranked([*ranked.artifacts, *unfit], ranked.row_ms)
 
 
 def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
@@ -266,10 +289,15 @@ def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | No
     return None
 
 
-def _read(
+def read_artifact(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> tuple[bytes, bytes, StepCode | None]:
-    """An artifact that may be loaded here, its weights if they lie apart, and the Python step."""
+    """An artifact that may be loaded here, its weights if they lie apart, and the Python step.
+
+    Raises:
+        StoreError: it must be signed and is not, or a file is broken or out of reach.
+        LoadError, UnfitArtifactError: nothing here can run it.
+    """
     options.trust.check(store, manifest, artifact)
     for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
         if spec.datatype in UNSERVABLE_DATATYPES:
@@ -300,7 +328,7 @@ def _open(
     if options.needs is not None and not options.isolate:
         files = functools.partial(_probe_files, store, manifest, artifact, options)
         options.needs.check(manifest, artifact, options.backend, files)
-    data, weights, code = _read(store, manifest, artifact, options)
+    data, weights, code = read_artifact(store, manifest, artifact, options)
     opens = open_backend
     if options.isolate:
         from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -320,7 +348,7 @@ def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
 def _probe_files(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> ProbeFiles:
-    data, weights, code = _read(store, manifest, artifact, options)
+    data, weights, code = read_artifact(store, manifest, artifact, options)
     return ProbeFiles(
         golden=store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES),
         data=data,
@@ -344,62 +372,27 @@ def _open_and_prove(
     def open_and_prove() -> _Proven:
         backend = _open(store, manifest, artifact, options)
         try:
-            parity = _prove(backend, golden, manifest, artifact)
+            parity = prove(backend, golden, manifest, artifact)
             latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
         except BaseException:
             backend.close()
             raise
         return _Proven(backend, parity, with_certificate(latency_s, artifact.latency_ms))
 
-    return run_gently(open_and_prove) if alone else open_and_prove()
+    return run_gently(open_and_prove) if alone and options.gently else open_and_prove()
 
 
-def _prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
+def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
+    """Replays the golden inputs.
+
+    Raises:
+        LoadError: they do not give the golden outputs within the artifact's tolerance.
+    """
     tolerance = artifact.verification.tolerance
     parity = replay(backend, golden, manifest.signature.max_batch_size, tolerance.embeddings)
     if failure := parity.failure(tolerance):
         raise LoadError(f"replaying the golden inputs on this machine: {failure}", 1)
     return parity
-
-
-def _measure(
-    store: ModelStore,
-    manifest: Manifest,
-    golden: GoldenRows,
-    options: LoadOptions,
-    artifact: Artifact,
-) -> float:
-    """Milliseconds a row of an artifact at its best batch size, in a process of its own.
-
-    With one thread on the CPU it is the process's own time, which nobody else's work adds to.
-    """
-    from services.inference.isolation.isolated_backend import open_isolated_backend
-
-    data, weights, code = _read(store, manifest, artifact, options)
-    backend = open_isolated_backend(
-        artifact,
-        data,
-        manifest.signature,
-        options.backend,
-        weights=weights,
-        code=code,
-        gently=True,
-        memory_limit_bytes=memory_limit_bytes(artifact, options),
-    )
-    try:
-        _prove(backend, golden, manifest, artifact)
-        own_time = options.backend.runs_in_the_calling_thread
-        latency_s = warm_up(
-            backend,
-            golden,
-            manifest.signature.max_batch_size,
-            backend.cpu_seconds if own_time else time.monotonic,
-            repeats=MEASURED_RUNS,
-            budget_s=MEASURE_BUDGET_S,
-        )
-    finally:
-        backend.close()
-    return row_ms(latency_s)
 
 
 def _run_rows(backend: Backend, golden: GoldenRows, start: int, stop: int) -> dict[str, Array]:

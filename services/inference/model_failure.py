@@ -27,16 +27,21 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     Raises:
         Exception: what it raises; a `LoadError` in the place of what is none.
     """
+    return await asyncio.to_thread(lambda: guarded(work, *args, **kwargs))
 
-    def guarded() -> T:
-        try:
-            return work(*args, **kwargs)
-        except Exception:
-            raise
-        except BaseException as error:
-            raise LoadError(f"it ended the thread that reads it: {error!r}") from error
 
-    return await asyncio.to_thread(guarded)
+def guarded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does work on one model in the thread that calls.
+
+    Raises:
+        Exception: as `in_thread`.
+    """
+    try:
+        return work(*args, **kwargs)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise LoadError(f"it ended the thread that reads it: {error!r}") from error
 
 
 def told(error: BaseException) -> str:

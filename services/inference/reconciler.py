@@ -8,7 +8,8 @@ One pass, in order:
 3. load what should be served and is not: read, check, replay, warm up;
 4. make the wanted version live, once it is ready;
 5. withdraw what should no longer be served, let its worker finish, and unload it;
-6. load the further artifacts that are to be kept of what is served.
+6. load the further artifacts that are to be kept of what is served;
+7. after the first pass, have measured in the background which artifact of each is the fastest.
 
 Rules kept here: a version becomes live only when it is ready, and the old one goes only after
 that, so moving a pointer fails no request; a version that failed is named with its reason and
@@ -28,6 +29,7 @@ from model_store.errors import StorageError
 from model_store.listing import ModelListing
 from model_store.pointers import PRODUCTION, Pointers
 from model_store.store import ModelStore
+from services.inference.background_choice import BackgroundChoice
 from services.inference.lanes import Lanes
 from services.inference.loader import LoadError
 from services.inference.model_failure import in_thread, is_expected, told
@@ -66,6 +68,8 @@ class Reconciler:
     ) -> None:
         self._store = store
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
+        self._background_choice = BackgroundChoice(store, self._lanes)
+        self._choosing: asyncio.Task[None] | None = None
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
@@ -91,10 +95,11 @@ class Reconciler:
             while not stop.is_set():
                 await self._pass(workers)
                 after_pass()
+                self._choose(workers)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._policy.poll_interval_s):
                         await stop.wait()
-            for task in list(self._converging.values()):
+            for task in (*self._converging.values(), *([self._choosing] if self._choosing else [])):
                 task.cancel()
             for lane in self._lanes.loaded():
                 self._lanes.unload(lane)
@@ -166,6 +171,12 @@ class Reconciler:
         except Exception as error:
             return told(error)
 
+    def _choose(self, tasks: asyncio.TaskGroup) -> None:
+        """Has what was loaded by the publisher's figures measured, beside what is served."""
+        idle = self._choosing is None or self._choosing.done()
+        if self.converged_once and idle and self._lanes.next_unchosen() is not None:
+            self._choosing = tasks.create_task(self._background_choice.run(tasks), name="choice")
+
     def _wanted_models(self, listings: dict[str, ModelListing]) -> Iterable[str]:
         if self._policy.models:
             return self._policy.models
@@ -228,7 +239,7 @@ class Reconciler:
         if failed_at is None:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
         try:
-            await self._lanes.load(lane, workers)
+            await self._lanes.load(lane, workers, gently=self.converged_once)
         except Exception as error:
             model.failed_at[lane.version] = time.monotonic()
             self._announce_failure(lane, error)

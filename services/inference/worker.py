@@ -9,11 +9,12 @@ answered with an error; everything but the backend's run happens on the event lo
 """
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from model_store.signature import Signature
@@ -86,6 +87,8 @@ class Worker:
         self._idle: list[Instance] = []
         self._busy: set[Instance] = set()
         self._opening: set[Instance] = set()
+        self._leaving: list[Instance] = []
+        """Of an artifact that runs no more; each ends when its last batch has."""
         self._answering = 0
         """Batches that have run, and of whose answers some are not written yet."""
         self._asked = False
@@ -222,6 +225,33 @@ class Worker:
             self._watch(self._plan.execution_timeout_s)
         return expected_s
 
+    def go_over_to(
+        self,
+        backends: list[Backend],
+        reopen: Callable[[], Backend],
+        latency_s: Mapping[int, float],
+        row_elements: int,
+    ) -> None:
+        """Runs every later batch on other backends of the same signature; those that run finish.
+
+        Args:
+            backends: open ones; an instance each.
+            reopen: opens another, as proven as the first.
+            latency_s: seconds of one run by batch size.
+            row_elements: input elements of the rows that this was measured with.
+        """
+        self._plan = dataclasses.replace(self._plan, backends=backends, reopen=reopen)
+        self._plan.latency.begin_anew(latency_s, row_elements)
+        for instance in (*self._idle, *self._busy, *self._opening):
+            instance.retired = True
+        for instance in (*self._idle, *self._opening):
+            instance.stop()
+        self._leaving += [*self._idle, *self._busy]
+        self._opening.clear()
+        self._idle = [self._instance(backend) for backend in backends]
+        self._ask_spare()
+        self._turns.ask(self)
+
     async def run(self) -> None:
         """Waits until the lane is closed and all is answered, then closes the backends."""
         await self._emptied.wait()
@@ -231,8 +261,9 @@ class Worker:
                 timer.cancel()
         for instance in (*self._idle, *self._opening):
             instance.stop()
-        for instance in self._idle:
-            await asyncio.to_thread(instance.join)
+        for instance in (*self._idle, *self._leaving):
+            if not instance.abandoned:
+                await asyncio.to_thread(instance.join)
 
     def close(self) -> None:
         """Nothing more will come; `run` ends once all is answered."""
@@ -326,7 +357,10 @@ class Worker:
         self._pauses_until = now + PAUSE * took_s
         self._busy.discard(instance)
         instance.batch = None
-        self._idle.append(instance)
+        if instance.retired:
+            instance.stop()
+        else:
+            self._idle.append(instance)
         # The next batch first: it runs while these answers are written.
         self._give_turn_back(instance, report.seconds)
         self._answering += 1
@@ -423,7 +457,8 @@ class Worker:
         self._busy.discard(instance)
         instance.abandon()
         self._count_restart("blocked")
-        self._open_another()
+        if not instance.retired:
+            self._open_another()
         for entry in batch.entries:
             entry.finish(
                 BackendError(
@@ -440,7 +475,7 @@ class Worker:
 
     def _opened(self, instance: Instance, error: Exception | None) -> None:
         self._opening.discard(instance)
-        if self._emptied.is_set():
+        if self._emptied.is_set() or instance.retired:
             return  # it has been told to stop
         if error is None:
             self._idle.append(instance)

@@ -35,6 +35,7 @@ from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device_memory import resident_bytes
 from services.inference.backends.python_step import StepCode
+from services.inference.gentle_thread import run_gently
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
 
@@ -53,10 +54,11 @@ class IsolatedBackend(Backend):
     `buffer`, `run` and `close` belong to one thread at a time; `kill` to any, at any time.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, gently: bool = False) -> None:
         self.platform = ""
         self._name = name
-        self._process, self._channel = _start()
+        # A process has the priority of the thread that starts it, from its first import on.
+        self._process, self._channel = run_gently(_start) if gently else _start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
         self._killed = False
 
@@ -183,7 +185,7 @@ def open_isolated_backend(
         DeviceError: the device is not there, or opening took more than `OPEN_TIMEOUT_S`.
         WorkerProcessDiedError: the process ended while it opened the artifact.
     """
-    backend = IsolatedBackend(artifact.name)
+    backend = IsolatedBackend(artifact.name, gently=gently)
     try:
         backend.open(
             data,

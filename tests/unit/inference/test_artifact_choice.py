@@ -1,9 +1,10 @@
-"""Which artifact is served: the fastest here, measured once and remembered; time is faked."""
+"""Which artifact is served: the publisher's first, then the fastest here; time is faked."""
 
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from pydantic import JsonValue
 
 from model_store.manifest import Artifact, Manifest, PythonStep
 from model_store.store import ModelStore
-from services.inference import artifact_choice, loader
+from services.inference import artifact_choice, background_choice, loader
 from services.inference.artifact_choice import ChoiceRules, choice_key, choose
 from services.inference.backends import artifact_fit
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device
+from services.inference.background_choice import find_fastest
 from services.inference.choice_memory import LIMITS, MAX_CHOICES, Choice, ChoiceMemory
 from services.inference.isolation.isolated_backend import IsolatedBackend
 from services.inference.loader import LoadError, LoadOptions, load_version
@@ -40,6 +42,7 @@ class Machine:
         self.file = folder / "cache" / "choices.json"
         self.row_ms = {"onnx": 3.0, "onnx-1": 2.0, "onnx-2": 1.0}
         self.measured: list[str] = []
+        self.is_chosen = self.remembered = False
         self._store, self._manifest = ModelStore(str(folder / "store")), manifest
 
         def measure(*most: object) -> float:
@@ -50,16 +53,27 @@ class Machine:
                 raise LoadError("out of tolerance here")
             return self.row_ms[artifact.name]
 
-        patch.setattr(loader, "_measure", measure)
+        patch.setattr(background_choice, "measure", measure)
 
     def served(self, budget_s: float = 9, **options: object) -> str:
-        """The name of what is loaded."""
-        rules = ChoiceRules(budget_s=budget_s, file=str(self.file))
-        made = LoadOptions(choice=rules, **options)  # type: ignore[arg-type]
-        loaded = load_version(self._store, self._manifest, made)
+        """The name of what is loaded, by what was chosen before."""
+        loaded = load_version(self._store, self._manifest, self._options(budget_s, options))
         for backend in loaded.backends:
             backend.close()
+        self.is_chosen = loaded.is_chosen
         return loaded.artifact.name
+
+    def chosen(self, **options: object) -> str:
+        """The name of what is found to be the fastest while it serves; empty if nothing is."""
+        found = find_fastest(
+            self._store, self._manifest, self._options(9, options), threading.Event()
+        )
+        self.remembered = found is not None and found.remembered
+        return found.best.name if found else ""
+
+    def _options(self, budget_s: float, options: Mapping[str, object]) -> LoadOptions:
+        rules = ChoiceRules(budget_s=budget_s, file=str(self.file))
+        return LoadOptions(choice=rules, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -73,34 +87,41 @@ def ticking(seconds: float) -> Callable[[], float]:
     return lambda: next(times)
 
 
-def test_the_fastest_here_is_served_and_the_figures_are_said(
-    machine: Machine, caplog: pytest.LogCaptureFixture
+def test_the_publishers_fastest_is_served_at_once_and_nothing_is_measured(
+    machine: Machine,
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        assert machine.served() == "onnx-2"
-    assert machine.measured == ["onnx", "onnx-1", "onnx-2"]
-    (record,) = [record for record in caplog.records if record.message == "artifact chosen"]
-    said = record.__dict__
-    assert (said["artifact"], said["row_ms"]) == ("onnx-2", machine.row_ms)
-    assert (said["remembered"], said["unmeasured"]) == (False, [])
+    assert machine.served() == "onnx"
+    assert machine.measured == []
+    assert not machine.is_chosen
 
 
 def test_what_was_chosen_is_opened_directly_the_next_time(machine: Machine) -> None:
-    machine.served()
+    assert machine.chosen() == "onnx-2"
+    assert machine.measured == ["onnx", "onnx-1", "onnx-2"]
     machine.measured.clear()
     assert machine.served() == "onnx-2"
+    assert machine.is_chosen
+    assert machine.measured == []
+
+
+def test_a_version_of_the_same_files_is_measured_once(machine: Machine) -> None:
+    assert (machine.chosen(), machine.remembered) == ("onnx-2", False)
+    machine.measured.clear()
+    assert (machine.chosen(), machine.remembered) == ("onnx-2", True)
     assert machine.measured == []
 
 
 def test_without_a_budget_the_publishers_fastest_is_served(machine: Machine) -> None:
+    machine.chosen()
+    machine.file.unlink()
     assert machine.served(budget_s=0) == "onnx"
-    assert machine.measured == []
+    assert machine.is_chosen
     assert not machine.file.exists()
 
 
 def test_the_artifact_an_operator_names_is_not_measured(machine: Machine) -> None:
     assert machine.served(artifact="onnx-1") == "onnx-1"
-    assert machine.measured == []
+    assert machine.is_chosen
 
 
 def test_one_that_does_not_pass_cannot_win(
@@ -108,7 +129,8 @@ def test_one_that_does_not_pass_cannot_win(
 ) -> None:
     del machine.row_ms["onnx-2"]
     with caplog.at_level(logging.WARNING):
-        assert machine.served() == "onnx-1"
+        assert machine.chosen() == "onnx-1"
+    assert machine.served() == "onnx-1"
     (record,) = [record for record in caplog.records if record.message == "artifact not measured"]
     assert (record.__dict__["artifact"], record.__dict__["reason"]) == (
         "onnx-2",
@@ -116,16 +138,16 @@ def test_one_that_does_not_pass_cannot_win(
     )
 
 
-def test_if_none_can_be_measured_they_are_tried_in_their_order(machine: Machine) -> None:
+def test_if_none_can_be_measured_nothing_is_chosen(machine: Machine) -> None:
     machine.row_ms.clear()
-    assert machine.served() == "onnx"
+    assert machine.chosen() == ""
     assert not machine.file.exists()
 
 
 def test_one_that_is_chosen_and_fails_gives_way_and_is_forgotten(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert machine.served() == "onnx-2"
+    assert machine.chosen() == "onnx-2"
     opens = loader._open
 
     def open_most(store: object, manifest: object, artifact: Artifact, options: object) -> object:
@@ -135,9 +157,10 @@ def test_one_that_is_chosen_and_fails_gives_way_and_is_forgotten(
 
     monkeypatch.setattr(loader, "_open", open_most)
     assert machine.served() == "onnx"
+    assert not machine.is_chosen
     machine.measured.clear()
     machine.row_ms["onnx"] = 0.1
-    assert machine.served() == "onnx"
+    assert machine.chosen() == "onnx"
     assert machine.measured == ["onnx", "onnx-1", "onnx-2"]
 
 
@@ -150,7 +173,7 @@ def test_what_cannot_run_here_is_not_measured_and_not_served(
 
     monkeypatch.setattr(loader, "check_fit", fits)
     with caplog.at_level(logging.WARNING):
-        assert machine.served() == "onnx-1"
+        assert machine.chosen() == "onnx-1"
     assert machine.measured == ["onnx", "onnx-1"]
     assert [record.message for record in caplog.records] == ["artifact cannot run here"]
     assert "flambeau[other]" in caplog.records[0].__dict__["reason"]
@@ -160,7 +183,7 @@ def test_what_cannot_run_here_is_not_measured_and_not_served(
 
 def test_what_there_is_no_room_for_is_not_measured(machine: Machine, manifest: Manifest) -> None:
     room_bytes = manifest.artifacts[1].file.size_bytes
-    assert machine.served(room_bytes=room_bytes) == "onnx-1"
+    assert machine.chosen(room_bytes=room_bytes) == "onnx-1"
     assert machine.measured == ["onnx", "onnx-1"]
 
 
@@ -186,8 +209,8 @@ def test_artifacts_are_measured_one_at_a_time_and_leave_no_process(
     monkeypatch.setattr(IsolatedBackend, "close", closed)
     file = tmp_path / "choices.json"
     options = LoadOptions(choice=ChoiceRules(budget_s=1000, file=str(file)))
-    loaded = load_version(ModelStore(str(tmp_path / "store")), manifest, options)
-    loaded.backends[0].close()
+    store = ModelStore(str(tmp_path / "store"))
+    assert find_fastest(store, manifest, options, threading.Event()) is not None
     assert (now, most) == (0, 1)
     (choice,) = json.loads(file.read_text())["choices"].values()
     assert set(choice["row_ms"]) == {"onnx", "onnx-1", "onnx-2"}
@@ -201,7 +224,7 @@ def test_no_further_one_is_begun_once_the_budget_is_spent(manifest: Manifest) ->
         # The first does not pass, so that the second is measured however late it is.
         return choose(manifest, manifest.artifacts, lambda a: figures[a.name], budget_s, ticking(2))
 
-    assert found(1) == Choice(artifact="onnx-1", row_ms={"onnx-1": 1.0})
+    assert found(1) is None  # one alone says nothing, and is not to be remembered
     assert found(3) == Choice(artifact="onnx-2", row_ms=figures)
 
 
@@ -271,10 +294,14 @@ def test_a_broken_or_foreign_file_counts_as_empty(
     machine.file.parent.mkdir()
     machine.file.write_bytes(damage)
     assert ChoiceMemory(str(machine.file)).recall(KEY) is None
+    assert machine.served() == "onnx"
+    assert machine.chosen() == "onnx-2"
     assert machine.served() == "onnx-2"
-    machine.measured.clear()
-    assert machine.served() == "onnx-2"
-    assert machine.measured == []
+
+
+def test_nothing_is_measured_for_a_server_that_stops(machine: Machine, manifest: Manifest) -> None:
+    found = choose(manifest, manifest.artifacts, lambda _: 1.0, 9, stopped=lambda: True)
+    assert found is None
 
 
 def test_a_remembered_name_that_is_none_of_the_versions_harms_nothing(

@@ -1,6 +1,7 @@
 """Which artifacts are loaded beside the one that serves, and what becomes of them."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from model_store.manifest import Artifact, Manifest, Precision
 from model_store.metric import MeasuredMetric, better_of
 from model_store.store import ModelStore
+from services.inference import background_choice
 from services.inference import lanes as lanes_module
-from services.inference import loader
 from services.inference.artifact_choice import ChoiceRules
+from services.inference.background_choice import find_fastest
 from services.inference.kept_artifacts import accuracy_loss, is_accurate, kept_names
 from services.inference.loader import LoadedVersion, LoadError, LoadOptions, load_version
 from services.inference.policy import LanePolicy, ServingPolicy
@@ -157,11 +159,18 @@ def test_the_artifact_that_serves_gives_the_accuracy_that_is_set(
         asked.append(artifact.name)
         return row_ms[artifact.name]
 
-    monkeypatch.setattr(loader, "_measure", measure)
+    monkeypatch.setattr(background_choice, "measure", measure)
     assert served(folder, manifest, accuracy="exact") == ("onnx-1", {})
-    rules = ChoiceRules(budget_s=9)
+    rules = ChoiceRules(budget_s=9, file=str(folder.with_name("choices.json")))
+
+    def choose(**options: object) -> None:
+        made = LoadOptions(choice=rules, **options)  # type: ignore[arg-type]
+        assert find_fastest(ModelStore(str(folder)), manifest, made, threading.Event())
+
+    choose(accuracy="exact")
     assert served(folder, manifest, accuracy="exact", choice=rules)[0] == "onnx-3"
     assert asked == ["onnx-1", "onnx-3"]
+    choose(accuracy="exact", keep=("fast",))
     assert served(folder, manifest, accuracy="exact", keep=("fast",), choice=rules) == (
         "onnx-3",
         row_ms,
@@ -337,3 +346,85 @@ async def test_a_version_that_is_pushed_out_takes_along_what_was_kept_of_it(
     left = serving.directory.find("m")
     assert (left.lane, left.state) == (LANE, "unloaded")
     assert serving.announced() == {}
+
+
+async def test_a_version_goes_over_to_another_artifact_while_it_serves(
+    serving: Serving, manifest: Manifest
+) -> None:
+    serving.keep()
+    await serving.load(LANE)
+    live(serving)
+    before = asyncio.ensure_future(serving.serves(LANE))
+    assert await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 0.5}, serving._tasks)
+    assert await before
+    assert await serving.serves(LANE)
+    served = serving.directory.find("m")
+    assert (served.state, served.artifact) == ("ready", "onnx-1")
+    assert serving.announced() == {"onnx-1": LANE}
+    size = manifest.artifacts[1].file.size_bytes
+    assert serving.gauge("model_memory_bytes", LANE) == size
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {}, serving._tasks)
+
+
+async def test_what_is_kept_follows_a_version_that_goes_over(serving: Serving) -> None:
+    serving.keep("fast", "exact")
+    await serving.load(LANE)
+    live(serving)
+    assert serving.announced() == {"onnx": LANE, "onnx-1": LANE._replace(artifact="onnx-1")}
+    figures = {"onnx": 5.0, "onnx-1": 1.0, "onnx-2": 4.0, "onnx-3": 3.0}
+    assert await serving.lanes.exchange(LANE, "onnx-1", figures, serving._tasks)
+    assert serving.announced() == {"onnx-1": LANE}
+    assert await serving.serves(LANE)
+    assert not await serving.serves(LANE._replace(artifact="onnx-1"))
+
+
+async def test_an_artifact_that_cannot_be_loaded_leaves_the_version_as_it_is(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
+        if options.artifact:
+            raise LoadError("broken here")
+        return load_version(store, version, options)
+
+    monkeypatch.setattr(lanes_module, "load_version", load)
+    serving.keep()
+    await serving.load(LANE)
+    live(serving)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert serving.announced() == {"onnx": LANE}
+    assert await serving.serves(LANE)
+
+
+async def test_a_version_does_not_go_over_to_what_does_not_fit_beside_it(
+    serving: Serving, manifest: Manifest
+) -> None:
+    sizes = [artifact.file.size_bytes for artifact in manifest.artifacts]
+    serving.keep(max_memory_bytes=BASE_BYTES + sizes[0] + sizes[1] - 1)
+    await serving.load(LANE)
+    live(serving)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert serving.announced() == {"onnx": LANE}
+    assert await serving.serves(LANE)
+
+
+async def test_a_version_that_leaves_meanwhile_does_not_go_over(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, opened = asyncio.get_running_loop(), []
+
+    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
+        loaded = load_version(store, version, options)
+        if options.artifact:
+            opened.extend(loaded.backends)
+            asyncio.run_coroutine_threadsafe(unload(), loop).result()
+        return loaded
+
+    async def unload() -> None:
+        serving.lanes.unload(LANE)
+
+    monkeypatch.setattr(lanes_module, "load_version", load)
+    serving.keep()
+    await serving.load(LANE)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert len(opened) == 1
+    assert not await serving.serves(LANE)

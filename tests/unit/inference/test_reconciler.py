@@ -3,18 +3,23 @@
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from model_store.manifest import Artifact
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
-from services.inference import lanes
+from services.inference import background_choice, lanes
+from services.inference.artifact_choice import ChoiceRules
 from services.inference.backends.device_memory import DeviceMemory
-from services.inference.loader import LoadOptions
+from services.inference.loader import Candidates, LoadOptions
 from services.inference.policy import LanePolicy, ServingPolicy
 from services.inference.reconciler import Reconciler
 from services.queueing.directory import Directory
@@ -212,3 +217,84 @@ async def test_two_models_with_room_for_one_take_turns_as_they_are_asked_for(
 
 def _states(running: Running) -> dict[int, str]:
     return {s.lane.version: s.state for s in running.directory.all_versions()}
+
+
+def measuring(*row_ms: float) -> Callable[..., float]:
+    """In the place of `measure`: what the artifacts take, in the publisher's order."""
+
+    def measure(*most: object) -> float:
+        artifact = most[-1]
+        assert isinstance(artifact, Artifact)
+        return row_ms[int(artifact.name.partition("-")[2] or 0)]
+
+    return measure
+
+
+def chosen_by(file: Path) -> LanePolicy:
+    return LanePolicy(load=LoadOptions(choice=ChoiceRules(budget_s=9, file=str(file))))
+
+
+async def test_a_version_serves_by_the_publishers_figures_and_goes_over_to_the_fastest_here(
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    may_measure, file = threading.Event(), tmp_path.with_name(f"{tmp_path.name}.json")
+    measure = measuring(3.0, 2.0, 1.0)
+
+    def when_allowed(*most: object) -> float:
+        may_measure.wait(20)
+        return measure(*most)
+
+    monkeypatch.setattr(background_choice, "measure", when_allowed)
+    for model in ("a", "b"):
+        publish(str(tmp_path), model, linear(2), linear(2), linear(2))
+    with caplog.at_level(logging.INFO, "flambeau.loader"):
+        running = await start(lane=chosen_by(file))
+        assert running.directory.find("a").artifact == "onnx"
+        may_measure.set()
+        for model in ("a", "b"):
+            await running.until(lambda m=model: running.directory.find(m).artifact == "onnx-2")  # type: ignore[misc]
+        await running.until(lambda: len(chosen(caplog)) == 2)
+    first, second = chosen(caplog)
+    assert (first["artifact"], first["exchanged"], first["remembered"]) == ("onnx-2", True, False)
+    assert first["row_ms"] == {"onnx": 3.0, "onnx-1": 2.0, "onnx-2": 1.0}
+    assert (second["exchanged"], second["remembered"]) == (True, True)
+    again = await start(lane=chosen_by(file))
+    assert again.directory.find("a").artifact == "onnx-2"
+
+
+async def test_measuring_that_fails_costs_nothing_but_a_line(
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: object) -> Candidates:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(background_choice, "find_fastest", broken)
+    publish(str(tmp_path), "m", linear(2), linear(2))
+    with caplog.at_level(logging.WARNING, "flambeau.loader"):
+        running = await start(lane=chosen_by(tmp_path.with_name(f"{tmp_path.name}.json")))
+        await running.until(lambda: "artifact not chosen" in caplog.messages)
+    assert running.directory.find("m").artifact == "onnx"
+
+
+async def test_no_version_is_measured_once_enough_time_was_spent(
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(background_choice, "MOST_MEASURING_S", 0.0)
+    publish(str(tmp_path), "m", linear(2), linear(2))
+    with caplog.at_level(logging.WARNING, "flambeau.loader"):
+        running = await start(lane=chosen_by(tmp_path.with_name(f"{tmp_path.name}.json")))
+        await running.until(lambda: any("enough time" in said for said in caplog.messages))
+    assert running.directory.find("m").artifact == "onnx"
+
+
+def chosen(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [r.__dict__ for r in caplog.records if r.message == "artifact chosen"]
