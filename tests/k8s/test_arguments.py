@@ -41,6 +41,8 @@ RUNTIMES = {"flambeau": ("http1", "http"), "flambeau-grpc": ("h2c", "grpc")}
 LAST_REPLIES_S = 5
 """What every part takes, after its drain, to write its last replies and to close."""
 MARGIN_S = 5
+OWN_BYTES = 100 * 2**20
+"""What a process that answers callers may take beside what it holds of theirs, and models."""
 WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir")
 READ = (
     "api_keys_file",
@@ -231,6 +233,9 @@ def test_every_way_out_is_tried() -> None:
 @pytest.mark.parametrize(("overlay", "name"), PROCESSES)
 def test_it_knows_the_memory_it_has(pod: Workload, settings: Any) -> None:
     limit_bytes = quantity(pod.container["resources"]["limits"]["memory"])
+    if isinstance(settings, GatewaySettings):
+        models_bytes = getattr(settings, "max_memory_mib", 0) * 2**20
+        assert settings.buffer_limit_bytes + models_bytes + OWN_BYTES <= limit_bytes
     if getattr(settings, "device", "cpu") == "cpu" and hasattr(settings, "max_memory_mib"):
         assert 0 < settings.max_memory_mib * 2**20 <= 0.8 * limit_bytes
     if getattr(settings, "device", "cpu") != "cpu":

@@ -7,7 +7,13 @@ import pytest
 
 from tests.images.lock_environment import lock_of
 from tests.k8s.rendering import OVERLAYS
-from tests.k8s.starting import Surroundings, assert_starts_and_stops, pod_of, started
+from tests.k8s.starting import (
+    START_TIMEOUT_S,
+    Surroundings,
+    assert_starts_and_stops,
+    pod_of,
+    started,
+)
 
 WITH_GATEWAYS = tuple(overlay for overlay in OVERLAYS if overlay != "kserve")
 
@@ -25,6 +31,6 @@ def test_an_image_without_an_extra_that_a_setting_needs_is_found(around: Surroun
     pod = pod_of("outward", "flambeau-gateway")
     assert lock_of(pod.container["image"]) == "gateway-auth"
     with started("outward", pod, around, "flambeau/gateway:0.1.0") as (process, log):
-        assert process.wait(60) != 0
+        assert process.wait(START_TIMEOUT_S) != 0
         log.join()
         assert "jwt_keys needs the extra auth" in "\n".join(log.all())

@@ -11,6 +11,7 @@ from tests.images.lock_environment import lock_of
 from tests.k8s.conftest import around, site
 from tests.k8s.rendering import OVERLAYS, Workload
 from tests.k8s.starting import (
+    START_TIMEOUT_S,
     Surroundings,
     assert_starts_and_stops,
     pod_of,
@@ -49,7 +50,7 @@ def test_the_worker_with_torch_starts(around: Surroundings) -> None:
 def test_the_worker_for_gpus_has_all_but_the_gpu(around: Surroundings) -> None:
     pod = pod_of("gpu", "flambeau-inference")
     with started("gpu", pod, around) as (process, log):
-        assert process.wait(60) != 0
+        assert process.wait(START_TIMEOUT_S) != 0
         log.join()
         said = "\n".join(log.all())
     assert "CUDA" in said, "it got as far as its device"

@@ -156,3 +156,10 @@ def test_redis_is_the_one_that_kubernetes_runs() -> None:
     base = yaml.safe_load((DEPLOY.parent / "k8s/base/kustomization.yaml").read_text())
     (tag,) = (image["newTag"] for image in base["images"] if image["name"] == "redis")
     assert SERVICES["redis"]["image"] == f"redis:{tag}"
+
+
+def test_the_gateway_holds_no_more_of_callers_than_its_memory_allows() -> None:
+    limit = SERVICES["gateway"]["deploy"]["resources"]["limits"]["memory"]
+    assert limit.endswith("g")
+    limit_bytes = int(limit.removesuffix("g")) * 2**30
+    assert settings("gateway").buffer_limit_bytes + 100 * 2**20 <= limit_bytes
