@@ -15,7 +15,7 @@ from typing import Any
 from model_store.strict import nearest_name
 from training.errors import TargetError
 from training.recipe import Recipe
-from training.targets import split_target
+from training.targets import hidden_by, split_target
 
 MAX_SOURCE_BYTES = 1024 * 1024
 _DYNAMIC = re.compile(r"\bimport \*|\b__getattr__\b|\bglobals\(|\bexec\(|\bsetattr\(|\bvars\(")
@@ -40,7 +40,8 @@ def check_target_names(recipe: Recipe) -> None:
             continue
         if name not in names:
             public = [known for known in names if not known.startswith("_")]
-            raise TargetError(f"{key}: {place} has no {name!r}{nearest_name(name, public)}")
+            near = nearest_name(name, public)
+            raise TargetError(f"{key}: {place} has no {name!r}{near}{hidden_by(place)}")
 
 
 def _targets(value: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -168,8 +168,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(broken_networks.__file__, tmp_path / NETS)
     files = {
         "mistaken.py": "\nclass Net(:\n",
-        "missing.py": "import nothing_there\n",
-        "ending.py": "raise SystemExit(4)\n",
+        "missing.py": "import nothing_there\nclass Net: ...\n",
+        "ending.py": "raise SystemExit(4)\nclass Net: ...\n",
         "training/__init__.py": "",
         "training/nets.py": "class Net: ...\n",
         "training/networks.py": "class Net: ...\n",
