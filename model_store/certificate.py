@@ -15,8 +15,8 @@ from pydantic import Field, ValidationError
 from model_store.document import LARGE, parse_document
 from model_store.errors import CertificateError, DocumentError
 from model_store.manifest import Manifest, Sha256
-from model_store.parity import Tolerance
 from model_store.strict import StrictModel, explain
+from model_store.tolerance import Tolerance
 
 SCHEMA_VERSION: Literal[1] = 1
 """The newest schema of certificates that this program reads, and the one it writes."""

@@ -21,11 +21,11 @@ from model_store.errors import (
     ManifestFromFutureError,
 )
 from model_store.metric import MeasuredMetric
-from model_store.parity import Tolerance
 from model_store.semver import SEMVER_PATTERN, SemanticVersion
 from model_store.signature import Signature, TensorSpec
 from model_store.slo import Slo
 from model_store.strict import StrictModel, explain
+from model_store.tolerance import Tolerance
 
 SCHEMA_VERSION: Literal[1] = 1
 """The newest manifest schema this program reads and the one it writes."""

@@ -8,7 +8,6 @@ vary in length share a batch only where a `Padding` says how.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from model_store.datatypes import DATATYPE_NAMES
@@ -332,6 +331,7 @@ def _check_sizes(name: str, shape: Sequence[int], axes: Mapping[int, tuple[int, 
 
 def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
     # NumPy takes 0.1 s to import, which listing a store does not need.
+    import numpy as np
 
     from model_store.tensors import DATATYPES
 

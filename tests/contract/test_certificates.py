@@ -16,8 +16,8 @@ from model_store.certificate import (
 from model_store.certificates import certificates, manifest_sha256, record
 from model_store.errors import CertificateError
 from model_store.manifest import Manifest
-from model_store.parity import Tolerance
 from model_store.store import ModelStore
+from model_store.tolerance import Tolerance
 from tests.fixtures.store_versions import draft_in
 
 NOW = datetime(2026, 11, 22, 8, tzinfo=UTC)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, Tolerance, compare, compare_rows, first_failure, worst
+from model_store.parity import Parity, compare, compare_rows, first_failure, worst
 from model_store.tensors import Array, object_array
+from model_store.tolerance import Tolerance
 
 EXPECTED = np.array([[0.0, 1.0], [3.0, 2.0]], np.float32)
 INFINITELY_FAR = Parity(float("inf"), 0.0, 1.0)

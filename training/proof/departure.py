@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from model_store.memory_limit import GIB
 from model_store.padded_rows import shortened
-from model_store.parity import Tolerance
 from model_store.signature import Signature
 from model_store.tensors import Array
+from model_store.tolerance import Tolerance
 from training.errors import IsolationError
 from training.exporters.export import EXAMPLE_ROWS, Exported
 from training.isolated_run import run_isolated

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.metric import MeasuredMetric, how_much_worse
-from model_store.parity import Tolerance
 from model_store.tensors import Array
+from model_store.tolerance import Tolerance
 from training.metrics.task_metric import TaskMetric
 from training.recipe_parts.export_entries import Export
 from training.rows.label_arrays import LabelArray, spreads

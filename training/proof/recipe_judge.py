@@ -15,10 +15,11 @@ import numpy as np
 
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
-from model_store.parity import Comparison, Tolerance, compare, compare_rows
+from model_store.parity import Comparison, compare, compare_rows
 from model_store.python_step import StepFunction
 from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
+from model_store.tolerance import Tolerance
 from training.auto.candidates import ModelContents, possible_entries
 from training.datasets import load_splits
 from training.errors import DataError, TargetError

@@ -6,8 +6,8 @@ from rich.table import Table
 
 from model_store.manifest import ArtifactKind, MadeWith, Precision, speed_key
 from model_store.metric import MeasuredMetric, metric_text
-from model_store.parity import Tolerance
 from model_store.strict import StrictModel
+from model_store.tolerance import Tolerance
 from training.metrics.guess import Guess
 from training.reporting.curves import PhaseCurves
 from training.reporting.examination import Examination

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from model_store.golden import GoldenRows
-from model_store.parity import Tolerance, first_failure
+from model_store.parity import first_failure
 from model_store.signature import Padding, Signature, TensorSpec
 from model_store.tensors import Array
+from model_store.tolerance import Tolerance
 from services.inference.golden_replay import (
     Run,
     gives_the_same_twice,

@@ -10,8 +10,8 @@ from safetensors.torch import save_model
 from torch import nn
 
 from model_store.manifest import MadeWith
-from model_store.parity import Tolerance
 from model_store.tensors import Array
+from model_store.tolerance import Tolerance
 from tests.unit.training.recipes import recipe, splits
 from training.errors import IsolationError
 from training.exporters.export import Exported

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_store.metric import MeasuredMetric, how_much_worse, is_better, metric_text
-from model_store.parity import Tolerance
+from model_store.tolerance import Tolerance
 from training.metrics.task_metric import TaskMetric
 from training.proof.gate import tolerance_of, too_far_off, too_much_worse
 from training.recipe_parts.export_entries import OnnxExport, OnnxInt8Export

@@ -7,9 +7,9 @@ import pytest
 
 from model_store.errors import BumpTooSmallError, UnsafeOnnxError
 from model_store.metric import MeasuredMetric
-from model_store.parity import Tolerance
 from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
+from model_store.tolerance import Tolerance
 from tests.fixtures import onnx_models
 from tests.fixtures.client_environment import run_in_client_environment
 from tests.fixtures.store_versions import draft_in, entry_in

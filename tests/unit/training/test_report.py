@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from model_store.metric import MeasuredMetric
-from model_store.parity import Tolerance
+from model_store.tolerance import Tolerance
 from training.reporting.report import (
     ArtifactReport,
     CheckpointReport,

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, Tolerance, worst
+from model_store.parity import Parity, worst
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from model_store.tolerance import Tolerance
 from training.datasets import Split
 from training.exporters.export import Exported
 from training.proof import verify as verify_module
