@@ -11,6 +11,7 @@ from services.settings import checked
 from services.standalone.config import ServerConfig
 from tests.adversarial.attack import VictimName
 from tests.fixtures import onnx_models
+from tests.fixtures.peak_memory import forget_peak, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
 
 MIB = 2**20
@@ -33,10 +34,10 @@ class Victim:
         return self._peak_bytes() - self.first_bytes
 
     def forget_peak(self) -> None:
-        """Starts a new measurement of the peak (man 5 proc: clear_refs)."""
+        """Starts a new measurement of the peak."""
         for pid in _family(self.server.pid):
             with contextlib.suppress(OSError):
-                Path(f"/proc/{pid}/clear_refs").write_text("5")
+                forget_peak(pid)
 
     def _peak_bytes(self) -> int:
         return sum(_peak_bytes(pid) for pid in _family(self.server.pid))
@@ -97,7 +98,5 @@ def _family(pid: int) -> list[int]:
 
 def _peak_bytes(pid: int) -> int:
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        return peak_bytes(pid)
     return 0

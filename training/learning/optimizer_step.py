@@ -10,7 +10,7 @@ import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -188,7 +188,7 @@ class Stepper:
                 try:
                     loss = self._forward(self.replica.run, batch, step, share)
                 except Exception as error:  # the model is the user's: it may raise anything
-                    raise self._failure(error, step) from error
+                    self._tell(error, step)
                 losses.append(loss)
                 if not loss.requires_grad:
                     raise TargetError(NOTHING_LEARNS.format(self._recipe.model.target))
@@ -197,21 +197,21 @@ class Stepper:
                     part.backward()  # type: ignore[no-untyped-call]
                 except Exception as error:  # so may a backward pass of its own
                     if not (torch.is_anomaly_enabled() and isinstance(error, RuntimeError)):
-                        raise self._failure(error, step) from error
+                        self._tell(error, step)
                     self._values(losses, window, step, rate)
                     lost = "a gradient is no number"
                     raise self._diverged(lost, batch.rows, step, rate, str(error)) from error
         # A device that is asked for a number is waited for, so it is asked when all work is given.
         return sum(self._values(losses, window, step, rate))
 
-    def _failure(self, error: Exception, step: int) -> Exception:
-        """What the network's code raised, in words; what is not the code's stays as it is."""
+    def _tell(self, error: Exception, step: int) -> NoReturn:
+        """Raises what the network's code raised, in words; what is not the code's as it is."""
         lost = self.replica.ranks.world > 1 and isinstance(error, RuntimeError)
         ours = isinstance(error, TrainingError) or is_of_memory(error)
         if lost or ours or type(error).__module__.startswith("torch._dynamo"):
-            return error
+            raise error
         what = f"model.target {self._recipe.model.target} fails in training, at step {step}"
-        return target_failure(what, error)
+        raise target_failure(what, error) from error
 
     def _values(
         self, losses: Sequence[Tensor], window: Sequence[Batch], step: int, rate: float

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import ssl
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -60,7 +59,6 @@ def test_a_bad_pair_stops_the_start(
     pair, other = authority.issue("server"), authority.issue("other")
     arguments = {"jobs": tmp_path / "jobs.db", "runs-dir": tmp_path / "runs", "metrics-port": 0}
     arguments |= {"tls-certificate-file": pair.certificate, "tls-key-file": other.key}
-    monkeypatch.setattr(sys, "argv", ["", *(f"--{name}={x}" for name, x in arguments.items())])
     monkeypatch.setattr("services.trainer.server.configure_logs", lambda level: None)
-    assert main() == 2
+    assert main([f"--{name}={x}" for name, x in arguments.items()]) == 2
     assert "is not the key of tls_certificate_file" in capsys.readouterr().err

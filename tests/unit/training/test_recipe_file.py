@@ -53,6 +53,7 @@ def test_every_default_is_written_out_and_reads_back_as_the_same_object() -> Non
         "max_metric_drop": 0.01,
         "max_spread_share": 0.25,
         "max_error_rise": 0.02,
+        "min_cosine": 0.95,
     }
 
 
