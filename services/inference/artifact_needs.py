@@ -63,6 +63,10 @@ class UnprobedError(Exception):
         self.case = case
 
 
+Place = tuple[str, int, str, str]
+"""Model, version, artifact, and the key of what it takes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """An artifact that is to be tried."""
@@ -74,6 +78,11 @@ class Case:
     read: Callable[[], ProbeFiles]
     """Gives its files, or raises what reading them raises."""
     allowed_bytes: int
+
+    @property
+    def place(self) -> "Place":
+        """Where it lies: of equal files, only some may be readable or signed."""
+        return _place(self.manifest, self.artifact, self.key)
 
 
 class ArtifactNeeds:
@@ -94,8 +103,8 @@ class ArtifactNeeds:
         self._cores = len(os.sched_getaffinity(0))
         self._side_by_side = asyncio.Semaphore(self._cores)
         self._one_at_a_time = asyncio.Semaphore(1)
-        self._faults: dict[str, tuple[float, Exception]] = {}
-        """By key: what else an artifact raised when it was tried, and when."""
+        self._faults: dict[Place, tuple[float, Exception]] = {}
+        """What else an artifact raised when it was tried, and when."""
 
     def allowed_bytes(self, artifact: Artifact) -> int:
         """What an artifact may take, whether or not there is room for it now."""
@@ -127,7 +136,7 @@ class ArtifactNeeds:
         """
         allowed = self.allowed_bytes(artifact)
         key = _key(manifest, artifact, options)
-        at, fault = self._faults.get(key, (0.0, None))
+        at, fault = self._faults.get(_place(manifest, artifact, key), (0.0, None))
         if fault is not None and time.monotonic() - at < FAULT_COUNTS_S:
             raise fault
         need = self._memory.recall(key)
@@ -159,7 +168,7 @@ class ArtifactNeeds:
 
     async def find_out(self, case: Case) -> None:
         """Tries an artifact, so that `check` knows."""
-        self._faults.pop(case.key, None)
+        self._faults.pop(case.place, None)
         # A container that is out of memory may be ended as a whole, not the hungriest of it alone.
         used, total = device_memory_bytes(CPU)
         free = max(int((total - used) * SHARE_OF_FREE), MEBIBYTE)
@@ -187,7 +196,7 @@ class ArtifactNeeds:
             files = case.read()
             probed = self._hosts.probe(case.manifest, case.artifact, files, case.options, limits)
         except Exception as error:  # its files are anybody's
-            self._faults[case.key] = time.monotonic(), error
+            self._faults[case.place] = time.monotonic(), error
             return True
         need = Need(
             peak_bytes=probed.peak_bytes,
@@ -199,7 +208,7 @@ class ArtifactNeeds:
         if not is_last and (probed.over_memory or probed.over_time or probed.crashed):
             return False
         if probed.over_memory and limits.memory_bytes < case.allowed_bytes:
-            self._faults[case.key] = (
+            self._faults[case.place] = (
                 time.monotonic(),
                 ArtifactNeedsError(
                     f"opening it and running its largest batch takes more memory than is free now, "
@@ -209,7 +218,7 @@ class ArtifactNeeds:
             return True
         if not is_known and not on_gpu:
             fault = ArtifactNeedsError(f"tried in a process of its own: {probed.fault}")
-            self._faults[case.key] = time.monotonic(), fault
+            self._faults[case.place] = time.monotonic(), fault
             return True
         if not is_known:  # the CPU may lack what a GPU has; it has harmed nobody
             need = Need(peak_bytes=0)
@@ -225,6 +234,10 @@ class ArtifactNeeds:
 def _may_fit_now(need: Need, allowed_bytes: int, limit_s: float) -> bool:
     """Whether it was over a limit that is higher now."""
     return 0 < need.over_bytes < allowed_bytes or 0 < need.over_s < limit_s
+
+
+def _place(manifest: Manifest, artifact: Artifact, key: str) -> Place:
+    return manifest.model, manifest.version, artifact.name, key
 
 
 def _key(manifest: Manifest, artifact: Artifact, options: BackendOptions) -> str:

@@ -1,8 +1,10 @@
 """Bytes that a server has to hold: bodies that do not end, bombs, answers that nobody reads."""
 
 import asyncio
+import gzip
 import struct
 import time
+import zlib
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -235,6 +237,36 @@ async def pipelines_unread(target: Target, random: Random) -> None:
     await asyncio.gather(*(flood() for _ in range(100)))
 
 
+async def bombs(target: Target, random: Random) -> None:
+    """Small bodies that become 60 MiB, many at once, over both ports."""
+    packed = gzip.compress(bytes([random.randrange(32, 127)]) * (60 * MIB), 9)
+    deflated = zlib.compress(b" " * (60 * MIB), 9)
+
+    async def post(body: bytes, encoding: str) -> None:
+        fields = (
+            f"content-length: {len(body)}",
+            f"content-encoding: {encoding}",
+            "inference-header-content-length: 2",  # how JSON of this size is read is not asked here
+        )
+        async with target.connection(target.http_port) as peer:
+            await peer.send(head("POST", INFER, *fields), body)
+            target.count(await peer.status())
+
+    async def call() -> None:
+        async with target.connection(target.grpc_port) as peer:
+            coded = block(GRPC_INFER, ("grpc-encoding", "gzip"))
+            await peer.send(PREFACE, frame(SETTINGS, 0, 0), frame(HEADERS, END_HEADERS, 1, coded))
+            await peer.send(data_frames(1, message(packed, 1)), frame(DATA, END_STREAM, 1))
+            while not target.over and await peer.reader.read(65_536):
+                pass
+
+    await asyncio.gather(
+        *(post(packed, "gzip") for _ in range(10)),
+        *(post(deflated, "deflate") for _ in range(10)),
+        *(call() for _ in range(10)),
+    )
+
+
 async def calls_unread(target: Target, random: Random) -> None:
     """Calls over gRPC with a window of 0, whose answers wait."""
     from protos import open_inference_pb2 as pb
@@ -276,6 +308,7 @@ ATTACKS = (
     Attack("memory: open paths with bodies", open_paths_with_bodies, "keyed"),
     Attack("memory: strangers with messages", strangers_with_messages, "keyed"),
     Attack("memory: reflection unread", reflection_unread, "keyed"),
+    Attack("memory: bombs", bombs),
     Attack("memory: pipelines unread", pipelines_unread),
     Attack("memory: calls unread", calls_unread),
 )

@@ -53,7 +53,8 @@ def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> 
     key_file.write_text(made.stdout)
     assert key not in file.read_text()
     assert "infer:lin*" in access("list", "--file", str(file)).stdout
-    with running_server(store, api_keys_file=str(file), audit_log=str(audit)) as server:
+    settings = {"api_keys_file": str(file), "audit_log": str(audit)}
+    with running_server(store, "--model=linear", **settings) as server:
         assert [status(server, key), status(server, "flb_wrong")] == [200, 401]
         asked = ("infer", "linear", "--input", "x=[[1, 2, 3, 4]]", "--server", server.grpc)
         found = flambeau(*asked, "--json", "--token-file", str(key_file))

@@ -76,7 +76,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     ),
     "duplicate input": (
         changed(lambda r: (r.inputs.append(r.inputs[0]), r.raw_input_contents.append(X.tobytes()))),
-        "an input occurs twice",
+        "input 'x' occurs twice",
     ),
     "input without a name": (with_input(name=""), "unknown input ''"),
     "unknown output": (wanted("z"), "unknown output 'z'"),

@@ -106,7 +106,12 @@ TLS = {
 }
 PAYLOAD_SAMPLES = {"flambeau_payload_samples_total", "flambeau_dropped_payload_samples_total"}
 SELDOM = {
-    "gateway": {"flambeau_degraded_requests_total", *TLS, *PAYLOAD_SAMPLES},
+    "gateway": {
+        "flambeau_degraded_requests_total",
+        "flambeau_http2_floods_total",
+        *TLS,
+        *PAYLOAD_SAMPLES,
+    },
     "worker": TLS,
     "trainer": TLS,
 }

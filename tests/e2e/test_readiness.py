@@ -9,8 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from model_store.store import ModelStore
 from tests.e2e.rest_calls import call, infer, linear_input
@@ -18,6 +16,7 @@ from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_gateway, running_worker
+from tests.fixtures.triton_messages import pb
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 
@@ -45,8 +44,12 @@ def answers(server: ServerProcess) -> tuple[int, str]:
     found = reply.status == 200
     assert reply.json()["ready"] is found
     with grpc.insecure_channel(server.grpc) as channel:
-        stub: Any = GRPCInferenceServiceStub(channel)
-        assert stub.ServerReady(pb.ServerReadyRequest()).ready is found
+        ask = channel.unary_unary(
+            "/inference.GRPCInferenceService/ServerReady",
+            request_serializer=pb.ServerReadyRequest.SerializeToString,
+            response_deserializer=pb.ServerReadyResponse.FromString,
+        )
+        assert ask(pb.ServerReadyRequest()).ready is found
         said = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         serving = health_pb2.HealthCheckResponse.SERVING
         assert (said.status == serving) is found

@@ -53,6 +53,8 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_tls_certificate_not_after_timestamp_seconds": ("gauge", {"use"}),
     "flambeau_tls_reloads": ("counter", {"outcome"}),
     "flambeau_tls_handshake_failures": ("counter", set()),
+    "flambeau_http2_floods": ("counter", {"reason"}),
+    "flambeau_buffered_bytes": ("gauge", set()),
     "flambeau_access_refusals": ("counter", {"reason"}),
     "flambeau_access_reloads": ("counter", {"source", "outcome"}),
     "flambeau_access_source_stale": ("gauge", {"source"}),

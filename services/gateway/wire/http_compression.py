@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
+
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body, too_large
@@ -32,6 +34,8 @@ _THREADS = 2
 _SLICE_BYTES = 1024 * 1024
 """Of output: some 2 to 10 ms of a thread, beside which its way to the event loop is short."""
 _INPUT_BYTES = 64 * 1024
+_OUTPUT_BYTES = 64 * 1024
+"""Of one call of zlib: small enough that the allocator uses the same memory for the next one."""
 
 _UNWANTED = ServingError("the caller has gone")
 """The outcome of a body that nobody waits for, which nobody sees."""
@@ -48,14 +52,16 @@ class Inflation:
         max_bytes: the limit.
 
     Attributes:
-        plain: what has come out.
+        size: bytes that have come out.
         is_over: whether that is all.
 
     Raises:
         InvalidRequestError: another encoding.
     """
 
-    __slots__ = ("_body", "_encoding", "_max_bytes", "_position", "_stream", "is_over", "plain")
+    __slots__ = (
+        "_body", "_encoding", "_max_bytes", "_position", "_room", "_stream", "is_over", "size",
+    )  # fmt: skip
 
     def __init__(self, body: Body, encoding: str, max_bytes: int) -> None:
         if encoding not in _WINDOWS:
@@ -66,8 +72,18 @@ class Inflation:
         self._encoding, self._max_bytes = encoding, max_bytes
         self._position = 0
         self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-        self.plain = bytearray()
+        self._room = memoryview(b"")
+        self.size = 0
         self.is_over = False
+
+    def take(self) -> memoryview:
+        """What has come out; nothing of it is held here afterwards.
+
+        The closures around an inflation refer to each other, so that it waits for the garbage
+        collector, perhaps for long.
+        """
+        plain, self._room, self._body = self._room[: self.size], memoryview(b""), memoryview(b"")
+        return plain
 
     def step(self, at_most: int) -> None:
         """Goes on, for about so many bytes.
@@ -76,17 +92,17 @@ class Inflation:
             PayloadTooLargeError: more than the limit came out.
             InvalidRequestError: broken data.
         """
-        stream, body, enough = self._stream, self._body, len(self.plain) + at_most
+        stream, body, enough = self._stream, self._body, self.size + at_most
         try:
-            while len(self.plain) < enough and not stream.eof:
+            while self.size < enough and not stream.eof:
                 piece: Body = stream.unconsumed_tail
                 if not piece:
                     # A little at a time: zlib copies what it has not used up.
                     piece = body[self._position : self._position + _INPUT_BYTES]
                     self._position += len(piece)
                 at_end = self._position == len(body)
-                out = stream.decompress(piece, enough - len(self.plain))
-                self.plain += out
+                out = stream.decompress(piece, min(enough - self.size, _OUTPUT_BYTES))
+                self._add(out)
                 if at_end and not out and not stream.unconsumed_tail and not stream.eof:
                     raise InvalidRequestError(
                         f"the {self._encoding} data of the body ends too early"
@@ -95,7 +111,7 @@ class Inflation:
             raise InvalidRequestError(
                 f"the body is not valid {self._encoding} data: {error}"
             ) from error
-        if len(self.plain) > self._max_bytes:
+        if self.size > self._max_bytes:
             raise too_large(self._max_bytes)
         if stream.eof:
             if stream.unused_data or self._position < len(body):
@@ -104,8 +120,25 @@ class Inflation:
                 )
             self.is_over = True
 
+    def _add(self, out: bytes) -> None:
+        """Puts output behind what is there.
 
-def decompress(body: Body, encoding: str, max_bytes: int) -> bytearray:
+        The room for all that may come is taken at once and left as it is found, so that the system
+        provides a page when its first byte comes, and takes all of them back at the end.
+        """
+        if not out:
+            return
+        end = self.size + len(out)
+        if end > len(self._room):
+            room = end if end <= _OUTPUT_BYTES else self._max_bytes + _OUTPUT_BYTES + 1
+            more = memoryview(np.empty(max(room, end), np.uint8).data)
+            more[: self.size] = self._room[: self.size]
+            self._room = more
+        self._room[self.size : end] = out
+        self.size = end
+
+
+def decompress(body: Body, encoding: str, max_bytes: int) -> memoryview:
     """Undoes `gzip` or `deflate` at once, never producing more than the limit.
 
     Raises:
@@ -115,7 +148,7 @@ def decompress(body: Body, encoding: str, max_bytes: int) -> bytearray:
     inflation = Inflation(body, encoding, max_bytes)
     while not inflation.is_over:
         inflation.step(max_bytes + 1)
-    return inflation.plain
+    return inflation.take()
 
 
 @lru_cache(maxsize=256)
@@ -186,7 +219,7 @@ class CompressionThreads:
 
         def stepped(error: ServingError | None) -> None:
             nonlocal charged_bytes
-            more = inflation.plain.__alloc__() - charged_bytes
+            more = inflation.size - charged_bytes
             try:
                 if error is not None:
                     raise error
@@ -194,13 +227,14 @@ class CompressionThreads:
                     raise _UNWANTED
                 budget.take(more, charged_bytes)
             except ServingError as refusal:
+                inflation.take()
                 budget.give(charged_bytes)
                 done(refusal)
                 return
             charged_bytes += more
             if inflation.is_over:
                 budget.give(charged_bytes)
-                done(inflation.plain)
+                done(inflation.take())
             else:
                 self._run(step, stepped)
 

@@ -1,14 +1,21 @@
 """Large messages read around their raw tensors: what protobuf reads, and no more than that."""
 
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos import open_inference_pb2 as pb
+from protos.flambeau.v1 import jobs_pb2 as jobs_pb
 from services.errors import InvalidRequestError
 from services.gateway.edges import grpc_raw
-from services.gateway.edges.grpc_raw import MAX_FIELDS, read_infer_request
+from services.gateway.edges.grpc_raw import (
+    MAX_FIELDS,
+    MAX_TYPED_BYTES,
+    check_job_request,
+    read_infer_request,
+)
 from services.gateway.wire.http_body import MIN_VIEWED_BYTES
 
 TENSOR = b"x" * MIN_VIEWED_BYTES
@@ -27,7 +34,7 @@ def whole(body: bytes | bytearray | memoryview) -> pb.ModelInferRequest:
     """What `read_infer_request` reads, with the tensors in their places."""
     request, raw = read_infer_request(body)
     assert len(request.raw_input_contents) == len(raw)
-    request.raw_input_contents[:] = [bytes(tensor) for tensor in raw]
+    request.raw_input_contents[:] = [bytes(tensor or b"") for tensor in raw]
     return request
 
 
@@ -55,11 +62,73 @@ def test_tensors_and_other_fields_may_come_in_any_order() -> None:
     assert whole(body) == pb.ModelInferRequest.FromString(body)
 
 
-def test_a_message_of_very_many_fields_is_protobufs() -> None:
+def test_a_large_message_of_very_many_fields_is_refused_before_it_is_built() -> None:
     body = a_request(TENSOR, *[b""] * MAX_FIELDS).SerializeToString()
-    request, raw = read_infer_request(body)
-    assert raw == request.raw_input_contents
-    assert len(raw) == 1 + MAX_FIELDS
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_FIELDS} inputs"):
+        read_infer_request(body)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["int_contents", "int64_contents", "uint64_contents", "bool_contents", "bytes_contents"],
+)
+def test_contents_that_protobuf_would_build_one_by_one_are_limited(field: str) -> None:
+    request = a_request()
+    elements = [b""] if field == "bytes_contents" else [1]
+    getattr(request.inputs[0].contents, field).extend(elements * (MAX_TYPED_BYTES + 1))
+    with pytest.raises(InvalidRequestError, match="is the limit; send large tensors as raw"):
+        read_infer_request(request.SerializeToString())
+
+
+def test_unknown_fields_are_limited() -> None:
+    with pytest.raises(InvalidRequestError, match="the limit"):
+        read_infer_request(b"\x41" * 2**20)
+
+
+@given(
+    st.sampled_from([("FP32", "fp32_contents", "<f4"), ("FP64", "fp64_contents", "<f8")]),
+    st.integers(0, 3),
+)
+def test_large_packed_numbers_are_viewed_beside_small_inputs(
+    kind: tuple[str, str, str], small: int
+) -> None:
+    datatype, field, dtype = kind
+    request = a_request()
+    request.inputs[0].contents.fp32_contents.extend([1, 2])
+    for number in range(small):
+        request.inputs.add(
+            name=str(number), datatype="INT8", shape=[1]
+        ).contents.int_contents.append(3)
+    values = np.arange(MIN_VIEWED_BYTES, dtype=dtype)
+    large = request.inputs.add(name="large", datatype=datatype, shape=[1, len(values)])
+    getattr(large.contents, field).extend(values.tolist())
+    body = request.SerializeToString()
+    read, numbers = read_infer_request(body)
+    assert list(numbers[:-1]) == [None] * (1 + small)
+    assert isinstance(numbers[-1], memoryview)
+    assert numbers[-1].obj is body
+    assert np.frombuffer(numbers[-1], dtype).tolist() == values.tolist()
+    assert not read.inputs[-1].HasField("contents")
+    request.inputs[-1].ClearField("contents")
+    assert read == request
+
+
+def test_packed_numbers_that_are_not_as_many_as_the_shape_says_are_refused() -> None:
+    request = a_request()
+    request.inputs[0].contents.fp32_contents.extend([0.0] * MIN_VIEWED_BYTES)
+    with pytest.raises(InvalidRequestError, match="input 'a': contents hold 32768 elements; shape"):
+        read_infer_request(request.SerializeToString())
+
+
+def test_a_job_is_held_to_the_same_limits() -> None:
+    request = a_request(TENSOR)
+    check_job_request(jobs_pb.SubmitJobRequest(request=request).SerializeToString())
+    request.inputs[0].contents.int_contents.extend([1] * (MAX_TYPED_BYTES + 1))
+    with pytest.raises(InvalidRequestError, match="is the limit"):
+        check_job_request(jobs_pb.SubmitJobRequest(request=request).SerializeToString())
+    request = a_request(TENSOR, *[b""] * MAX_FIELDS)
+    with pytest.raises(InvalidRequestError, match="more than"):
+        check_job_request(jobs_pb.SubmitJobRequest(request=request).SerializeToString())
 
 
 def test_large_typed_contents_are_read_as_ever() -> None:
