@@ -16,6 +16,7 @@ from typing import Literal
 from tests.fixtures.servers import ServerProcess
 
 ANSWER_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 1.0
 MAX_HEAD_BYTES = 1024 * 1024
 
 Run = Callable[["Target", Random], Awaitable[None]]
@@ -134,9 +135,7 @@ class Target:
         except ConnectionError:
             self.count("closed")
         finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                await writer.wait_closed()
+            await _close(writer)
 
     async def post(self, path: str, body: bytes, *fields: str) -> None:
         """One POST of HTTP/1 on a connection of its own; its status is counted.
@@ -152,6 +151,17 @@ class Target:
             with contextlib.suppress(ConnectionError):  # refused before the body; there is a status
                 await peer.writer.drain()
             self.count(await peer.status())
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection, although its peer may have stopped reading what is still to be sent."""
+    writer.close()
+    try:
+        with contextlib.suppress(ConnectionError, ssl.SSLError, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()
 
 
 def all_attacks() -> list[Attack]:
