@@ -45,7 +45,7 @@ def pinned_server(
     # Which artifact is measured is what the manifest says, not what this start found out.
     settings = ("choose_artifact_budget_s=0", *settings)
     options += [part for setting in settings for part in ("--set", setting)]
-    with server_process(options, _before_exec(), module) as server:
+    with server_process(options, before_exec(), module) as server:
         yield server
 
 
@@ -60,20 +60,25 @@ def _log() -> int:
     return os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
 
 
-def pinned_child() -> Callable[[], None]:
-    """A `preexec_fn` that pins a child to the server's core and ties it to our life."""
+def pinned_child(*, pinned: bool = True) -> Callable[[], None]:
+    """A `preexec_fn` that pins a child to the server's core, perhaps, and ties it to our life."""
     pin, libc = pinned_to(SERVER_CORE), ctypes.CDLL(None)
 
     def prepare() -> None:
-        pin()
+        if pinned:
+            pin()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     return prepare
 
 
-def _before_exec() -> Callable[[], None]:
-    """The same, keeps Ctrl-C from the child, which is ours to act on, and gives it our log."""
-    pin, log = pinned_child(), _log()
+def before_exec(*, pinned: bool = True) -> Callable[[], None]:
+    """The same, keeps Ctrl-C from the child, which is ours to act on, and gives it our log.
+
+    Args:
+        pinned: whether the child gets a core of its own.
+    """
+    pin, log = pinned_child(pinned=pinned), _log()
 
     def prepare() -> None:
         pin()

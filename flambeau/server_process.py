@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -31,6 +31,9 @@ def server_process(
     arguments: Sequence[str],
     before_exec: Callable[[], None] | None = None,
     module: str = "flambeau",
+    python: str = sys.executable,
+    folder: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[ServerProcess]:
     """Runs `flambeau serve` with the given arguments until the block ends.
 
@@ -38,15 +41,23 @@ def server_process(
         arguments: of `flambeau serve`, without ports.
         before_exec: called in the child before it starts, to pin it to a core for example.
         module: what is run with `serve`, in the place of the command line.
+        python: the interpreter.
+        folder: its working directory, which modules are looked for in first; None for ours.
+        environment: its variables; None for ours.
 
     Raises:
         ServerProcessError: it exited before it was ready, or with another code than 0 after
             SIGTERM.
     """
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [sys.executable, "-m", module, "serve", *arguments, *ports]
+    command = [python, "-m", module, "serve", *arguments, *ports]
     with subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, text=True, preexec_fn=before_exec
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=before_exec,
+        cwd=folder,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         try:
