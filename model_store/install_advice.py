@@ -4,10 +4,12 @@ In: an extra. Out: words for an error message. An environment that `make` made, 
 checkout, needs another command than one that a wheel was installed into.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import urlparse
@@ -15,15 +17,43 @@ from urllib.request import url2pathname
 
 CHECKOUT = Path(__file__).parents[1]
 """Where the packages lie: a checkout, or the environment's `site-packages`."""
+OURS = frozenset({"flambeau", "model_store", "protos", "services", "training"})
 
 
 def install_command(extra: str) -> str:
     """The command, as it is typed in the working directory.
 
     Args:
-        extra: of `pyproject.toml`, such as `data`.
+        extra: of `pyproject.toml`, such as `data`; several with commas between.
     """
     return f"{_pip()} install {_requirement(extra, CHECKOUT, _installed_from())}"
+
+
+def package_command(package: str) -> str:
+    """The same for a package that no extra has.
+
+    Args:
+        package: as its index calls it.
+    """
+    return f"{_pip()} install {package}"
+
+
+@contextlib.contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Ends the process in words where the block imports a library that is not installed.
+
+    Args:
+        extra: that brings it; see `install_command`.
+
+    Raises:
+        SystemExit: with the words, which Python prints, and 1.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in OURS:
+            raise  # a mistake of ours, which no command mends
+        raise SystemExit(f"error: {error}; install it with {install_command(extra)}") from error
 
 
 def _requirement(extra: str, packages: Path, wheel: str | None) -> str:

@@ -1,7 +1,7 @@
-"""The packages that a recipe needs beyond those of the extra `train`.
+"""The packages that a recipe needs, those of the extra `train` among them.
 
-In: a recipe. Out: nothing, or an error that names the package and the command that installs it.
-It is asked before torch is imported and before data is read, which take a while.
+In: a recipe. Out: nothing, or an error that names the packages and the one command that installs
+them. It is asked before torch is imported and before data is read, which take a while.
 """
 
 import importlib.util
@@ -23,23 +23,36 @@ OF_TRACKERS = {
     "wandb": ("wandb",),
 }
 """Modules of a tracker's extra, which is called as it is."""
+Need = tuple[str, str, str]
+"""Who needs it, in words; the module; the extra that brings it."""
+OPTUNA: Need = ("a search", "optuna", "sweep")
+OF_TRAINING = ("torch", "onnx", "onnxscript", "sklearn", "torchao")
+"""Modules of the extra `train`, which every training may import."""
 
 
-def check_packages(recipe: Recipe) -> None:
-    """Everything the recipe names is installed.
+def check_packages(recipe: Recipe, *more: Need) -> None:
+    """Everything the recipe names is installed, and what every training needs.
+
+    Args:
+        recipe: the run.
+        more: what else is needed.
 
     Raises:
-        RecipeError: a package is not, by the first key that needs it.
+        RecipeError: packages are not, with the keys that need them.
     """
-    for key, module, extra in _needed(recipe):
-        if importlib.util.find_spec(module) is None:
-            raise RecipeError(
-                f"{key} needs {module}, which is not installed: {install_command(extra)}"
-            )
+    missing: dict[str, Need] = {}
+    for need in (*_needed(recipe), *more):
+        _, module, extra = need
+        if extra not in missing and importlib.util.find_spec(module) is None:
+            missing[extra] = need
+    if missing:
+        told = " and ".join(f"{key} needs {module}" for key, module, _ in missing.values())
+        which = "which is" if len(missing) == 1 else "which are"
+        raise RecipeError(f"{told}, {which} not installed: {install_command(','.join(missing))}")
 
 
-def _needed(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """Key, module and extra of each."""
+def _needed(recipe: Recipe) -> Iterator[Need]:
+    """Each, by the key that names it."""
     if recipe.data.choice in OF_SOURCES:
         yield f"data.{recipe.data.choice}", *OF_SOURCES[recipe.data.choice]
     for tracker in recipe.track:
@@ -50,3 +63,5 @@ def _needed(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             yield "export: openvino", "openvino", "openvino-train"
             if entry.precision == "int8":
                 yield "export: openvino, precision int8", "nncf", "openvino-train"
+    for module in OF_TRAINING:
+        yield "a training", module, "train"

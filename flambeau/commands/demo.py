@@ -4,7 +4,8 @@ import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from flambeau.commands.up import FirstRecipe, fill_if_empty
+from flambeau.commands.up import EXTRAS, FirstRecipe, fill_if_empty
+from model_store.install_advice import needing
 
 
 def demo(
@@ -17,6 +18,12 @@ def demo(
     from flambeau.server_process import ServerProcessError, server_process
     from model_store.errors import StoreError
 
+    with needing(EXTRAS):
+        from services.settings import ConfigError, checked
+        from services.standalone.config import ServerConfig
+
+    with failing_with({ConfigError: 2}):  # before a training, which takes longer
+        checked(ServerConfig, {"store": store})
     fill_if_empty(store, recipe)
     arguments = ["--store", store, "--model", MODEL, "--set", "log_level=warning"]
     failures = (DemoError, StoreError, ServerProcessError, ClientError)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from flambeau.commands.failures import failing_with
+from model_store.install_advice import needing
 
 
 def serve(
@@ -44,13 +45,14 @@ def serve(
 
 def run(settings: dict[str, Any]) -> None:
     """Serves until SIGTERM or Ctrl-C; settings are those of `ServerConfig`."""
-    from flambeau.commands.listening import print_listening
-    from model_store.errors import StoreError
-    from services.ports import PortError
-    from services.process import end_past_held_threads
-    from services.settings import ConfigError, checked
-    from services.standalone.config import ServerConfig
-    from services.standalone.server import serve as run_server
+    with needing("serve"):
+        from flambeau.commands.listening import print_listening
+        from model_store.errors import StoreError
+        from services.ports import PortError
+        from services.process import end_past_held_threads
+        from services.settings import ConfigError, checked
+        from services.standalone.config import ServerConfig
+        from services.standalone.server import serve as run_server
 
     with failing_with({ConfigError: 2, StoreError: 1, PortError: 1}):
         run_server(checked(ServerConfig, settings), print_listening)

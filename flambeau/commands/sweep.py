@@ -1,7 +1,5 @@
 """`flambeau sweep`: many short trainings of a recipe, the best of which is published."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +9,7 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.train import INTERRUPTED, RecipeSource
-from model_store.install_advice import install_command
+from model_store.install_advice import needing
 
 if TYPE_CHECKING:
     from model_store.store import Sign
@@ -83,15 +81,18 @@ def sweep(
     from model_store.signing import signer_with
     from model_store.store import ModelStore
     from training.errors import RecipeError, TrainingError
-    from training.needed_packages import check_packages
+    from training.needed_packages import OPTUNA, check_packages
     from training.recipe_file import load_recipe
     from training.sweep.parameter import parse_parameters
     from training.target_names import check_target_names
 
-    with failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}), _installed():
+    with (
+        failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}),
+        needing("sweep"),
+    ):
         base, parameters = load_recipe(recipe, set_ or []), parse_parameters(param)
         check_target_names(base)
-        check_packages(base)
+        check_packages(base, OPTUNA)
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None
         if publish:
@@ -121,13 +122,3 @@ def _search(plan: "SweepPlan", sweeps_dir: Path, store: str | None, sign: "Sign 
     except KeyboardInterrupt:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def _installed() -> Iterator[None]:
-    """Names the extra that a missing library belongs to."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        typer.echo(f"error: {error}; install it with {install_command('sweep')}", err=True)
-        raise typer.Exit(1) from error

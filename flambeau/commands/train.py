@@ -7,7 +7,7 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from model_store.install_advice import install_command
+from model_store.install_advice import needing
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C stopped, as shells count it."""
@@ -64,7 +64,7 @@ def train(
 
     # The disk is the user's, so its failures are theirs to read.
     codes: dict[type[Exception], int] = {RecipeError: 2, TrainingError: 1, StoppedError: STOPPED}
-    with failing_with(codes | {StoreError: 1, OSError: 1}):
+    with failing_with(codes | {StoreError: 1, OSError: 1}), needing("train"):
         loaded = load_recipe(recipe, set_ or [])
         check_target_names(loaded)
         check_packages(loaded)  # before torch is imported, which takes a while
@@ -80,9 +80,6 @@ def train(
 
             with own_code_named():
                 run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
-        except ModuleNotFoundError as error:
-            typer.echo(f"error: {error}; install it with {install_command('train')}", err=True)
-            raise typer.Exit(1) from error
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command with --resume goes on from here", err=True)
             raise typer.Exit(INTERRUPTED) from None

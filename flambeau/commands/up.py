@@ -12,8 +12,10 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.serve import parse_settings, run
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from model_store.install_advice import needing
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXTRAS = "serve,train"
 FirstRecipe = Annotated[
     str | None,
     typer.Option(help="What to train if the store is empty; handwritten digits unless given."),
@@ -29,8 +31,9 @@ def up(
     ] = None,
 ) -> None:
     """Train a first model if the store is empty, then serve it."""
-    from services.settings import ConfigError, checked
-    from services.standalone.config import ServerConfig
+    with needing(EXTRAS):
+        from services.settings import ConfigError, checked
+        from services.standalone.config import ServerConfig
 
     settings = {"store": store, **parse_settings(set_ or [])}
     with failing_with({ConfigError: 2}):  # before a training, which takes longer

@@ -16,6 +16,7 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.serve import parse_settings
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.up import FirstRecipe, fill_if_empty
+from model_store.install_advice import needing
 
 FOLDER = Path("var/split")
 """For Redis' files and all logs."""
@@ -50,7 +51,8 @@ def up_split(
     from flambeau.split_processes import SplitProcessError, redis_process, split_process
     from services.settings import ConfigError
 
-    with failing_with({ConfigError: 2}):  # before a training, which takes longer
+    # Before a training, which takes longer.
+    with failing_with({ConfigError: 2}), needing("split,train"):
         plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
     fill_if_empty(store, recipe)
     asked = threading.Event()

@@ -18,7 +18,7 @@ from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
 from model_store.errors import StoreError
-from model_store.install_advice import install_command
+from model_store.install_advice import needing
 
 if TYPE_CHECKING:
     from model_store.certificate import Certificate
@@ -82,14 +82,11 @@ def verify(
 def _verify_here(
     store: "ModelStore", manifest: "Manifest", device: str, threads: int, keys: str, data: bool
 ) -> "Certificate":
-    try:
+    with needing("serve"):
         from services.inference.backends.backend_options import BackendOptions
         from services.inference.backends.device import parse_device
         from services.inference.certification import CertifyOptions, certify
         from services.inference.trust import Trust
-    except ModuleNotFoundError as error:
-        typer.echo(f"error: {error}; install it with {install_command('serve')}", err=True)
-        raise typer.Exit(1) from error
     from model_store.key_folder import KeyFolder
 
     try:
@@ -157,14 +154,11 @@ def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -
 
 @contextlib.contextmanager
 def _training_failures() -> Iterator[None]:
-    try:
+    with needing("train"):
         from training.errors import TrainingError
 
         with failing_with({TrainingError: 1}):
             yield
-    except ModuleNotFoundError as error:
-        typer.echo(f"error: {error}; --data needs {install_command('train')}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _verify_elsewhere(model: str, version: int | None, on: str, token: str, as_json: bool) -> None:

@@ -3,16 +3,18 @@
 import sys
 from collections.abc import Sequence
 
-from services.ports import PortError
-from services.queueing.redis_streams.clients import QueueUrlError
-from services.settings import ConfigError, settings_from
+from model_store.install_advice import needing
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the process with these arguments. Returns its exit code."""
-    from services.gateway.config import GatewayConfig
-    from services.gateway.server import serve
-    from services.gateway.webhooks import SecretError
+    with needing("edges"):
+        from services.gateway.config import GatewayConfig
+        from services.gateway.server import serve
+        from services.gateway.webhooks import SecretError
+        from services.ports import PortError
+        from services.queueing.redis_streams.clients import QueueUrlError
+        from services.settings import ConfigError, settings_from
 
     try:
         serve(

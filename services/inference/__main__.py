@@ -4,16 +4,19 @@ import sys
 from collections.abc import Sequence
 
 from model_store.errors import StoreError
-from services.inference.config import InferenceConfig
-from services.inference.server import serve
-from services.ports import PortError
-from services.process import end_past_held_threads
-from services.queueing.redis_streams.clients import QueueUrlError
-from services.settings import ConfigError, settings_from
+from model_store.install_advice import needing
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the process with these arguments. Returns its exit code."""
+    with needing("serve"):
+        from services.inference.config import InferenceConfig
+        from services.inference.server import serve
+        from services.ports import PortError
+        from services.process import end_past_held_threads
+        from services.queueing.redis_streams.clients import QueueUrlError
+        from services.settings import ConfigError, settings_from
+
     try:
         serve(
             settings_from(

@@ -6,27 +6,23 @@
 import sys
 from collections.abc import Sequence
 
-from model_store.install_advice import install_command
-from services.errors import QueueUnavailableError
-from services.ports import PortError
-from services.process import hush_grpc
-from services.queueing.redis_streams.clients import QueueUrlError
-from services.settings import ConfigError, settings_from
+from model_store.install_advice import needing
 
 SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the process with these arguments. Returns its exit code."""
-    hush_grpc()  # before gRPC is imported
-    from services.trainer.config import TrainerConfig
+    with needing("trainer"):
+        from services.process import hush_grpc
 
-    try:
+        hush_grpc()  # before gRPC is imported
+        from services.errors import QueueUnavailableError
+        from services.ports import PortError
+        from services.queueing.redis_streams.clients import QueueUrlError
+        from services.settings import ConfigError, settings_from
+        from services.trainer.config import TrainerConfig
         from services.trainer.server import serve
-    except ModuleNotFoundError as error:
-        advice = install_command("trainer")
-        print(f"error: {error}; install it with {advice}", file=sys.stderr)
-        return 1
 
     given = [SWITCHES.get(argument, argument) for argument in arguments]
     try:

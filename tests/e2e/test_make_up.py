@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from tests.fixtures.servers import COMMAND, ROOT, START_TIMEOUT_S, ServerProcess
 FREE_PORTS = "--set http_port=0 --set grpc_port=0 --set metrics_port=0"
 DIGITS = ROOT / "training/recipes/digits_cnn.yaml"
 TRAINED_S = 240.0
+MOST_BYTES = 200 * 2**20
+"""Of a server with one small model: it has 115 MB, and would have 400 more with torch."""
 WORK = 100_000
 """Matrix products: about a second of a model's time."""
 
@@ -53,6 +56,23 @@ def descendants(ancestor: int) -> dict[int, str]:
         if above == ancestor and pid != ancestor:
             below[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return below
+
+
+def await_end(pid: int) -> None:
+    """Waits until a process has ended that is not a child of this one."""
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            ready, _, _ = select.select([descriptor], [], [], START_TIMEOUT_S)
+        finally:
+            os.close(descriptor)
+        assert ready, f"{pid} goes on"
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def start(command: list[str], folder: Path) -> "subprocess.Popen[str]":
@@ -166,6 +186,11 @@ def test_nothing_of_the_training_is_left_while_a_server_runs(tmp_path: Path) -> 
     options = [f"--store={tmp_path / 'store'}", f"--recipe={tmp_path / 'recipe.yaml'}"]
     with running([COMMAND, "up", *options, *FREE_PORTS.split()], tmp_path) as server:
         assert any("published digits 1" in line for line in server.output.all())
+        # The server's own: what tries artifacts with limits, for a while after the last one.
+        for pid, command in descendants(server.pid).items():
+            assert "-m services.inference.isolation." in command
+            await_end(pid)
         assert descendants(server.pid) == {}
+        assert resident_bytes(server.pid) < MOST_BYTES
         server.ask_to_stop()
         assert server.wait() == 0

@@ -82,6 +82,53 @@ def test_what_keda_asks_names_its_namespace() -> None:
             assert query.count('namespace="elsewhere"') == len(metrics), query
 
 
+def load(share: int, started_s: int) -> Series:
+    """What a namespace has to do, so many times as much, and when its gateway has started."""
+    lane = '{model="m",version="1"}'
+    return {
+        f"flambeau_stream_waiting_requests{lane}": f"{3 * share}x20",
+        f"flambeau_stream_taken_requests{lane}": f"{2 * share}x20",
+        f"flambeau_waiting_jobs{lane}": f"{share}x20",
+        f"flambeau_running_jobs{lane}": f"{share}x20",
+        'flambeau_refusals_total{reason="ModelNotReadyError"}': f"0+{6 * share}x20",
+        'process_start_time_seconds{job="flambeau-gateway"}': f"{started_s}x20",
+    }
+
+
+LOADS = {"flambeau": (1, 0), "elsewhere": (10, 300)}
+ASKED_AT_M = 10
+WANTED = {
+    "flambeau": {"requests": 5, "jobs": 2, "refused": 12, "started": 0},
+    "elsewhere": {"requests": 50, "jobs": 20, "refused": 120, "started": 1},
+}
+"""Of the queries of each, by trigger, ten minutes after the start of Prometheus."""
+
+
+def test_keda_scales_each_namespace_by_its_own_load_alone(tmp_path: Path) -> None:
+    """Its queries, evaluated beside another namespace's load, and where there is no other."""
+    both: Series = {}
+    for namespace, (share, started_s) in LOADS.items():
+        both = {**both, **within(namespace, load(share, started_s))}
+    cases = []
+    for namespace in NAMESPACES:
+        (scaled,) = of_kind(render_in(namespace, "gpu"), "ScaledObject")
+        queries = {t["name"]: t["metadata"]["query"] for t in scaled["spec"]["triggers"]}
+        assert queries.keys() == WANTED[namespace].keys()
+        (other,) = set(NAMESPACES) - {namespace}
+        for series, own in ((both, True), (within(other, load(7, 300)), False)):
+            cases.append(case(series, *(
+                {
+                    "expr": query,
+                    "eval_time": f"{ASKED_AT_M}m",
+                    "exp_samples": [
+                        {"labels": "{}", "value": WANTED[namespace][name] if own else 0}
+                    ],
+                }
+                for name, query in queries.items()
+            )))  # fmt: skip
+    evaluate(tmp_path, cases)
+
+
 def test_without_the_transformer_the_check_finds_the_old_name() -> None:
     """A folder that sets `namespace:` alone scales by another namespace's load."""
     objects = render_in("elsewhere", "gpu", transformed=False)

@@ -178,3 +178,14 @@ def test_files_a_document_names_are_there(path: Path) -> None:
     )
     named = re.findall(rf"`((?:{folders}|docs|tests)/[\w./-]+\.\w+)`", path.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_no_document_installs_from_an_index_that_has_no_flambeau() -> None:
+    """From a clone it is `-e '.[data]'`, from a wheel `'flambeau[data] @ file:...'`."""
+    told = {
+        f"{relative(path)}: {found}"
+        for path in DOCUMENTS
+        for found in re.findall(r"pip install ['\"]?flambeau[^`\n]*", path.read_text())
+        if " @ file:" not in found
+    }
+    assert told == set()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from model_store.install_advice import package_command
 from training.errors import RecipeError
 from training.root_cause import root_cause
 
@@ -84,7 +85,7 @@ def _check_compiler(device: torch.device) -> None:
         if not has_triton():
             raise RecipeError(
                 "train.compile needs Triton on a GPU, and it is not installed or the GPU is too "
-                "old; install it (pip install triton), or drop train.compile"
+                f"old; install it ({package_command('triton')}), or drop train.compile"
             )
         return
     from torch._inductor.cpp_builder import get_cpp_compiler

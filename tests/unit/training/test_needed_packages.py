@@ -12,7 +12,7 @@ import pytest
 from model_store.install_advice import install_command
 from tests.unit.training.recipes import recipe
 from training.errors import RecipeError
-from training.needed_packages import check_packages
+from training.needed_packages import OPTUNA, check_packages
 
 CSV = {"csv": {"path": "nowhere.csv", "label": "price"}}
 NEEDS: list[tuple[dict[str, Any], str, str]] = [
@@ -43,6 +43,19 @@ def test_a_missing_package_is_named_with_its_command(
     check_packages(chosen)
 
 
+def test_all_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `pip install` of the wheel alone: one command, not one for each package."""
+    chosen = recipe(data=CSV, track=["mlflow"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RecipeError) as caught:
+        check_packages(chosen, OPTUNA)
+    assert str(caught.value) == (
+        "data.csv needs pyarrow and track: mlflow needs mlflow and a training needs torch and "
+        "a search needs optuna, which are not installed: "
+        + install_command("data,mlflow,train,sweep")
+    )
+
+
 def test_the_command_line_says_it_without_importing_torch(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(
@@ -55,9 +68,11 @@ def test_the_command_line_says_it_without_importing_torch(tmp_path: Path) -> Non
     program = (
         "import sys\n"
         "sys.modules['pyarrow'] = None\n"
-        "sys.modules['torch'] = None\n"
         "from flambeau.cli import main\n"
-        "main()\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    assert 'torch' not in sys.modules\n"
     )
     command = [sys.executable, "-c", program, "train", str(file), "--store", str(tmp_path / "s")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
