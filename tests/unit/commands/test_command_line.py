@@ -109,6 +109,16 @@ def test_a_misspelt_name_is_refused_with_the_nearest_before_torch_is_imported(
     assert told in done.stderr
 
 
+def test_nothing_is_trained_into_what_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "resnet").mkdir()
+    (tmp_path / "resnet" / "config.pbtxt").touch()
+    found = CliRunner().invoke(app, ["up", "--store", str(tmp_path), "--recipe", "missing.yaml"])
+    assert found.exit_code == 1
+    assert "error: nothing is trained into what is there" in found.stderr
+    assert "looks like a Triton model repository" in found.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["resnet"]
+
+
 @pytest.mark.parametrize("name", ["gateway", "inference", "trainer"])
 def test_each_process_of_the_split_form_has_a_verb_with_its_own_help(name: str) -> None:
     done = subprocess.run(
