@@ -20,7 +20,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
 from services.telemetry.metrics import Metrics
-from tests.fixtures.hostile_files import change, seal
+from tests.fixtures.hostile_files import change, change_value, seal
 from tests.fixtures.onnx_models import linear, publish
 
 POLICY = ServingPolicy(
@@ -193,7 +193,8 @@ def _is_settled(directory: Directory, number: int) -> bool:
 def _change(folder: Path, chance: random.Random) -> None:
     """Changes some bytes of a file, and what the manifest says of it."""
     file = chance.choice(["manifest.json", "golden.safetensors", "model.0.onnx"])
-    data = change((folder / file).read_bytes(), chance)
+    changes = [change, change_value] if file == "manifest.json" else [change]
+    data = chance.choice(changes)((folder / file).read_bytes(), chance)
     (folder / file).write_bytes(data)
     if file != "manifest.json":
         seal(folder, file)
