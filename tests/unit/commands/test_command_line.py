@@ -90,6 +90,13 @@ def test_a_listing_of_the_store_imports_neither_numpy_nor_torch(tmp_path: Path) 
             ],
             "SmallCnn",
         ),
+        (["train", DIGITS, "--set", "model.target=trainig.networks:SmallCnn"], "training"),
+        (["train", DIGITS, "--set", "model.from=digitz@production"], "digitz"),
+        (["sweep", DIGITS, "--param", "optim.adamw.lrr=log(1e-4, 1e-1)"], "lr"),
+        (
+            ["sweep", DIGITS, "--param", "optim.adamw.lr=log(1e-4, 1e-1)", "--metric=val/acuracy"],
+            "val/accuracy",
+        ),
     ],
 )
 def test_a_misspelt_name_is_refused_with_the_nearest_before_torch_is_imported(
