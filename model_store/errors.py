@@ -5,6 +5,7 @@ StoreError
 ├── ModelNotFoundError         no version of this model is published
 ├── VersionNotFoundError       the model is there, this version is not
 ├── DocumentError              a JSON file that is too large, too deep, or no JSON
+├── ForeignLayoutError         a place that holds something, and is no store
 ├── ManifestError              a manifest that breaks its rules
 │   └── ManifestFromFutureError    written by a newer flambeau
 ├── DigestMismatchError        bytes that are not those the manifest names
@@ -45,6 +46,10 @@ class VersionNotFoundError(StoreError):
 
 class DocumentError(StoreError):
     """A JSON file that has more than is read of one, or does not say what it should."""
+
+
+class ForeignLayoutError(StoreError):
+    """A store that holds something other than models, into which nothing is written unasked."""
 
 
 class ManifestError(StoreError):

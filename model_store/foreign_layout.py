@@ -16,8 +16,13 @@ MAX_PATHS = 2000
 MAX_NAMES = 5
 
 _NUMBER = re.compile(r"[0-9]+")
-_BESIDE_VERSIONS = frozenset({"pointers", "semver", "certificates", "samples"})
-"""Folders of a model that is ours, beside its versions."""
+_BESIDE_VERSIONS = {
+    "pointers": ".json",
+    "semver": ".json",
+    "certificates": ".json",
+    "samples": ".jsonl",
+}
+"""Folders of a model that is ours, beside its versions, and how their files' names end."""
 _NEUTRAL = frozenset({"lost+found"})
 """Of a file system; so is what begins with a dot."""
 _WEIGHTS = {
@@ -51,13 +56,13 @@ def foreign_layout(url: str, paths: Iterable[str]) -> str:
     found = [p for p in split if p[0] not in _NEUTRAL and not p[0].startswith(".")]
     if not found or any(map(_is_being_published, found)):
         return ""
-    depths = {len(p): p[0] for p in found if p[-1] == MANIFEST and _is_number(p[:-1][-1:])}
+    depths = {len(p): p for p in found if p[-1] == MANIFEST and _is_number(p[:-1][-1:])}
     if 2 in depths:
         return f"{url} is the folder of one model: give the URL of the store, the folder above it"
     if 3 in depths:
-        return f"'{depths[3]}' in the store {url} is no name of a model: rename the folder"
-    if 4 in depths:
-        folder = depths[4]
+        return f"'{depths[3][0]}' in the store {url} is no name of a model: rename the folder"
+    if depths:
+        folder = "/".join(depths[min(depths)][:-3])
         return f"{url} is no model store, but its folder '{folder}' is: give {url}/{folder}"
     if kind := next((kind for kind, fits in _KINDS if any(map(fits, found))), ""):
         return f"the store {url} looks like {kind}: {_WHAT_TO_DO}"
@@ -76,7 +81,7 @@ def _is_being_published(parts: _Parts) -> bool:
     if len(parts) < 3 or not is_name(parts[0]):
         return False
     if parts[1] in _BESIDE_VERSIONS:
-        return True
+        return parts[-1].endswith(_BESIDE_VERSIONS[parts[1]])
     return bool(_NUMBER.fullmatch(parts[1])) and parts[2] in (CLAIM, MANIFEST)
 
 

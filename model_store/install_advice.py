@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
-from urllib.parse import urlparse
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlparse
 
 CHECKOUT = Path(__file__).parents[1]
 """Where the packages lie: a checkout, or the environment's `site-packages`."""
@@ -74,7 +73,7 @@ def _installed_from() -> str | None:
     for found in distributions(name="flambeau"):
         if text := found.read_text("direct_url.json"):
             url = str(json.loads(text)["url"])
-            if Path(url2pathname(urlparse(url).path)).is_file():
+            if Path(unquote(urlparse(url).path)).is_file():
                 return url
     return None
 

@@ -73,19 +73,21 @@ class Storage:
         """Some of the files that lie here, for a look at what this is.
 
         Args:
-            max_depth: levels of a folder to look at; a bucket has none.
-            max_paths: the most to return.
+            max_depth: levels of a folder to look at, a folder of the last one being told like a
+                file; a bucket has none.
+            max_paths: the most to return, and the most folders to look into.
         """
         with self._failures("list ''"):
-            found = self._walk(max_depth) if self.is_local else self._keys()
+            found = self._walk(max_depth, max_paths) if self.is_local else self._keys()
             return list(itertools.islice(found, max_paths))
 
-    def _walk(self, max_depth: int) -> Iterator[str]:
-        for folder, folders, files in os.walk(self.url):
-            place = Path(folder).relative_to(self.url)
+    def _walk(self, max_depth: int, max_folders: int) -> Iterator[str]:
+        for folder, folders, files in itertools.islice(os.walk(self.url), max_folders):
+            place, found = Path(folder).relative_to(self.url), files
             if len(place.parts) + 1 >= max_depth:
+                found = [*files, *folders]
                 folders.clear()
-            yield from ((place / file).as_posix() for file in sorted(files))
+            yield from ((place / name).as_posix() for name in sorted(found))
 
     def _keys(self) -> Iterator[str]:
         for page in obstore.list(self._store):

@@ -10,6 +10,9 @@ from typing import Any
 
 import yaml
 
+MAX_MARKS = 50_000
+"""Characters that part one value from the next: PyYAML takes some 50 µs for each of them."""
+MARKS = "\n,:[{"
 MAX_PARTS = 1_000_000
 """Values that a document may come to, once every alias is written out."""
 
@@ -26,8 +29,11 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
         loader: which YAML it is.
 
     Raises:
-        YamlError: it is no YAML, holds itself, or comes to more than `MAX_PARTS`.
+        YamlError: it is no YAML, holds itself, or comes to more than `MAX_MARKS` or `MAX_PARTS`.
     """
+    marks = sum(text.count(m) if isinstance(text, str) else text.count(m.encode()) for m in MARKS)
+    if marks > MAX_MARKS:
+        raise YamlError(f"it has up to {marks:,} values, and at most {MAX_MARKS:,} are read")
     try:
         document = yaml.load(text, loader)  # noqa: S506 - the loader is a SafeLoader
         parts = _parts(document, {})

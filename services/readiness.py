@@ -37,6 +37,13 @@ class Look:
     fault: str = ""
     """Why the store itself cannot be served; empty if it can."""
 
+    def store_fault(self) -> str:
+        """Why the store lacks what should be served; empty if it does not, or nobody has looked."""
+        if not self.started:
+            return ""
+        missing = [f"model '{name}': {why}" for name, why in sorted(self.missing.items())]
+        return _short("; ".join([*([self.fault] if self.fault else []), *missing]))
+
 
 class Readiness:
     """The answer to `/v2/health/ready`, `ServerReady` and grpc.health.v1.

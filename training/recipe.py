@@ -287,14 +287,25 @@ class Recipe(RecipePart):
 
     @model_validator(mode="after")
     def _metric_of_the_task(self) -> "Recipe":
+        if told := self.unknown_metric("stop.metric", self.stop.metric):
+            raise ValueError(told)
+        return self
+
+    def unknown_metric(self, where: str, metric: str) -> str:
+        """What is said of a metric that the validation will not have; empty if it has it.
+
+        Args:
+            where: it is named, for the message.
+            metric: such as `val/accuracy`.
+        """
         task = self.loss.judged_task
         known = ["val/loss", *(f"val/{name}" for name in METRICS[task])]
-        if self.stop.metric not in known:
-            raise ValueError(
-                f"stop.metric is '{self.stop.metric}', and the loss is about {task}, which has no "
-                f"such metric{nearest_name(self.stop.metric, known)}"
-            )
-        return self
+        if metric in known:
+            return ""
+        return (
+            f"{where} is '{metric}', and the loss is about {task}, which has no such metric"
+            f"{nearest_name(metric, known)}"
+        )
 
     @model_validator(mode="after")
     def _outputs_of_losses(self) -> "Recipe":

@@ -5,7 +5,7 @@ In: `path/recipe.yaml`, `path/file.py:function` or `package.module:function`, an
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,14 @@ _RecipeLoader.add_implicit_resolver(
 
 
 def _unique_mapping(loader: _RecipeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key '{key}' is there twice; keep one", node.start_mark
-            )
+    found = set()
+    for key in (loader.construct_object(key) for key, _ in node.value):
+        if isinstance(key, Hashable):  # construct_mapping refuses others in its own words
+            if key in found:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key '{key}' is there twice; keep one", node.start_mark
+                )
+            found.add(key)
     return loader.construct_mapping(node)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from model_store.strict import nearest_name
 from training.errors import TargetError
 from training.recipe import Recipe
-from training.targets import hidden_by, split_target
+from training.targets import hidden_by, load_target, split_target
 
 MAX_SOURCE_BYTES = 1024 * 1024
 _DYNAMIC = re.compile(r"\bimport \*|\b__getattr__\b|\bglobals\(|\bexec\(|\bsetattr\(|\bvars\(")
@@ -26,10 +26,12 @@ def check_target_names(recipe: Recipe) -> None:
     """Checks each `target` of a recipe whose module's source can be read.
 
     Raises:
-        TargetError: a module's source has no such name.
+        TargetError: a file or package is not there, or a module's source has no such name.
     """
     for key, target in _targets(recipe.model_dump(), ""):
         parts = split_target(target)
+        if parts is not None and _is_missing(parts[0]):
+            load_target(target, key)  # tells what is near, and runs nothing
         source = _source(parts[0]) if parts is not None else None
         if parts is None or source is None or _DYNAMIC.search(source):
             continue
@@ -55,6 +57,21 @@ def _targets(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield inner, item
         else:
             yield from _targets(item, inner)
+
+
+def _is_missing(place: str) -> bool:
+    """Whether there is no such file, or no package that a module could be of."""
+    if place.endswith(".py"):
+        return not Path(place).is_file()
+    package, _, rest = place.partition(".")
+    # Parts of our own package can be looked for without running the code of others.
+    is_ours = package == "training" and "." not in rest
+    if not is_ours and (Path(package).exists() or Path(f"{package}.py").exists()):
+        return False
+    try:
+        return importlib.util.find_spec(place if is_ours else package) is None
+    except (ImportError, ValueError):
+        return False
 
 
 def _source(place: str) -> str | None:

@@ -49,6 +49,7 @@ def add(
     ] = 0,
     rows_per_s: Annotated[float, typer.Option(min=0, help="Rows a second; 0 for no limit.")] = 0,
     audit_log: AuditLog = "",
+    as_json: AsJson = False,
 ) -> None:
     """Make a key. It is shown once, here; the file has only its hash."""
     from pydantic import ValidationError
@@ -71,7 +72,11 @@ def add(
         except ValidationError as error:
             raise KeysFileError(explain(error, ApiKey)) from error
         add_key(file, key)
-    typer.echo(secret)
+    if as_json:
+        facts = key.model_dump(mode="json", exclude={"sha256"})
+        print_json({**facts, "key": secret, "file": str(file)})
+    else:
+        typer.echo(secret)
     typer.echo(
         f"added {name} to {file}; the key above is not shown again. A server takes it at once "
         f"when it runs with api_keys_file={file}",
@@ -109,13 +114,21 @@ def list_keys(file: KeysFile = DEFAULT_FILE, as_json: AsJson = False) -> None:
 
 
 @access_app.command()
-def revoke(name: Name, file: KeysFile = DEFAULT_FILE, audit_log: AuditLog = "") -> None:
+def revoke(
+    name: Name,
+    file: KeysFile = DEFAULT_FILE,
+    audit_log: AuditLog = "",
+    as_json: AsJson = False,
+) -> None:
     """Take a key out of the file; servers that watch it refuse it within two seconds."""
     from services.access.api_keys import KeysFileError, revoke_key
 
     with failing_with({KeysFileError: 1}), written_down("revoke key", name, audit_log):
         revoke_key(file, name)
-    typer.echo(f"revoked {name}")
+    if as_json:
+        print_json({"name": name, "file": str(file)})
+    else:
+        typer.echo(f"revoked {name}")
 
 
 def _span(text: str) -> timedelta:

@@ -97,6 +97,7 @@ def retry_letter(
     queue: QueueOption = DEFAULT_QUEUE,
     timeout_s: Annotated[float, typer.Option(min=0, help="Seconds it has from now on.")] = 60.0,
     audit_log: AuditLog = "",
+    as_json: AsJson = False,
 ) -> None:
     """Put one back on its queue: after the model was mended, to see whether it runs."""
 
@@ -107,12 +108,15 @@ def retry_letter(
             raise NoSuchLetterError(f"{letter} is gone: it was dropped or queued again meanwhile")
 
     _with_letters(queue, retry, written_down("retry dead letter", letter, audit_log))
-    typer.echo(f"{letter} is queued again")
+    _print_outcome(letter, "queued again", as_json)
 
 
 @dead_app.command("drop")
 def drop_letter(
-    letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE, audit_log: AuditLog = ""
+    letter: LetterArgument,
+    queue: QueueOption = DEFAULT_QUEUE,
+    audit_log: AuditLog = "",
+    as_json: AsJson = False,
 ) -> None:
     """Forget one."""
 
@@ -120,7 +124,14 @@ def drop_letter(
         return await letters.drop(await letters.find(letter))
 
     _with_letters(queue, drop, written_down("drop dead letter", letter, audit_log))
-    typer.echo(f"{letter} is gone")
+    _print_outcome(letter, "gone", as_json)
+
+
+def _print_outcome(letter: str, state: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"id": letter, "state": state})
+    else:
+        typer.echo(f"{letter} is {state}")
 
 
 def _with_letters(

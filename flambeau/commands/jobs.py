@@ -56,6 +56,7 @@ def submit(
         float | None, typer.Option(min=0.001, help="Seconds the job may take.")
     ] = None,
     webhook: Annotated[str, typer.Option(help="URL to call when it is over.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Hand in a job; prints its id."""
     with _clients(server, token_file) as (served_by, jobs):
@@ -69,7 +70,10 @@ def submit(
             timeout_s=timeout_s,
             webhook=webhook,
         )
-    typer.echo(job.id)
+    if as_json:
+        print_json(_facts(job))
+    else:
+        typer.echo(job.id)
 
 
 @jobs_app.command()
@@ -102,10 +106,19 @@ def wait(
 
 
 @jobs_app.command()
-def cancel(job: JobId, server: Server = DEFAULT_SERVER, token_file: TokenFile = None) -> None:
+def cancel(
+    job: JobId,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """End a job that is not over."""
     with _clients(server, token_file) as (_, jobs):
-        typer.echo(f"{job} is {jobs.cancel(job).state}")
+        found = jobs.cancel(job)
+    if as_json:
+        print_json(_facts(found))
+    else:
+        typer.echo(f"{job} is {found.state}")
 
 
 @jobs_app.command("list")

@@ -20,11 +20,15 @@ keys_app = typer.Typer(no_args_is_help=True, help="Make, trust and list keys tha
 def new(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="What to call it.")] = "default",
     keys: KeysFolder = "",
+    as_json: AsJson = False,
 ) -> None:
     """Make a key pair: what is published from now on is signed with it."""
     from model_store.key_folder import KeyFolder
 
     key = KeyFolder(keys).new(name)
+    if as_json:
+        print_json(asdict(key))
+        return
     typer.echo(f"key {key.name}, fingerprint {key.fingerprint}")
     typer.echo(f"public half, to hand out: {key.file}")
     typer.echo(f"to trust it here: flambeau keys trust {key.file}")
@@ -38,12 +42,16 @@ def trust(
         str, typer.Option(metavar="NAME", help="What to call it; as the file unless given.")
     ] = "",
     keys: KeysFolder = "",
+    as_json: AsJson = False,
 ) -> None:
     """Trust a public key: code signed with it is loaded from any store."""
     from model_store.key_folder import KeyFolder
 
     key = KeyFolder(keys).trust(file, name)
-    typer.echo(f"trusted: {key.name}, fingerprint {key.fingerprint}")
+    if as_json:
+        print_json(asdict(key))
+    else:
+        typer.echo(f"trusted: {key.name}, fingerprint {key.fingerprint}")
 
 
 @keys_app.command("list")

@@ -61,7 +61,7 @@ def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> Non
     elif summaries:
         _print_lines(list_lines(summaries))
     else:
-        typer.echo(f"the store {opened.url} holds no model yet")
+        typer.echo(opened.foreign_layout() or f"the store {opened.url} holds no model yet")
     unreadable = [summary.error for summary in summaries if summary.error]
     for error in unreadable:
         typer.echo(f"error: {error}", err=True)

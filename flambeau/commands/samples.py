@@ -95,6 +95,7 @@ def delete(
     ] = None,
     store: StoreUrl = DEFAULT_STORE,
     audit_log: AuditLog = "",
+    as_json: AsJson = False,
 ) -> None:
     """Delete samples of a model. A server that samples may write further ones."""
     from model_store.payload_samples import delete_samples
@@ -103,6 +104,10 @@ def delete(
     with written_down("delete samples", f"{model} {request_id or ''}".strip(), audit_log):
         chosen = None if request_id is None else lambda one: one.request_id == request_id
         count = delete_samples(Storage(store), model, chosen)
+    if as_json:
+        counted = "files" if request_id is None else "samples"
+        print_json({"model": model, "request_id": request_id, f"deleted_{counted}": count})
+        return
     if request_id is None:
         typer.echo(f"deleted all samples of '{model}' ({count} files)")
         return

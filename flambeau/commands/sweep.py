@@ -92,6 +92,9 @@ def sweep(
     ):
         base, parameters = load_recipe(recipe, set_ or []), parse_parameters(param)
         check_target_names(base)
+        told = base.unknown_metric("--metric", metric)
+        if metric.startswith("val/") and told:
+            raise RecipeError(told)
         check_packages(base, OPTUNA)
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None

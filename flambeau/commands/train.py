@@ -55,10 +55,12 @@ def train(
     from model_store.errors import StoreError
     from model_store.key_folder import KeyFolder
     from model_store.signing import signer_with
+    from model_store.store import ModelStore
     from training.errors import RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
     from training.needed_packages import check_packages
     from training.recipe_file import load_recipe
+    from training.stored_version import stored_version
     from training.target_names import check_target_names
     from training.user_code import own_code_named
 
@@ -67,6 +69,8 @@ def train(
     with failing_with(codes | {StoreError: 1, OSError: 1}), needing("train"):
         loaded = load_recipe(recipe, set_ or [])
         check_target_names(loaded)
+        if loaded.model.from_ is not None:
+            stored_version(ModelStore(store), loaded.model.from_)
         check_packages(loaded)  # before torch is imported, which takes a while
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None  # before training: a bad key fails here

@@ -72,6 +72,7 @@ def submit(
     key: Annotated[str, typer.Option(help="A job with the same key is the same job.")] = "",
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Hand a recipe to the training service; prints the job's id.
 
@@ -88,9 +89,9 @@ def submit(
             bundle=pack(bundle) if bundle else b"",
             idempotency_key=key,
         )
-        typer.echo(job.id)
+        _print_outcome(job, job.id, as_json)
         if follow:
-            _follow(client, job.id, 0)
+            _follow(client, job.id, 0, _print_event_as_json if as_json else None)
 
 
 @train_app.command()
@@ -171,11 +172,17 @@ def logs(
 
 
 @train_app.command()
-def cancel(job: JobId, server: Server = DEFAULT_SERVER, token_file: TokenFile = None) -> None:
+def cancel(
+    job: JobId,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """End a job that is not over."""
     with _client(server, token_file) as client:
         found = client.cancel(job)
-    typer.echo(f"{job} is {found.state if found.is_over else 'being cancelled'}")
+    state = found.state if found.is_over else "being cancelled"
+    _print_outcome(found, f"{job} is {state}", as_json)
 
 
 @train_app.command()
@@ -186,13 +193,15 @@ def resume(
     ] = False,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Have a job that failed or was cancelled go on from its checkpoint."""
     with _client(server, token_file) as client:
         last = max((event.seq for event in client.watch(job)), default=0) if follow else 0
-        typer.echo(f"{job} is {client.resume(job).state}")
+        found = client.resume(job)
+        _print_outcome(found, f"{job} is {found.state}", as_json)
         if follow:
-            _follow(client, job, last)
+            _follow(client, job, last, _print_event_as_json if as_json else None)
 
 
 @contextmanager
@@ -232,6 +241,14 @@ def _follow(
         raise typer.Exit(INTERRUPTED) from None
     if client.get(job_id).state != "succeeded":
         raise typer.Exit(1)
+
+
+def _print_outcome(job: "TrainingJob", text: str, as_json: bool) -> None:
+    """What became of a job, as text or as a line of JSON, as events are."""
+    if as_json:
+        print_json(_facts(job), in_a_line=True)
+    else:
+        typer.echo(text)
 
 
 def _print_event(event: "TrainingEvent") -> None:

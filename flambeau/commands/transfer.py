@@ -2,11 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import size_text
 from model_store.errors import StoreError
@@ -23,22 +25,24 @@ def push(
     version: ModelVersion,
     to: Annotated[str, typer.Option("--to", metavar="URL", help="The store to copy to.")],
     store: StoreUrl = DEFAULT_STORE,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a version to another store, under the same number; run it again to resume."""
-    _copy(version, source_url=store, target_url=to)
+    _copy(version, source_url=store, target_url=to, as_json=as_json)
 
 
 def pull(
     version: ModelVersion,
     from_: Annotated[str, typer.Option("--from", metavar="URL", help="The store to copy from.")],
     store: StoreUrl = DEFAULT_STORE,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a version from another store, under the same number; run it again to resume."""
-    _copy(version, source_url=from_, target_url=store)
+    _copy(version, source_url=from_, target_url=store, as_json=as_json)
 
 
 @failing_with({StoreError: 1})
-def _copy(model_version: str, source_url: str, target_url: str) -> None:
+def _copy(model_version: str, source_url: str, target_url: str, as_json: bool) -> None:
     from model_store.store import ModelStore
     from model_store.transfer import copy_version
 
@@ -48,6 +52,10 @@ def _copy(model_version: str, source_url: str, target_url: str) -> None:
     target = ModelStore(target_url)
     with _progress(f"{model} {version}", total_bytes) as progress:
         report = copy_version(source, target, model, version, progress)
+    if as_json:
+        where = {"model": model, "version": version, "store": target.url}
+        print_json({**where, **asdict(report)})
+        return
     typer.echo(
         f"{model} {version} is in {target.url}: {report.files_copied} files copied "
         f"({size_text(report.bytes_copied)}), {report.files_skipped} there already"

@@ -49,13 +49,17 @@ def fill_if_empty(store: str, recipe: str | None = None) -> None:
     to stay with a server.
 
     Raises:
-        typer.Exit: it failed, with its exit code; or 128 + the number of the signal that ended it.
+        typer.Exit: it failed, with its exit code; or 128 + the number of the signal that ended it;
+            or the store holds something else.
     """
-    from model_store.errors import StoreError
+    from model_store.errors import ForeignLayoutError, StoreError
     from model_store.store import ModelStore
 
     with failing_with({StoreError: 1}):
-        empty = not ModelStore(store).models()
+        opened = ModelStore(store)
+        empty = not opened.models()
+        if empty and (fault := opened.foreign_layout()):
+            raise ForeignLayoutError(f"nothing is trained into what is there: {fault}")
     if not empty:
         return
     first = recipe or str(files("training") / "recipes" / "digits_cnn.yaml")

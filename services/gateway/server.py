@@ -92,7 +92,7 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         sender.learn(view.row_s)
         fleet.apply(view)
         verifier.workers = view.workers
-        front.look(_seen(config.models, directory, fleet.started))
+        front.look(_seen(config.models, directory, fleet.started, view.faults))
 
     async def watch() -> None:
         await sender.reached.wait()  # not ready before a request could be sent
@@ -118,8 +118,12 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     logger.info("stopped")
 
 
-def _seen(named: Sequence[str], directory: Directory, started: bool) -> Look:
-    """What the workers serve, beside what should be served."""
+def _seen(named: Sequence[str], directory: Directory, started: bool, faults: Sequence[str]) -> Look:
+    """What the workers serve, beside what should be served.
+
+    What a worker says of its store counts where no worker has any model: otherwise it is that
+    worker's alone, which is not ready itself.
+    """
     known = {served.lane.model for served in directory.all_versions()}
     missing = [name for name in named if name not in known]
     return Look(
@@ -127,6 +131,7 @@ def _seen(named: Sequence[str], directory: Directory, started: bool) -> Look:
         served=len([model for model in known if directory.live_version(model) is not None]),
         missing={name: f"no worker has it{nearest_name(name, known)}" for name in missing},
         refused=directory.refused(),
+        fault="" if known else "; ".join(faults),
     )
 
 

@@ -44,6 +44,10 @@ from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.reconciler")
 
+MAX_GENERATIONS_TRIED = 8
+"""Of a model's pointers, the newest first, in one pass: where all of them are broken, the store was
+written to by hand, and reading more of them at every pass would hold up the rest."""
+
 
 @dataclass(slots=True)
 class _Model:
@@ -214,13 +218,18 @@ class Reconciler:
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
         """Reads the newest generation, unless it has been read; a broken one changes nothing."""
-        for generation in reversed(listing.generations):
+        topic, reasons = f"pointers of {name}", []
+        for generation in reversed(listing.generations[-MAX_GENERATIONS_TRIED:]):
             if model.pointers and model.pointers.generation >= generation:
-                return
+                break
             try:
                 model.pointers = await in_thread(self._store.pointers_at, name, generation)
             except Exception as error:
-                self._complain(f"pointers of {name}", "are unreadable", told(error))
+                reasons.append(told(error))
+        if reasons:
+            self._complain(topic, "are unreadable", reasons[0])
+        else:
+            self._complaints.pop(topic, None)
 
     def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
         """What pointers name first, the newest after, so that production is up soonest."""

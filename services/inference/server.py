@@ -147,6 +147,7 @@ class _Process:
             )
         self._announcer.started = self._reconciler.converged_once
         found = self._reconciler.look
+        self._announcer.fault = found.store_fault()
         self._readiness.see(found, {"metrics_port": self._port, "models": found.served})
         if first:
             freeze_garbage()

@@ -98,7 +98,8 @@ class JobDesk:
         with refusals_audited("submit", "", visitor.name, visitor.peer):
             if self.stopping:
                 raise ShuttingDownError("this service is shutting down; submit the job again later")
-            recipe = checked_recipe(wanted)
+            # A recipe takes seconds to read at worst, and may be anybody's.
+            recipe = await asyncio.to_thread(checked_recipe, wanted)
         with audited("submit", recipe.publish.model, visitor.name, visitor.peer):
             visitor.require("train", recipe.publish.model)
             return await self._submit(wanted, recipe, visitor.name)
@@ -120,7 +121,7 @@ class JobDesk:
             id=hashlib.sha256(f"{caller} {key}".encode()).hexdigest()[:16],
             name=recipe.name,
             model=recipe.publish.model,
-            recipe=resolved_yaml(recipe),
+            recipe=await asyncio.to_thread(resolved_yaml, recipe),
             bundle_sha256=hashlib.sha256(wanted.bundle).hexdigest() if wanted.bundle else "",
             submitter=caller,
             created_at=await self._store.now(),

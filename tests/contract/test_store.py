@@ -109,6 +109,14 @@ def test_a_model_that_cannot_be_listed_is_told_beside_the_others(tmp_path: Path)
             read("digits")
 
 
+def test_what_lies_there_instead_of_models_is_named(store: ModelStore, folder: Path) -> None:
+    assert store.foreign_layout() == ""
+    store.storage.create("resnet/1/model.onnx", b"")
+    assert f"{store.url} looks like a Triton model repository" in store.foreign_layout()
+    publish_in(store, folder)
+    assert store.foreign_layout() == ""
+
+
 def test_no_more_is_read_of_a_file_than_its_reader_takes(store: ModelStore, folder: Path) -> None:
     publish_in(store, folder)
     store.promote("digits", 1)

@@ -258,10 +258,12 @@ def test_jobs_over_grpc(server: SplitServer) -> None:
 
 
 def test_jobs_on_the_command_line(server: SplitServer) -> None:
-    job_id = run(server, "submit", "linear", f"--input=x={[ROW]}").strip()
+    job_id = json.loads(run(server, "submit", "linear", f"--input=x={[ROW]}", "--json"))["id"]
     assert "class 3 (8)" in run(server, "wait", job_id)
     assert "done" in run(server, "get", job_id)
     assert run(server, "cancel", job_id) == f"{job_id} is done\n"
+    assert json.loads(run(server, "cancel", job_id, "--json"))["state"] == "done"
+    assert run(server, "submit", "linear", f"--input=x={[ROW]}").startswith("linear.")
     assert job_id in run(server, "list", "linear")
 
 

@@ -126,6 +126,10 @@ def triton(folder: Path) -> None:
     (folder / "resnet" / "1" / "model.onnx").write_bytes(linear())
 
 
+def digits(folder: Path) -> None:
+    publish(str(folder), "digits", linear(2))
+
+
 def onnx_files(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "model.onnx").write_bytes(linear())
@@ -170,6 +174,27 @@ def test_a_worker_that_cannot_serve_production_does_not_roll_out(
             assert "version 2 (production) was refused" in reason
         assert infer(gateway, "linear", linear_input(ROW)).outputs() == {"y": [2, 4, 6, 8]}
         assert answers(gateway)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("layout", "models", "words"),
+    [
+        (triton, [], "looks like a Triton model repository"),
+        (digits, ["digitz"], "has no such model (did you mean 'digits'?)"),
+    ],
+)
+def test_a_gateway_of_workers_without_what_they_should_serve_is_not_ready(
+    tmp_path: Path, redis: RedisProcess, layout: Any, models: list[str], words: str
+) -> None:
+    layout(tmp_path)
+    with (
+        running_worker(tmp_path, redis.url, models=models) as worker,
+        running_gateway(redis.url) as gateway,
+    ):
+        assert metrics_port_says(worker)[0] == 503
+        status, reason = answers(gateway)
+        assert status == 503
+        assert words in reason
 
 
 def test_a_gateway_of_workers_that_refuse_production_is_not_ready(

@@ -336,7 +336,8 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
     assert "request" in shown
     assert "input x" in shown
     written = ("--audit-log", str(tmp_path / "audit.jsonl"))
-    assert _dead(redis, "retry", first, *written).startswith(first)
+    retried = json.loads(_dead(redis, "retry", first, "--json", *written))
+    assert retried == {"id": first, "state": "queued again"}
     assert _dead(redis, "drop", second, *written) == f"{second} is gone\n"
     assert "no dead letter has the id" in _dead(redis, "drop", second, *written, code=1)
     acts = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]

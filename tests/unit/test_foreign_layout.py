@@ -23,10 +23,12 @@ from tests.fixtures.onnx_models import linear, publish
         (["exports/a.onnx"], "looks like a folder of ONNX files"),
         (["model.safetensors", "config.json"], "looks like a folder of safetensors files"),
         (["photos/cat.jpg", "notes.txt"], "holds notes.txt, photos, and no model"),
+        (["cats/samples/1.jpg"], "holds cats, and no model"),
         ([f"{name}/x" for name in "abcdefg"], "holds a, b, c, d, e and 2 more, and no model"),
         (["1/manifest.json", "pointers/00000001.json"], "give the URL of the store, the folder"),
         (["My Model/1/manifest.json"], "'My Model' in the store s3://b is no name of a model"),
         (["store/digits/1/manifest.json"], "but its folder 'store' is: give s3://b/store"),
+        (["a/b/digits/1/manifest.json"], "but its folder 'a/b' is: give s3://b/a/b"),
     ],
 )
 def test_what_is_no_store_is_named(paths: list[str], words: str) -> None:
@@ -54,9 +56,19 @@ def test_a_folder_is_looked_at_no_deeper_than_it_must_be(tmp_path: Path) -> None
     deep = tmp_path / "a" / "b" / "c" / "d"
     deep.mkdir(parents=True)
     (deep / "model.onnx").touch()
-    assert store.foreign_layout() == ""
+    assert "holds a, and no model" in store.foreign_layout()
     (tmp_path / "a" / "config.pbtxt").touch()
     assert "Triton" in store.foreign_layout()
+
+
+def test_no_more_folders_are_looked_into_than_there_may_be(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}" / "inner").mkdir(parents=True)
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / "a.onnx").touch()
+    storage = ModelStore(str(tmp_path)).storage
+    assert storage.some_paths(max_depth=4, max_paths=100) == ["9/a.onnx"]
+    assert storage.some_paths(max_depth=4, max_paths=1) == []
 
 
 def test_the_folder_of_a_model_and_the_folder_above_a_store_say_where_the_store_is(

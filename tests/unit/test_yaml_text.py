@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.yaml_text import YamlError, read_yaml
+from model_store.yaml_text import MAX_MARKS, YamlError, read_yaml
 
 BOMB = "a0: &a0 [1]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30)
@@ -27,6 +27,8 @@ def test_what_is_right_is_read() -> None:
         ("[" * 3000, "RecursionError"),
         (b"\xff\xfe\xff", "unacceptable character"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("- x\n" * (MAX_MARKS + 1), "up to 50,001 values, and at most 50,000 are read"),
+        ("a: " + "1:" * MAX_MARKS, "up to 50,001 values"),
         (BOMB, "write out what is meant"),
         ("&a [*a]", "an alias stands for what it is part of"),
         ("&a {b: {c: *a}}", "an alias stands for what it is part of"),

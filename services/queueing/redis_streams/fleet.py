@@ -70,6 +70,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     versions: tuple[AnnouncedVersion, ...]
     live: dict[str, tuple[int, int]]
     """By model: the pointers' generation, and the version it has ready as that generation wants."""
+    fault: str = ""
+    """Why it cannot serve its store, or lacks a model that it is to serve; empty if neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class FleetView:
     """Whether any worker is."""
     workers: dict[str, tuple[str, ...]]
     """By model: who has a version of it, in any state."""
+    faults: tuple[str, ...] = ()
+    """What workers say of their stores, each once."""
 
 
 def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
@@ -130,6 +134,7 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
         row_s=_row_s_by_lane(by_lane),
         started=any(announcement.started for announcement in announcements),
         workers=_workers(announcements),
+        faults=tuple(dict.fromkeys(said.fault for said in announcements if said.fault)),
     )
 
 

@@ -103,6 +103,7 @@ class Announcer:
         started: whether the store has been read through.
         heard: whether Redis took in what was last said.
         row_s: by lane, seconds by which each request that waits delays the next here.
+        fault: why this worker cannot serve its store, or lacks a model; empty if neither.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Announcer:
         self.started = False
         self.heard = False
         self.row_s: Mapping[Lane, float] = {}
+        self.fault = ""
 
     def go_live(self, lane: Lane, generation: int) -> None:
         """Says that this worker is ready to make a version live, as the pointers want."""
@@ -158,7 +160,7 @@ class Announcer:
                 versions.append(announced(self._open_part(served), row_s))
         ready = {(v.model, v.version) for v in versions if v.state == "ready"}
         live = {m: said for m, said in self._live.items() if (m, said[1]) in ready}
-        return Announcement(self._worker, self.started, tuple(versions), live)
+        return Announcement(self._worker, self.started, tuple(versions), live, self.fault)
 
     def _open_part(self, served: ServedVersion) -> ServedVersion:
         """A version with those of its artifacts that requests would reach here."""

@@ -151,6 +151,12 @@ def test_list_of_an_empty_store(run: Run, store: ModelStore) -> None:
     assert document(run("models", "list", "--json")) == []
 
 
+def test_list_of_a_place_that_is_no_store_names_it(run: Run, store: ModelStore) -> None:
+    store.storage.create("resnet/config.pbtxt", b"")
+    (line,) = lines(run("models", "list"))
+    assert "looks like a Triton model repository" in line
+
+
 def test_list_shows_the_others_when_one_cannot_be_read(
     run: Run, store: ModelStore, folder: Path
 ) -> None:

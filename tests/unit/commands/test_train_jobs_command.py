@@ -1,5 +1,6 @@
 """`flambeau train`: a recipe here, or a verb of the training service."""
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,6 +123,19 @@ def test_following_ends_as_the_job_does(
     lines = result.stdout.splitlines()
     assert lines[:2] == ["0123456789abcdef", "a line"]
     assert lines[2].endswith(f"  {state}: published")
+
+
+def test_what_came_of_an_act_is_json_in_a_line(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: tiny")
+    job, *events = map(
+        json.loads,
+        run("submit", str(tmp_path / "r.yaml"), "--follow", "--json").stdout.splitlines(),
+    )
+    assert (job["id"], "recipe" in job) == ("0123456789abcdef", False)
+    assert [event["kind"] for event in events] == ["log", "metric", "state"]
+    assert datetime.fromisoformat(job["created_at"])
+    assert json.loads(run("cancel", "x", "--json").stdout)["state"] == "running"
+    assert json.loads(run("resume", "x", "--json").stdout)["state"] == "queued"
 
 
 def test_what_is_refused_is_one_line_and_exit_code_2(service: Service, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from model_store.archive_sizes import check_archive
 from model_store.errors import ArchiveError
 from services.inference.artifact_needs import ArtifactNeeds
+from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP
 from services.inference.loader import LoadError, LoadOptions
 from services.inference.policy import LanePolicy, ServingPolicy
 from services.queueing.records import Lane
@@ -120,6 +122,27 @@ async def test_an_artifact_that_never_opens_is_refused_and_holds_up_nobody(tmp_p
     assert ended == ["whole", "endless"]
     assert served == "onnx"
     assert "takes more than 3 s of CPU time (open_time_limit_s)" in reason
+
+
+async def test_a_try_holds_up_no_start_on_a_busy_machine(
+    tmp_path: Path, needs: ArtifactNeeds
+) -> None:
+    """The lowest priority got a thirtieth of a core: sixteen models took a minute to be ready."""
+    publish_one(tmp_path, "m", linear())
+    assert await load_all(tmp_path, needs, "m") == {"m": "onnx"}
+    (host,) = probe_hosts()
+    behind = os.getpriority(os.PRIO_PROCESS, host) - os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert 0 < behind <= STEPS_BEHIND_THE_LOOP
+
+
+def probe_hosts() -> list[int]:
+    """Children of this process that artifacts are tried in."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            if b"probe_host" in Path("/proc", child, "cmdline").read_bytes():
+                found.append(int(child))
+    return found
 
 
 async def test_a_refusal_is_remembered_until_the_limit_is_higher(

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from model_store.pointers import Pointers
 from model_store.store import ModelStore
 from services.inference.loader import LoadOptions
 from services.inference.policy import LanePolicy, ServingPolicy
-from services.inference.reconciler import Reconciler
+from services.inference.reconciler import MAX_GENERATIONS_TRIED, Reconciler
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
 from services.telemetry.metrics import Metrics
-from tests.fixtures.hostile_files import change, seal
+from tests.fixtures.hostile_files import change, change_value, seal
 from tests.fixtures.onnx_models import linear, publish
 
 POLICY = ServingPolicy(
@@ -73,6 +74,10 @@ class Watched:
                 self._passed.clear()
                 await self._passed.wait()
 
+    def said(self, message: str) -> int:
+        """How many lines of the log say this."""
+        return sum(record.getMessage() == message for record in self._log.records)
+
     def named(self) -> str:
         """What is wrong with `hostile`: the reason of its state, or else of a line in the log."""
         for served in self.directory.all_versions():
@@ -117,6 +122,26 @@ async def test_a_model_that_cannot_be_listed_is_named_and_the_other_one_serves(
         await watched.until(lambda: watched.directory.live_version("healthy") == 1)
         await watched.until(lambda: bool(watched.named()))
     assert "hostile/1/manifest.json" in watched.named()
+
+
+async def test_broken_generations_without_end_are_read_in_part_and_said_once(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2, 300):
+        (watched.folder / f"hostile/pointers/{number:08d}.json").write_bytes(b"[" * 100)
+    reads: list[int] = []
+    read = ModelStore.pointers_at
+
+    def counted(self: ModelStore, model: str, generation: int) -> Pointers:
+        reads.append(generation)
+        return read(self, model, generation)
+
+    monkeypatch.setattr(ModelStore, "pointers_at", counted)
+    async with watched.running():
+        await watched.until(lambda: reads.count(299) > 2)
+        assert watched.directory.live_version("healthy") == 1
+    assert set(reads) == set(range(300 - MAX_GENERATIONS_TRIED, 300))
+    assert watched.said("pointers of hostile are unreadable") == 1
 
 
 @pytest.mark.parametrize("error", [RecursionError, MemoryError, OverflowError, SystemExit])
@@ -168,7 +193,8 @@ def _is_settled(directory: Directory, number: int) -> bool:
 def _change(folder: Path, chance: random.Random) -> None:
     """Changes some bytes of a file, and what the manifest says of it."""
     file = chance.choice(["manifest.json", "golden.safetensors", "model.0.onnx"])
-    data = change((folder / file).read_bytes(), chance)
+    changes = [change, change_value] if file == "manifest.json" else [change]
+    data = chance.choice(changes)((folder / file).read_bytes(), chance)
     (folder / file).write_bytes(data)
     if file != "manifest.json":
         seal(folder, file)

@@ -1,5 +1,7 @@
 """What all workers together serve, from what each of them says."""
 
+import msgspec
+
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
 from services.queueing.redis_streams.fleet import (
     AnnouncedArtifact,
@@ -49,6 +51,19 @@ def test_a_version_is_ready_as_soon_as_one_worker_has_it() -> None:
     view = fleet_view([worker(version(ONE, "failed", "no room")), worker(version(ONE))])
     assert view.versions[ONE].state == "ready"
     assert view.versions[ONE].reason == ""
+
+
+def test_what_workers_say_of_their_stores_is_told_once() -> None:
+    said = [
+        Announcement(name, True, (), {}, fault)
+        for name, fault in (("a", "x"), ("b", "x"), ("c", ""))
+    ]
+    assert fleet_view(said).faults == ("x",)
+
+
+def test_an_announcement_of_an_older_worker_is_understood() -> None:
+    older = msgspec.msgpack.encode(["w", True, [], {}])
+    assert msgspec.msgpack.decode(older, type=Announcement).fault == ""
 
 
 def test_who_has_any_version_of_a_model_is_one_of_its_workers() -> None:

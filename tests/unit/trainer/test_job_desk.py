@@ -50,6 +50,10 @@ OWN_CODE = replace(GIVEN, recipe=training_jobs.RECIPE.replace("training.networks
 BUNDLE = tar_of(("nets.py", b"class SmallCnn: ..."))
 
 
+MANY_KEYS = "\n".join(f"k{number}: 1" for number in range(20_000))
+"""A second to read."""
+
+
 class Place:
     """A desk with what lies behind it."""
 
@@ -80,6 +84,17 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     place = Place(tmp_path)
     yield place
     await place.store.close()
+
+
+async def test_a_recipe_that_takes_long_to_read_holds_up_nobody(place: Place) -> None:
+    reading = asyncio.create_task(place.submit(replace(GIVEN, recipe=MANY_KEYS)))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    with pytest.raises(InvalidRequestError, match="of its keys and values are wrong"):
+        await reading
+    assert turns > 20, "on the loop it took two"
 
 
 @pytest.fixture

@@ -56,6 +56,20 @@ def test_what_an_import_may_find_is_left_to_the_import(source: str, tmp_path: Pa
     check(f"{file}:Net")
 
 
-@pytest.mark.parametrize("target", ["nets.py:Net", "sklearn.nothing:Net", "no.such:Net"])
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("nets.py:Net", "there is no file"),
+        ("no.such:Net", "no module 'no'"),
+        ("trainig.networks:SmallCnn", "no module 'trainig' .did you mean 'training'"),
+        ("training.netwroks:SmallCnn", "no module 'training.netwroks'"),
+    ],
+)
+def test_files_and_packages_that_are_not_there_are_told(target: str, told: str) -> None:
+    with pytest.raises(TargetError, match=rf"model\.target.*{told}"):
+        check(target)
+
+
+@pytest.mark.parametrize("target", ["sklearn.nothing:Net", "torch.nnn:Linear"])
 def test_modules_that_cannot_be_read_are_left_to_the_import(target: str) -> None:
     check(target)
