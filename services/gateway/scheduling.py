@@ -35,8 +35,8 @@ def checked_scheduling(timeout: object, priority: object) -> tuple[int, int]:
     """
     if type(timeout) is not int or not 0 <= timeout <= MAX_TIMEOUT_US:
         raise InvalidRequestError(
-            "parameter 'timeout' must be a whole number of microseconds, 0 (no limit) or more, "
-            f"and is {timeout!r:.60}"
+            "parameter 'timeout' must be a whole number of microseconds, from 0 (no limit) to "
+            f"{MAX_TIMEOUT_US}, and is {timeout!r:.60}"
         )
     if type(priority) is not int or not 0 <= priority <= LOWEST_PRIORITY:
         raise InvalidRequestError(

@@ -24,9 +24,11 @@ import msgspec
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.audit import refusals_audited
 from services.access.caller import Visitor
@@ -40,6 +42,7 @@ from services.errors import (
     ServingError,
     UnknownPathError,
 )
+from services.request_path import decoded_path
 from services.trainer.job_desk import JobDesk, Submission
 from services.trainer.records import JobEvent, TrainingJob
 from training.recipe_file import MAX_RECIPE_BYTES
@@ -60,6 +63,20 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     name: str = "the recipe"
     overrides: tuple[str, ...] = ()
     bundle_base64: str = ""
+
+
+class _PathAsSent:
+    """Gives routes the path with `%2F` left alone; uvicorn decodes all of it.
+
+    Args:
+        application: what it is given to.
+    """
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._application({**scope, "path": decoded_path(scope["raw_path"])}, receive, send)
 
 
 class TrainingRoutes:
@@ -97,6 +114,7 @@ class TrainingRoutes:
                 HTTPException: _http_error,
                 Exception: _our_fault,
             },
+            middleware=[Middleware(_PathAsSent)],
         )
 
     def _visitor(self, request: Request, act: str = "") -> Visitor:

@@ -5,6 +5,7 @@ of the installation, or why it does not serve.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -18,6 +19,8 @@ ROW = [1.0, 2.0, 3.0, 4.0]
 WANTED = [2.0, 4.0, 6.0, 8.0]
 NOT_NEEDED = ("torch", "tritonclient", "openvino")
 """Nothing of these may come with the small installation."""
+OWN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""Or a checkout on that path would stand for the wheel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def _installed(program: Path, environment: Path, wheel: Path) -> str:
         [*pip, "check"],
     ]
     for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=OWN)
         if done.returncode:
             return (done.stderr or done.stdout).strip().splitlines()[-1]
     packages = environment / "lib"
@@ -72,6 +75,7 @@ def _serves(flambeau: Path, store: Path, folder: Path) -> str:
         subprocess.Popen(
             command,
             cwd=folder,
+            env=OWN,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -83,7 +87,7 @@ def _serves(flambeau: Path, store: Path, folder: Path) -> str:
         over_rest = infer(server, "linear", tensor("x", "FP32", [1, 4], [ROW])).outputs()["y"]
         asked = ["infer", "linear", "--server", server.grpc, f"--input=x={[ROW]}", "--json"]
         done = subprocess.run(
-            [flambeau, *asked], cwd=folder, capture_output=True, text=True, timeout=120
+            [flambeau, *asked], cwd=folder, env=OWN, capture_output=True, text=True, timeout=120
         )
         if done.returncode:
             return f"gRPC: {done.stderr.strip()}"

@@ -73,7 +73,7 @@ def from_json(datatype: str, shape: Sequence[int], data: Any) -> Array:
     """
     check_json_form(datatype)
     if not isinstance(data, list):
-        raise TensorError(f"'data' is {_json_name(type(data))}; give a list")
+        raise TensorError(f"'data' is {_json_name(data)}; give a list")
     count = element_count(shape)
     flat, nesting = _flatten(data)
     if len(flat) != count:
@@ -208,7 +208,7 @@ def convert_flat(datatype: str, flat: list[Any]) -> Array:
     if wrong := set(map(type, flat)) - accepted:
         if dtype.kind in "iu" and any(type(x) is float and _is_beyond(x, dtype) for x in flat):
             raise _out_of_range(datatype)
-        found = ", ".join(sorted(map(_json_name, wrong)))
+        found = ", ".join(sorted({_json_name(x) for x in flat if type(x) in wrong}))
         raise TensorError(f"'data' must hold {wanted} for {datatype}; it holds {found}")
     if datatype == "BYTES":
         return object_array([text.encode() for text in flat])
@@ -230,6 +230,8 @@ def _out_of_range(datatype: str) -> TensorError:
     return TensorError(f"'data' holds a number outside the range of {datatype}")
 
 
-def _json_name(found: type) -> str:
+def _json_name(value: object) -> str:
+    """What a value is in JSON; an integer that 64 bits do not hold comes as a float."""
     names = {dict: "an object", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(found, "a fraction" if found is float else "a number")
+    is_fraction = isinstance(value, float) and abs(value) < 2**63
+    return names.get(type(value), "a fraction" if is_fraction else "a number")

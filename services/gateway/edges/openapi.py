@@ -35,7 +35,7 @@ def openapi_document(version: str, *, with_jobs: bool) -> dict[str, Any]:
             **_versioned_paths(),
             **(_job_paths() if with_jobs else {}),
         },
-        "components": {"schemas": _schemas()},
+        "components": {"schemas": _schemas() | (_job_schemas() if with_jobs else {})},
     }
 
 
@@ -345,7 +345,6 @@ def _schemas() -> dict[str, Any]:
             id=text,
             outputs=_array("Tensor"),
         ),
-        **_job_schemas(),
     }
 
 

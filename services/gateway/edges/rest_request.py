@@ -279,8 +279,8 @@ def _text(value: object, what: str) -> str:
 def _shape(value: object, name: str) -> list[int]:
     if not isinstance(value, list) or not all(type(d) is int and 0 <= d < 2**63 for d in value):
         raise InvalidRequestError(
-            f"the shape of input '{name:.200}' must be a list of whole numbers, "
-            f"and is {_shown(value)}"
+            f"the shape of input '{name:.200}' must be a list of whole numbers from 0 to "
+            f"{2**63 - 1}, and is {_shown(value)}"
         )
     return value
 

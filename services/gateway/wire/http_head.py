@@ -6,25 +6,20 @@ ways (both framings at once, a length given twice, bare line ends) is refused, b
 front of us may read it the other way (RFC 9112, 11.2).
 """
 
-import re
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 import httptools
 import msgspec
 
 from services.errors import InvalidRequestError, UnsupportedError
 from services.gateway.wire.http_errors import HeadTooLargeError
+from services.request_path import decoded_path
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
 MAX_HEADERS = 256
 """A head of 64 KiB has room for 8,000 empty ones, which take 6 ms."""
 MAX_TARGET_BYTES = 8 * 1024
-_MAX_ESCAPES = 512
-"""Of a path; names of models have 128 characters at most."""
-
-_SEPARATOR = re.compile("%2[fF]")
 _ONCE = (
     b"host",
     b"authorization",
@@ -160,7 +155,7 @@ def parse_head(data: bytes) -> Head:
     method = parser.get_method().decode()
     return Head(
         method=method,
-        path=_decoded(path),
+        path=decoded_path(path),
         raw_path=path,
         query=query,
         headers=tuple(collector.headers),
@@ -210,14 +205,6 @@ def _refuse_doubtful(
         )
     if version == "1.0" and b"transfer-encoding" in by_name:
         raise InvalidRequestError("HTTP/1.0 has no Transfer-Encoding; give a Content-Length")
-
-
-def _decoded(path: bytes) -> str:
-    """A path with each segment decoded for itself: `%2F` separates nothing (RFC 3986, 2.2)."""
-    text = path.decode("latin-1")
-    if not 0 < text.count("%") <= _MAX_ESCAPES:
-        return text  # with more it names nothing, and would take milliseconds
-    return unquote(_SEPARATOR.sub("%252F", text))
 
 
 def _target(url: bytes) -> tuple[bytes, bytes]:

@@ -108,6 +108,11 @@ def test_number_outside_the_range(datatype: str, value: float) -> None:
         ("BOOL", "true", "a string"),
         ("BYTES", 1, "a number"),
         ("BYTES", None, "null"),
+        ("BOOL", 0.5, "a fraction"),
+        # What the parser makes of 2**64, of -(2**63) - 1 and of 10**30.
+        ("BOOL", float(2**64), "a number"),
+        ("BYTES", -float(2**63), "a number"),
+        ("BOOL", 1e30, "a number"),
     ],
 )
 def test_value_of_another_json_type(datatype: str, value: object, found: str) -> None:

@@ -247,6 +247,14 @@ def test_large_body_with_one_wrong_value(datatype: str, value: object, message: 
         decode(large_body(datatype, [1] * 20_000 + [value]), None, None)
 
 
+@pytest.mark.parametrize("length", [-1, 2**63, 2**64, 10**30])
+def test_a_shape_beyond_64_bits_is_told_its_limit(length: int) -> None:
+    """It is a list of whole numbers, though the parser makes floats of those from 2**64 on."""
+    head = b'{"inputs":[{"name":"x","datatype":"INT8","shape":[%d],"data":[1]}]}' % length
+    with pytest.raises(InvalidRequestError, match="whole numbers from 0 to 9223372036854775807, a"):
+        decode(head, None, None)
+
+
 @given(st.binary(max_size=60), st.none() | st.text(max_size=3) | st.integers(-2, 70).map(str))
 def test_any_bytes_are_refused(body: bytes, length: str | None) -> None:
     """Nothing but a ServingError, whatever comes; a raw body of 24 bytes is the one good case."""

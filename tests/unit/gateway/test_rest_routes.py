@@ -69,9 +69,12 @@ def test_host_header_is_never_said_back() -> None:
 
 @pytest.mark.parametrize("with_jobs", [False, True])
 def test_calls_of_jobs_are_shown_where_jobs_are_kept(with_jobs: bool) -> None:
-    paths = openapi_document("1", with_jobs=with_jobs)["paths"]
+    document = openapi_document("1", with_jobs=with_jobs)
+    paths = document["paths"]
     assert {path for path in paths if "jobs" in path} == (JOBS if with_jobs else set())
     assert len(paths) == 9 + len(JOBS) * with_jobs
+    assert ({"Job", "Jobs"} <= document["components"]["schemas"].keys()) == with_jobs
+    assert (b"job" in orjson.dumps(document).lower()) == with_jobs
 
 
 def test_a_server_without_redis_shows_no_calls_of_jobs() -> None:

@@ -1,8 +1,8 @@
 """The parameters `timeout` and `priority`: read alike from JSON and protobuf, refused in words."""
 
+import json
 from typing import Any
 
-import orjson
 import pytest
 
 from protos import open_inference_pb2 as pb
@@ -15,7 +15,7 @@ TENSOR = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
 
 
 def over_rest(**parameters: Any) -> tuple[int, int]:
-    body = orjson.dumps({"inputs": [TENSOR], "parameters": parameters})
+    body = json.dumps({"inputs": [TENSOR], "parameters": parameters}).encode()
     request = decode(body, None, None)
     return request.timeout_us, request.priority
 
@@ -54,6 +54,13 @@ def test_given(read: Any, parameters: dict[str, Any], expected: tuple[int, int])
 def test_timeout_that_is_none(read: Any, value: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"'timeout' must be .*microseconds.* is "):
         read(timeout=value)
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64])
+def test_a_timeout_that_is_too_long_is_told_the_longest(value: int) -> None:
+    """JSON's 2**64 comes as a float, and is none the less a whole number."""
+    with pytest.raises(InvalidRequestError, match=r"from 0 \(no limit\) to 9223372036854775807, "):
+        over_rest(timeout=value)
 
 
 @EDGES

@@ -96,6 +96,28 @@ async def test_a_peer_without_a_request_is_closed(tmp_path: Path, sent: bytes) -
 
 
 @pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (b"/v1/jobs/0123456789abcdef", 200),
+        (b"/v1/jobs/0123456789abcde%66", 200),
+        (b"/v1%2Fjobs/0123456789abcdef", 404),
+        (b"/v1/jobs%2f0123456789abcdef", 404),
+        (b"/v1/jobs/0123456789abcdef%2Fevents", 404),
+        (b"/v1/health%2Flive", 404),
+    ],
+)
+async def test_an_encoded_separator_separates_nothing(
+    tmp_path: Path, path: bytes, status: int
+) -> None:
+    """Or what a proxy in front lets through is not what is answered."""
+    async with port(tmp_path) as served:
+        await served.store.create(job(), [])
+        peer = await served.meet()
+        peer.send(LIVE.replace(b"/v1/health/live", path))
+        assert (await peer.head()).split()[1] == str(status).encode()
+
+
+@pytest.mark.parametrize(
     "sent",
     [b"GET /", LIVE[:-2], b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"],
     ids=["a line", "a head", "a body"],
