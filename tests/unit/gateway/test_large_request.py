@@ -3,6 +3,7 @@
 import json
 import random
 import string
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ MIB = 2**20
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes bodies of some bytes take the way of megabytes."""
     monkeypatch.setattr(json_spans, "MIN_CUT_BYTES", 2)
+    monkeypatch.setattr(json_spans, "FIRST_WINDOW_BYTES", 3)
     monkeypatch.setattr(json_spans, "WINDOW_BYTES", 7)
     monkeypatch.setattr(json_spans, "MASK_BYTES", 7)
     monkeypatch.setattr(json_slices, "COUNTED_BYTES", 7)
@@ -231,3 +233,23 @@ def test_memory_is_reserved_before_it_is_taken() -> None:
     tensor["parameters"] = {"binary_data_size": len(texts)}
     with pytest.raises(BufferFullError):
         at_once(read_large(orjson.dumps({"inputs": [tensor]}), memoryview(texts), reserve=full))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        body_of("[" + "[]," * (3 * MIB) + "0]", [1]),
+        body_of("[" + "0," * (4 * MIB) + "0]", [4]),
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[' + b" " * (8 * MIB),
+    ],
+    ids=["lists", "zeros", "spaces"],
+)
+def test_body_is_not_copied(body: bytes) -> None:
+    received = memoryview(bytearray(body))  # as large bodies are, whether inflated or not
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError):
+            at_once(read_large(received, NOTHING))
+        assert tracemalloc.get_traced_memory()[1] < 2 * MIB
+    finally:
+        tracemalloc.stop()
