@@ -31,7 +31,7 @@ from services.gateway.edges.json_spans import (
     outside_strings,
 )
 from services.gateway.edges.json_tensors import check_json_form, convert_flat, from_json, wanted_for
-from services.gateway.edges.rest_request import TEXT_OVERHEAD_BYTES, Reserve
+from services.gateway.edges.rest_request import TEXT_OVERHEAD_BYTES, Reserve, check_texts
 from services.gateway.sliced_work import Slices
 
 NUMBERS_BYTES = 32 * 1024
@@ -86,6 +86,8 @@ def array_of(
     found, lists = yield from _counted(text, span)
     if found != count:
         raise TensorError(f"'data' holds {found} elements; shape {list(shape)} takes {count}")
+    if datatype == "BYTES":
+        check_texts(count)
     nesting = _Nesting(shape, count, lists) if lists > 1 else None
     size = span.end - span.start
     needed = count * TEXT_OVERHEAD_BYTES + size if datatype == "BYTES" else count * dtype.itemsize
