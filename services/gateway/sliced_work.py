@@ -6,6 +6,7 @@ Rules kept here:
 - one turn of the event loop spends `TURN_S` and the end of one slice on all of them together;
 - they take turns, a slice each, so that a small one does not wait for a large one;
 - one that nobody waits for any more is dropped at its next slice;
+- threads that wait for the interpreter's lock get it between turns;
 - a generator bounds its own slices: none takes longer than about `TURN_S`.
 
 A thread would not do: the parsers hold the interpreter's lock, and the event loop would wait for
@@ -19,6 +20,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from services.errors import TooManyInFlightError
+from services.interpreter_lock import lend_lock
 
 TURN_S = 0.001
 """A neighbour's request waits for at most two turns: one before it is read, one before its answer
@@ -93,6 +95,7 @@ class SlicedWork:
     def _next_turn(self) -> None:
         self._turn_asked = False
         if self._jobs:
+            lend_lock()
             self._spend()
 
     def _spend(self) -> None:

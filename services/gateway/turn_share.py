@@ -18,6 +18,7 @@ from typing import Protocol
 
 from services.errors import ServingError, TooManyInFlightError
 from services.gateway.wire.http_body import Body
+from services.interpreter_lock import lend_lock
 
 BEGUN_A_TURN = 32
 """To read a request and let it in takes some 25 µs: a turn of them stays under 1 ms."""
@@ -79,6 +80,8 @@ class TurnShare:
     def _turn(self) -> None:
         """A new turn: begins those that have waited longest."""
         waiting, begun, now = self._waiting, 0, time.monotonic()
+        if waiting:
+            lend_lock()
         try:
             while waiting and begun < BEGUN_A_TURN:
                 request, body, since = waiting.popleft()

@@ -55,18 +55,23 @@ class Peer:
 
     async def status(self) -> str:
         """The status of the next HTTP/1 answer, which is read whole; `closed` if there is none."""
+        return (await self.answer())[0]
+
+    async def answer(self) -> tuple[str, bytes]:
+        """The status of the next HTTP/1 answer and its body."""
+        body = b""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
                 status = head.split(" ", 2)[1]
                 _, found, length = head.partition("content-length: ")
                 if found:
-                    await self.reader.readexactly(int(length.split("\r\n", 1)[0]))
+                    body = await self.reader.readexactly(int(length.split("\r\n", 1)[0]))
         except (ConnectionError, asyncio.IncompleteReadError):
-            return "closed"
+            return "closed", b""
         except TimeoutError:
-            return "no answer"
-        return status
+            return "no answer", b""
+        return status, body
 
 
 @dataclass(slots=True)
@@ -118,6 +123,8 @@ class Target:
     ) -> AsyncIterator[Peer]:
         """A connection, closed at the end. One that the server closes inside is counted.
 
+        One that is not to be had is counted, too, and ends the round: `OSError`.
+
         Args:
             port: of the server.
             receive_bytes: read ahead of what the attack asks for.
@@ -128,8 +135,8 @@ class Target:
                 "127.0.0.1", port, limit=max(receive_bytes, MAX_HEAD_BYTES), ssl=tls
             )
         except ConnectionError:
-            self.count("closed")
-            return
+            self.count("no connection")
+            raise
         try:
             yield Peer(reader, writer)
         except ConnectionError:
@@ -137,8 +144,8 @@ class Target:
         finally:
             await _close(writer)
 
-    async def post(self, path: str, body: bytes, *fields: str) -> None:
-        """One POST of HTTP/1 on a connection of its own; its status is counted.
+    async def post(self, path: str, body: bytes, *fields: str) -> tuple[str, bytes]:
+        """One POST of HTTP/1 on a connection of its own; its status is counted, and returned.
 
         Args:
             path: of the request.
@@ -150,7 +157,10 @@ class Target:
             peer.writer.writelines(["\r\n".join([*lines, "", ""]).encode(), body])
             with contextlib.suppress(ConnectionError):  # refused before the body; there is a status
                 await peer.writer.drain()
-            self.count(await peer.status())
+            answer = await peer.answer()
+            self.count(answer[0])
+            return answer
+        return "closed", b""
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
@@ -161,7 +171,8 @@ async def _close(writer: asyncio.StreamWriter) -> None:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await writer.wait_closed()
     finally:
-        writer.transport.abort()
+        if writer.transport.get_write_buffer_size():  # a closed one does not take an abort
+            writer.transport.abort()
 
 
 def all_attacks() -> list[Attack]:

@@ -9,50 +9,32 @@ from contextlib import AsyncExitStack
 from random import Random
 
 from tests.adversarial.attack import Attack, Peer, Target
+from tests.adversarial.http2_bytes import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GRPC_INFER,
+    HEADERS,
+    PREFACE,
+    REFLECTION,
+    SETTINGS,
+    WINDOW_UPDATE,
+    block,
+    data_frames,
+    frame,
+    message,
+)
 
 INFER = "/v2/models/linear/infer"
 MIB = 2**20
 CONNECTIONS = 200
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json")
-REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
-
-DATA, HEADERS, SETTINGS, WINDOW_UPDATE, CONTINUATION = 0, 1, 4, 8, 9
-END_STREAM, END_HEADERS = 1, 4
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def head(method: str, path: str, *fields: str) -> bytes:
     """The head of a request of HTTP/1."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", "host: x", *fields, "", ""]).encode()
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def block(path: str, *fields: tuple[str, str]) -> bytes:
-    """The header block of a gRPC call, as literals."""
-    usual = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"))
-    content = (("content-type", "application/grpc"), ("te", "trailers"))
-    out = b""
-    for name, value in (*usual, *content, *fields):
-        assert max(len(name), len(value)) < 127
-        out += b"\x00" + bytes([len(name)]) + name.encode()
-        out += bytes([len(value)]) + value.encode()
-    return out
-
-
-def message(content: bytes, flag: int = 0) -> bytes:
-    """A message of gRPC, as DATA has it."""
-    return bytes([flag]) + struct.pack(">I", len(content)) + content
-
-
-def data_frames(stream: int, content: bytes) -> bytes:
-    """DATA of one call."""
-    at = range(0, len(content), 16_384)
-    return b"".join(frame(DATA, 0, stream, content[begin : begin + 16_384]) for begin in at)
 
 
 async def _until_over(target: Target) -> None:
@@ -307,7 +289,8 @@ ATTACKS = (
     Attack("memory: strangers with bodies", strangers_with_bodies, "keyed"),
     Attack("memory: open paths with bodies", open_paths_with_bodies, "keyed"),
     Attack("memory: strangers with messages", strangers_with_messages, "keyed"),
-    Attack("memory: reflection unread", reflection_unread, "keyed"),
+    Attack("memory: reflection unread", reflection_unread),
+    Attack("memory: reflection unread by strangers", reflection_unread, "keyed"),
     Attack("memory: bombs", bombs),
     Attack("memory: pipelines unread", pipelines_unread),
     Attack("memory: calls unread", calls_unread),

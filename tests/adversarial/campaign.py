@@ -84,7 +84,7 @@ async def _rounds(attack: Attack, target: Target, seed: str) -> int:
     """Repeats an attack until its time is over; returns how often."""
     rounds = 0
     while not rounds or not target.over:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(OSError):  # of time, too; or there is no connection
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 await attack.run(target, Random(f"{seed} {rounds}"))
         rounds += 1

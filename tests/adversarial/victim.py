@@ -10,11 +10,14 @@ from flambeau.commands.access import access_app
 from services.settings import checked
 from services.standalone.config import ServerConfig
 from tests.adversarial.attack import VictimName
+from tests.adversarial.text_model import publish_texts
 from tests.fixtures import onnx_models
 from tests.fixtures.peak_memory import forget_peak, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
 
 MIB = 2**20
+TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FP64")
+"""Datatypes of the model `typed`: `in_INT8` to `out_INT8`, and so on."""
 
 
 class Victim:
@@ -49,8 +52,10 @@ def budget_bytes() -> int:
 
 
 def make_store(store: Path) -> None:
-    """A store with one model, `linear`: y = 2 * x."""
+    """A store of `linear`, y = 2 * x; `typed`, its own inputs; and `texts`, their sizes."""
     onnx_models.publish(str(store), "linear", onnx_models.linear(2.0))
+    onnx_models.publish(str(store), "typed", onnx_models.echo(*TYPED))
+    publish_texts(str(store))
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from simdjson import Parser
 
 from model_store.tensors import DATATYPES, Array, TensorError, element_count
 from services.errors import InvalidRequestError
+from services.gateway.edges.json_numbers import has_slow_numbers
 from services.gateway.edges.json_spans import (
     MAX_BESIDE_BYTES,
     Octets,
@@ -30,7 +31,7 @@ from services.gateway.edges.json_spans import (
     outside_strings,
 )
 from services.gateway.edges.json_tensors import check_json_form, convert_flat, from_json, wanted_for
-from services.gateway.edges.rest_request import TEXT_OVERHEAD_BYTES, Reserve
+from services.gateway.edges.rest_request import TEXT_OVERHEAD_BYTES, Reserve, check_texts
 from services.gateway.sliced_work import Slices
 
 NUMBERS_BYTES = 32 * 1024
@@ -50,6 +51,8 @@ _WIDE = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}
 _PARSER = Parser()
 """Kept, for fresh memory would cost page faults with every slice."""
 _COMMA, _OPENS, _CLOSES, _SPACE = b",[] "
+_BRACKETS = 2
+"""Of a list that is empty, all that is not white space."""
 
 _ENDS = np.array([_COMMA, _COMMA], np.uint8)
 """Stands before and behind a piece, which was cut at commas."""
@@ -83,6 +86,8 @@ def array_of(
     found, lists = yield from _counted(text, span)
     if found != count:
         raise TensorError(f"'data' holds {found} elements; shape {list(shape)} takes {count}")
+    if datatype == "BYTES":
+        check_texts(count)
     nesting = _Nesting(shape, count, lists) if lists > 1 else None
     size = span.end - span.start
     needed = count * TEXT_OVERHEAD_BYTES + size if datatype == "BYTES" else count * dtype.itemsize
@@ -166,11 +171,13 @@ class _Nesting:
 
 def _counted(text: Text, span: Span) -> Slices[tuple[int, int]]:
     """Elements of a list, and lists in it and itself."""
-    commas, lists = 0, 0
+    commas = lists = solid = 0
     in_string = escaped = False
     for position in range(span.start, span.end, COUNTED_BYTES):
         octets = np.frombuffer(text[position : min(span.end, position + COUNTED_BYTES)], np.uint8)
         of_comma, of_list = octets == _COMMA, octets == _OPENS
+        if solid <= _BRACKETS:
+            solid += int(np.count_nonzero(octets > _SPACE))
         if span.has_texts:
             outside, in_string, escaped = outside_strings(octets, in_string, escaped)
             of_comma &= outside
@@ -178,7 +185,7 @@ def _counted(text: Text, span: Span) -> Slices[tuple[int, int]]:
         commas += int(np.count_nonzero(of_comma))
         lists += int(np.count_nonzero(of_list))
         yield
-    if not commas and lists == 1 and not text[span.start + 1 : span.end - 1].strip():
+    if solid == _BRACKETS and lists == 1:
         return 0, lists
     return commas + 1, lists
 
@@ -189,15 +196,16 @@ def _fill_numbers(
     """Numbers, or true and false."""
     position, end, filled = span.start + 1, span.end - 1, 0
     while position < end:
-        cut = end
-        if position + NUMBERS_BYTES < end:
-            cut = text.rfind(b",", position, position + NUMBERS_BYTES)
+        piece = bytes(text[position : min(end, position + NUMBERS_BYTES)])
+        if position + len(piece) < end:
+            cut = piece.rfind(b",")
             if cut < 0:
                 raise InvalidRequestError(
                     f"an element of 'data' takes more than {NUMBERS_BYTES} bytes of JSON; "
                     "write numbers shorter"
                 )
-        piece: Text = text[position:cut]
+            piece = piece[:cut]
+        position += len(piece) + 1
         if nesting is not None:
             octets = np.frombuffer(bytearray(piece), np.uint8)
             commas = np.flatnonzero(octets == _COMMA)
@@ -209,18 +217,17 @@ def _fill_numbers(
             raise TensorError("'data' holds more elements than it has commas")
         array[filled : filled + numbers.size] = numbers
         filled += numbers.size
-        position = cut + 1
         yield
     if filled != array.size:
         raise InvalidRequestError("the body is not valid JSON: 'data' lacks an element")
 
 
-def _numbers(datatype: str, dtype: np.dtype[Any], piece: Text) -> Array:
+def _numbers(datatype: str, dtype: np.dtype[Any], piece: bytes) -> Array:
     """A flat array of what is between commas."""
     code = _BUFFERS.get(dtype.kind)
-    if code is not None:
+    if code is not None and not has_slow_numbers(piece):
         try:
-            parsed: Any = _PARSER.parse(b"[%b]" % bytes(piece))
+            parsed: Any = _PARSER.parse(b"[%b]" % piece)
             wide = np.frombuffer(parsed.as_buffer(of_type=code), _WIDE[code])
             if dtype.itemsize == 8:
                 return wide
@@ -230,10 +237,10 @@ def _numbers(datatype: str, dtype: np.dtype[Any], piece: Text) -> Array:
                 return narrow
         except (ValueError, TypeError, RuntimeError, FloatingPointError):
             pass  # The other parser says what is wrong, and takes numbers beyond 64 bits.
-    return convert_flat(datatype, _parsed(b"[%b]" % bytes(piece)))
+    return convert_flat(datatype, _parsed(b"[%b]" % piece))
 
 
-def _parsed(piece: Text) -> list[Any]:
+def _parsed(piece: bytes | Text) -> list[Any]:
     try:
         found: list[Any] = orjson.loads(piece)
     except orjson.JSONDecodeError as error:
@@ -279,11 +286,11 @@ def _fill_long(
     nesting: _Nesting | None,
 ) -> Slices[int]:
     """One element that is longer than a slice. Returns the position behind its comma."""
-    opening = text.find(b'"', position, min(end, position + TEXTS_BYTES))
+    first = bytes(text[position : min(end, position + TEXTS_BYTES)])
+    opening = first.find(b'"')
     if opening < 0:
         raise InvalidRequestError("the body is not valid JSON: 'data' has a gap")
-    brackets = text[position:opening]
-    at, parts = opening + 1, []
+    at, parts = position + opening + 1, []
     while True:
         piece = bytes(text[at : min(end, at + LONG_TEXT_BYTES)])
         octets = np.frombuffer(piece, np.uint8)
@@ -297,9 +304,10 @@ def _fill_long(
         yield
         if closing >= 0:
             break
-    comma = text.find(b",", at + 1, at + 1 + LONG_TEXT_BYTES)
-    behind = min(end, at + 1 + LONG_TEXT_BYTES) if comma < 0 else comma
-    around = bytearray(brackets + b'""' + text[at + 1 : behind])
+    rest = bytes(text[at + 1 : min(end, at + 1 + LONG_TEXT_BYTES)])
+    comma = rest.find(b",")
+    behind = at + 1 + (len(rest) if comma < 0 else comma)
+    around = bytearray(first[:opening] + b'""' + text[at + 1 : behind])
     if comma < 0 and behind < end:
         raise InvalidRequestError("the body is not valid JSON: 'data' has a gap")
     octets = np.frombuffer(around, np.uint8)

@@ -31,8 +31,6 @@ from services.gateway.sliced_work import Slices
 MIN_LARGE_BYTES = 32 * 1024
 """Of JSON. What is smaller is read at once: the worst that is known takes 2 ms."""
 
-_COPIED_BYTES = 1024 * 1024
-
 
 def read_large(
     head: Buffer, binary: memoryview, check: Check | None = None, reserve: Reserve = int
@@ -50,7 +48,7 @@ def read_large(
         UnsupportedError: it asks for an extension this server does not offer.
         ServingError: what `check` or `reserve` raise.
     """
-    text = head if isinstance(head, bytes | bytearray) else (yield from _copy(head))
+    text = memoryview(head)
     outline = yield from outline_of(text)
     document = parse_document(outline.document)
     yield
@@ -76,12 +74,3 @@ def read_large(
         parse_document(b'{"data":%b}' % bytes(text[span.start : span.end]))
         yield
     return request
-
-
-def _copy(head: memoryview) -> Slices[bytearray]:
-    """A text that can be searched."""
-    text = bytearray(len(head))
-    for position in range(0, len(head), _COPIED_BYTES):
-        text[position : position + _COPIED_BYTES] = head[position : position + _COPIED_BYTES]
-        yield
-    return text

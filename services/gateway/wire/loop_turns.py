@@ -22,6 +22,8 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from services.interpreter_lock import lend_lock
+
 WORK_A_TURN_US = 1000
 """As much as `turn_share.py` lets requests take."""
 WORK_AT_ONCE_US = 250
@@ -81,6 +83,8 @@ class LoopTurns:
         self._asked = False
         self.number += 1
         self.worked_us = 0
+        if self._fresh or self._waiting:
+            lend_lock()
         try:
             for queue, work_us in (self._fresh, FIRST_WORK_US), (self._waiting, WORK_AT_ONCE_US):
                 for place in range(len(queue)):

@@ -3,6 +3,7 @@
 import json
 import random
 import string
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from services.errors import BufferFullError, InvalidRequestError, ServingError
 from services.gateway.edges import json_slices, json_spans
 from services.gateway.edges.json_spans import MAX_BESIDE_BYTES, MAX_BESIDE_MEMBERS
 from services.gateway.edges.large_request import read_large
-from services.gateway.edges.rest_request import RestRequest, read_exactly
+from services.gateway.edges.rest_request import MAX_TEXTS, RestRequest, read_exactly
 from services.gateway.sliced_work import at_once
 from tests.unit.gateway.test_request_readers import (
     DOCUMENTS,
@@ -34,6 +35,7 @@ MIB = 2**20
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes bodies of some bytes take the way of megabytes."""
     monkeypatch.setattr(json_spans, "MIN_CUT_BYTES", 2)
+    monkeypatch.setattr(json_spans, "FIRST_WINDOW_BYTES", 3)
     monkeypatch.setattr(json_spans, "WINDOW_BYTES", 7)
     monkeypatch.setattr(json_spans, "MASK_BYTES", 7)
     monkeypatch.setattr(json_slices, "COUNTED_BYTES", 7)
@@ -231,3 +233,48 @@ def test_memory_is_reserved_before_it_is_taken() -> None:
     tensor["parameters"] = {"binary_data_size": len(texts)}
     with pytest.raises(BufferFullError):
         at_once(read_large(orjson.dumps({"inputs": [tensor]}), memoryview(texts), reserve=full))
+
+
+def binary_texts(data: bytes, count: int) -> RestRequest:
+    tensor = entry(datatype="BYTES", shape=[count], data=None)
+    tensor["parameters"] = {"binary_data_size": len(data)}
+    return read(orjson.dumps({"inputs": [tensor]}), memoryview(data))
+
+
+def test_texts_are_counted_before_any_is_made() -> None:
+    data = b"\x01\x00\x00\x00a" * 200_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match="hold at most 250000 elements"):
+            binary_texts(data, MAX_TEXTS)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_texts_of_an_input_have_a_limit() -> None:
+    count = MAX_TEXTS + 1
+    with pytest.raises(InvalidRequestError, match=f"{MAX_TEXTS} of an input are read"):
+        binary_texts(bytes(4 * count), count)
+    with pytest.raises(InvalidRequestError, match=f"{MAX_TEXTS} of an input are read"):
+        read(body_of("[" + '"",' * (count - 1) + '""]', [count], "BYTES"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        body_of("[" + "[]," * (3 * MIB) + "0]", [1]),
+        body_of("[" + "0," * (4 * MIB) + "0]", [4]),
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[' + b" " * (8 * MIB),
+    ],
+    ids=["lists", "zeros", "spaces"],
+)
+def test_body_is_not_copied(body: bytes) -> None:
+    received = memoryview(bytearray(body))  # as large bodies are, whether inflated or not
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError):
+            at_once(read_large(received, NOTHING))
+        assert tracemalloc.get_traced_memory()[1] < 2 * MIB
+    finally:
+        tracemalloc.stop()

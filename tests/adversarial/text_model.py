@@ -1,0 +1,57 @@
+"""A model of BYTES: the number of texts in each row, and of the bytes in them."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from model_store.golden import GoldenRows
+from model_store.manifest import Golden, PythonStep
+from model_store.signature import Signature, TensorSpec
+from model_store.store import ModelStore
+from model_store.tensors import object_array
+from tests.fixtures.onnx_models import linear
+from tests.fixtures.store_versions import draft_in, entry_in
+
+_SOURCE = b"""
+import numpy as np
+
+
+class Sizes:
+    def __call__(self, inputs):
+        x = np.zeros((len(inputs["text"]), 4), np.float32)
+        for row, texts in zip(x, inputs["text"]):
+            row[:2] = len(texts), sum(map(len, texts))
+        return {"x": x}
+"""
+_SIGNATURE = Signature(
+    inputs=(TensorSpec(name="text", datatype="BYTES", shape=(-1, -1)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 4)),),
+    max_batch_size=8,
+)
+
+
+def publish_texts(store_url: str) -> None:
+    """Publishes `texts`: `text`, BYTES [-1, -1], to `y`, FP32 [-1, 4]: texts, bytes, 0 and 0."""
+    golden = GoldenRows(
+        {"text": object_array([b"", b"bc"]).reshape(1, 2)},
+        {"y": np.array([[2, 2, 0, 0]], np.float32)},
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = entry_in(folder, "rows.safetensors", save(golden.to_tensors()))
+        draft = draft_in(
+            folder,
+            "texts",
+            linear(1.0),
+            signature=_SIGNATURE,
+            golden=Golden(file=file, rows=1),
+            python_step=PythonStep(
+                file=entry_in(folder, "step.py", _SOURCE),
+                name="Sizes",
+                args={},
+                inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
+            ),
+        )
+        ModelStore(store_url).publish(draft, folder)
