@@ -1,6 +1,6 @@
 """`flambeau train`: a recipe becomes a published version."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +8,9 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.install_advice import needing
+
+if TYPE_CHECKING:
+    from training.recipe import Recipe
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C stopped, as shells count it."""
@@ -55,23 +58,14 @@ def train(
     from model_store.errors import StoreError
     from model_store.key_folder import KeyFolder
     from model_store.signing import signer_with
-    from model_store.store import ModelStore
     from training.errors import RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
-    from training.needed_packages import check_packages
-    from training.recipe_file import load_recipe
-    from training.stored_version import stored_version
-    from training.target_names import check_target_names
     from training.user_code import own_code_named
 
     # The disk is the user's, so its failures are theirs to read.
     codes: dict[type[Exception], int] = {RecipeError: 2, TrainingError: 1, StoppedError: STOPPED}
     with failing_with(codes | {StoreError: 1, OSError: 1}), needing("train"):
-        loaded = load_recipe(recipe, set_ or [])
-        check_target_names(loaded)
-        if loaded.model.from_ is not None:
-            stored_version(ModelStore(store), loaded.model.from_)
-        check_packages(loaded)  # before torch is imported, which takes a while
+        loaded = _load(recipe, set_ or [], store)
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None  # before training: a bad key fails here
         try:
@@ -87,3 +81,19 @@ def train(
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command with --resume goes on from here", err=True)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _load(source: str, overrides: list[str], store: str) -> "Recipe":
+    """The recipe, once all that it names is there: torch takes a while to be imported."""
+    from model_store.store import ModelStore
+    from training.needed_packages import check_packages
+    from training.recipe_file import load_recipe
+    from training.stored_version import stored_version
+    from training.target_names import check_target_names
+
+    loaded = load_recipe(source, overrides)
+    check_target_names(loaded)
+    if loaded.model.from_ is not None:
+        stored_version(ModelStore(store), loaded.model.from_)
+    check_packages(loaded)
+    return loaded
