@@ -34,5 +34,6 @@ def has_slow_numbers(text: bytes | bytearray | memoryview) -> bool:
         return False
     places = places[: np.searchsorted(places, octets.size - _DIGITS - 1)] + 1
     signs = octets[places]
-    thirds = octets[places + ((signs == _MINUS) | (signs == _PLUS)) + (_DIGITS - 1)]
-    return int(np.count_nonzero(thirds - _ZERO < 10)) > MAX_SLOW_NUMBERS  # below "0" it wraps
+    thirds = places + ((signs == _MINUS) | (signs == _PLUS)) + (_DIGITS - 1)
+    slow = (octets[thirds] - _ZERO < 10) & (octets[thirds - 1] - _ZERO < 10)  # below "0" it wraps
+    return int(np.count_nonzero(slow)) > MAX_SLOW_NUMBERS

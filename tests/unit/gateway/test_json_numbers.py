@@ -65,7 +65,9 @@ def test_many_are_seen(number: str) -> None:
         read_usual(body_of(number, 3_000), NOTHING)
 
 
-@pytest.mark.parametrize("number", ["0.5", "1e-05", "1E+22", "12345678901234567890", "1e99"])
+@pytest.mark.parametrize(
+    "number", ["0.5", "1e-05", "1e-7", "1E+22", "12345678901234567890", "1e99", "1E9"]
+)
 def test_usual_numbers_stay_on_the_usual_way(number: str) -> None:
     for size in (400, 3_000, 30_000):
         read_usual(body_of(number, size), NOTHING)

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from model_store.tensors import DATATYPES, Array, encode_raw
 from services.errors import ServingError
+from services.gateway.edges.json_numbers import has_slow_numbers
 from services.gateway.edges.rest_request import RestRequest, read_exactly
 from services.gateway.edges.usual_request import UNUSUAL, read_usual
 
@@ -161,7 +162,8 @@ def test_every_tensor_of_numbers_is_taken(
     data = array.tolist() if nested else array.ravel().tolist()
     fields: dict[str, Any] = {"outputs": [{"name": "y"}], "id": "7"} if wishes else {}
     entry = {"name": "x", "datatype": datatype, "shape": array.shape, "data": data}
-    assert agrees_with_the_exact_way(read, orjson.dumps({"inputs": [entry], **fields}))
+    head = orjson.dumps({"inputs": [entry], **fields})
+    assert agrees_with_the_exact_way(read, head) or has_slow_numbers(head)
 
 
 @given(st.lists(st.text(max_size=3), min_size=1, max_size=4))
