@@ -161,7 +161,8 @@ async def _close(writer: asyncio.StreamWriter) -> None:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await writer.wait_closed()
     finally:
-        writer.transport.abort()
+        if writer.transport.get_write_buffer_size():  # a closed one does not take an abort
+            writer.transport.abort()
 
 
 def all_attacks() -> list[Attack]:
