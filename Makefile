@@ -9,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 CLIENTS ?= .venv-clients
+OLDEST ?= .venv-oldest
 TORCH := $(shell sed -n 's/^TORCH = "\(.*\)"/\1/p' deploy/lock.py)
 # Where torch comes from: cpu, a tag of CUDA such as cu130, pip (as pip is configured), or a URL.
 TORCH_INDEX ?=
@@ -33,6 +34,7 @@ TORCHED := $(VENV)/.torch-installed
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
 CLIENTS_INSTALLED := $(CLIENTS)/.installed
+OLDEST_INSTALLED := $(OLDEST)/.installed
 VALIDATING := $(VENV)/.validating-installed
 IN_FRONT := $(VENV)/.envoy-installed
 
@@ -73,6 +75,18 @@ $(CLIENTS_INSTALLED): pyproject.toml
 	@$(CLIENTS)/bin/python -m compileall -q -j 0 $(CLIENTS)/lib > /dev/null || true
 	@touch $@
 
+# The oldest of whatever pyproject.toml bounds from below. The marks are for tests that run make in
+# this environment: what it would install first is there.
+$(OLDEST_INSTALLED): pyproject.toml $(CLIENTS_INSTALLED)
+	@echo "installing the oldest versions that pyproject.toml allows into $(OLDEST)"
+	@$(PYTHON) -m venv --clear $(OLDEST)
+	@$(OLDEST)/bin/$(PIP_INSTALL) --upgrade pip
+	@$(OLDEST)/bin/python -m deploy.torch_build "$(TORCH_INDEX)"
+	@$(OLDEST)/bin/python -m deploy.oldest_versions > $(OLDEST)/oldest-versions.txt
+	@$(OLDEST)/bin/$(PIP_INSTALL) --constraint $(OLDEST)/oldest-versions.txt --editable '.[$(EXTRAS),test]'
+	@$(OLDEST)/bin/python -m compileall -q -j 0 $(OLDEST)/lib > /dev/null || true
+	@touch $(OLDEST)/$(notdir $(TORCHED)) $(OLDEST)/$(notdir $(SERVING)) $@
+
 $(VALIDATING): pyproject.toml | $(DEVELOPING)
 	@$(INSTALL) --constraint $(VERSIONS) --editable '.[k8s]'
 	@touch $@
@@ -107,6 +121,11 @@ demo: $(SERVING) ## The whole path once, checked: train, serve, classify over RE
 test: $(DEVELOPING) ## Every test but the slow suites.
 	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s $(SIDE_BY_SIDE) $(ARGS)
 	@$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
+
+.PHONY: test-oldest
+test-oldest: $(OLDEST_INSTALLED) ## The unit, contract, client and e2e tests on the oldest versions that are allowed.
+	@$(OLDEST)/bin/pytest tests/unit tests/contract tests/client $(SIDE_BY_SIDE) $(ARGS)
+	@$(OLDEST)/bin/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(DEVELOPING) ## The tests that need a GPU; where there is none each says so and is skipped.
@@ -250,5 +269,5 @@ test-pythons: $(DEVELOPING) dist ## Install the wheel to serve ONNX, without tor
 
 .PHONY: clean
 clean: ## Remove the environment and caches; models in var/ stay.
-	@rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(CLIENTS) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
