@@ -3,8 +3,11 @@
 In: after each look at the store, or at the fleet, the models that should be served and are not,
 with the reasons. Out: yes or no, the reasons in words, and a log line when either changes.
 
-Rules kept here: nothing is ready before it has looked once; what blocks is chosen by the setting
-`readiness`; reasons are cut to `MAX_REASONS` of `MAX_REASON_CHARACTERS`.
+Rules kept here:
+- nothing is ready before everything has been looked at once, or one model is served where any
+  will do;
+- what blocks is chosen by the setting `readiness`;
+- reasons are cut to `MAX_REASONS` of `MAX_REASON_CHARACTERS`.
 """
 
 import logging
@@ -36,6 +39,8 @@ class Look:
     """By model that exists, and whose version in production is not served: why."""
     fault: str = ""
     """Why the store itself cannot be served; empty if it can."""
+    loading: tuple[str, ...] = ()
+    """Models that are read, tried or loaded for the first time."""
 
     def store_fault(self) -> str:
         """Why the store lacks what should be served; empty if it does not, or nobody has looked."""
@@ -71,9 +76,10 @@ class Readiness:
             about: further fields of the log line.
         """
         self.look = look
-        self.is_ready = look.started and not self._blocks(look)
+        enough = look.started or (self._rule == "any_model" and look.served > 0)
+        self.is_ready = enough and not self._blocks(look)
         self._was_ready = self._was_ready or self.is_ready
-        if look.started and self._told != (told := (self.is_ready, self.why())):
+        if enough and self._told != (told := (self.is_ready, self.why())):
             self._tell(about or {})
             self._told = told
 
@@ -81,7 +87,8 @@ class Readiness:
         """What should be served and is not, in words; empty if there is none."""
         look = self.look
         if not look.started:
-            return look.fault or STARTING
+            names = ", ".join(f"'{name}'" for name in look.loading[:MAX_REASONS])
+            return look.fault or (f"starting: loading {names}" if names else STARTING)
         models = {**look.missing, **look.refused}
         said = [_short(f"model '{name}': {why}") for name, why in islice(_sorted(models), None)]
         if len(said) > MAX_REASONS:

@@ -80,5 +80,8 @@ class LoadTurns:
     def _may_begin(self, load: Load, room_bytes: Callable[[], int]) -> bool:
         if not self._loading:
             return True
+        if load.lane.artifact:
+            return False
+        needed = sum(not other.lane.artifact for other in self._loading)
         need_bytes = load.file_bytes + sum(other.file_bytes for other in self._loading)
-        return len(self._loading) < self._most and AMPLE * need_bytes <= room_bytes()
+        return needed < self._most and AMPLE * need_bytes <= room_bytes()

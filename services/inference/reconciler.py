@@ -8,7 +8,7 @@ One pass, in order:
 3. load what should be served and is not: read, check, replay, warm up;
 4. make the wanted version live, once it is ready;
 5. withdraw what should no longer be served, let its worker finish, and unload it;
-6. load the further artifacts that are to be kept of what is served;
+6. beside all that, load the further artifacts that are to be kept of what is served;
 7. after the first pass, have measured in the background which artifact of each is the fastest.
 
 Rules kept here: a version becomes live only when it is ready, and the old one goes only after
@@ -55,6 +55,8 @@ class _Model:
 
     pointers: Pointers | None = None
     failed_at: dict[int, float] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why a version was refused, as it was logged last."""
 
 
 class Reconciler:
@@ -74,6 +76,9 @@ class Reconciler:
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._kept: set[Lane] = set()
+        """Versions whose further artifacts were loaded, or refused, in the last round."""
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
@@ -83,7 +88,8 @@ class Reconciler:
         self._converging: dict[str, asyncio.Task[None]] = {}
         self._complaints: dict[str, str] = {}
         self.converged_once = False
-        """Whether one pass has finished: before that the server is not ready."""
+        """Whether one pass has finished, further artifacts included: a request that asks for one
+        of them must find it. Before that the server is not ready, unless any model will do."""
         self.look = Look(started=False)
         """What the last pass found that should be served, and is not."""
         self._listings: dict[str, ModelListing] = {}
@@ -103,8 +109,9 @@ class Reconciler:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._policy.poll_interval_s):
                         await stop.wait()
-            for task in (*self._converging.values(), *([self._choosing] if self._choosing else [])):
-                task.cancel()
+            for task in (*self._converging.values(), self._choosing, self._keeping):
+                if task is not None:
+                    task.cancel()
             for lane in self._lanes.loaded():
                 self._lanes.unload(lane)
 
@@ -141,8 +148,31 @@ class Reconciler:
         if self._converging:
             # A model that loads for minutes must not hold up the others, nor the next look.
             await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
-        self.converged_once = self.converged_once or not self._converging
+        await self._keep(tasks)
         self.look = await self._look()
+
+    async def _keep(self, tasks: asyncio.TaskGroup) -> None:
+        """Has further artifacts loaded; the first time, waits a while for them."""
+        if self._keeping is None or self._keeping.done():
+            self._keeping = tasks.create_task(self._load_kept(tasks), name="kept artifacts")
+        if not self.converged_once and not self._converging:
+            await asyncio.wait([self._keeping], timeout=self._policy.poll_interval_s)
+            self.converged_once = self._keeping.done() and self._kept >= {*self._lanes.loaded()}
+
+    async def _load_kept(self, tasks: asyncio.TaskGroup) -> None:
+        """Loads the further artifacts of every version that is served, one after the other."""
+        kept = set()
+        for lane in self._lanes.loaded():
+            topic = f"further artifacts of {lane}"
+            try:
+                await self._lanes.load_kept(lane, tasks)
+            except Exception as error:
+                bug = None if is_expected(error) else error
+                self._complain(topic, "cannot be loaded", told(error), bug)
+            else:
+                self._complaints.pop(topic, None)
+            kept.add(lane)
+        self._kept = kept
 
     async def _look(self) -> Look:
         """What should be served, and is not."""
@@ -166,6 +196,7 @@ class Reconciler:
             missing=missing_models(self._policy.models, listings, self._store.url),
             refused=refused,
             fault="" if published else await self._foreign_layout(),
+            loading=() if self.converged_once else tuple(sorted(self._converging)),
         )
 
     async def _foreign_layout(self) -> str:
@@ -213,8 +244,6 @@ class Reconciler:
             live = self._directory.live_version(name)
             if lane.model == name and lane.version not in (*wanted, live):
                 self._lanes.unload(lane)
-        for version in wanted:
-            await self._lanes.load_kept(Lane(name, version), workers)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
         """Reads the newest generation, unless it has been read; a broken one changes nothing."""
@@ -251,11 +280,13 @@ class Reconciler:
             await self._lanes.load(lane, workers, gently=self.converged_once)
         except Exception as error:
             model.failed_at[lane.version] = time.monotonic()
-            self._announce_failure(lane, error)
+            self._announce_failure(model, lane, error)
         else:
             model.failed_at.pop(lane.version, None)
+            model.reasons.pop(lane.version, None)
 
-    def _announce_failure(self, lane: Lane, error: Exception) -> None:
+    def _announce_failure(self, model: _Model, lane: Lane, error: Exception) -> None:
+        """Says that a version is refused; the log hears of it when the reason is new."""
         reason, labels = told(error), (lane.model, str(lane.version))
         self._metrics.model_ready.labels(*labels).set(0)
         self._metrics.expect_lane(lane.model, lane.version)
@@ -263,6 +294,9 @@ class Reconciler:
         if isinstance(error, LoadError):
             self._metrics.failed_verifications.labels(*labels).inc(error.failed_replays)
         self._directory.announce(ServedVersion(lane=lane, state="failed", reason=reason))
+        if model.reasons.get(lane.version) == reason:
+            return
+        model.reasons[lane.version] = reason
         logger.error(
             "version refused",
             extra={"model": lane.model, "version": lane.version, "reason": reason},

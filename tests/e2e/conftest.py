@@ -53,6 +53,7 @@ def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProces
     own = {"family": {"keep_artifacts": ["exact"]}}
     settings: dict[str, Any] = {"max_request_bytes": MAX_REQUEST_BYTES, "readiness": "any_model"}
     with running(store, model_settings=own, **settings) as server:
+        server.wait_until_read_through()
         yield server
 
 

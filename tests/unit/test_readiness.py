@@ -12,6 +12,7 @@ NOTHING = Look(served=0, refused={"b": "refused"})
 MISSING = Look(served=1, missing={"digitz": "the store has no such model"})
 FOREIGN = Look(fault="the store looks like a Triton model repository")
 EMPTY = Look()
+LOADING = Look(started=False, served=1, loading=("slow",))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,9 @@ EMPTY = Look()
         ("any_model", [GOOD, NOTHING], False),
         ("any_model", [EMPTY], True),
         ("any_model", [FOREIGN], False),
+        ("any_model", [LOADING], True),
+        ("any_model", [Look(started=False, loading=("slow",))], False),
+        ("all_models_once", [LOADING], False),
     ],
 )
 def test_what_is_ready_by_each_rule(rule: ReadinessRule, looks: list[Look], ready: bool) -> None:
@@ -50,7 +54,9 @@ def test_nothing_is_ready_before_it_has_started_and_the_store_s_fault_is_told(
 ) -> None:
     readiness = Readiness(rule)
     assert "starting" in readiness.why()
-    readiness.see(Look(started=False, served=3, fault="the bucket does not answer"))
+    readiness.see(Look(started=False, loading=("a", "b")))
+    assert readiness.why() == "starting: loading 'a', 'b'"
+    readiness.see(Look(started=False, fault="the bucket does not answer"))
     assert not readiness.is_ready
     assert readiness.why() == "the bucket does not answer"
 

@@ -86,3 +86,15 @@ async def test_a_load_that_fails_gives_its_turn_back() -> None:
             raise ValueError("broken")
     async with turns.turn(B, 1, lambda: 0):
         assert turns.is_quiet
+
+
+async def test_a_further_artifact_waits_for_versions_and_holds_up_none() -> None:
+    loading, further = Loading(1), A._replace(artifact="onnx")
+    await loading.ask(A, 10, lambda: 10_000)
+    await loading.ask(further, 10, lambda: 10_000)
+    assert loading.begun == [A]
+    await loading.end(A)
+    await loading.ask(B, 10, lambda: 10_000)
+    assert loading.begun == [A, further, B]
+    await loading.end(further)
+    await loading.end(B)

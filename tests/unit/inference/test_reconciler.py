@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.manifest import Artifact
+from model_store.manifest import Artifact, FileEntry, Manifest
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
 from services.inference import background_choice, lanes
@@ -98,6 +98,41 @@ async def test_the_production_pointer_decides_and_moves(tmp_path: Path, start: S
     assert running.directory.live_version("m") == 2
     with pytest.raises(UnknownVersionError, match="served: 2, 3"):
         running.directory.find("m", "1")
+
+
+async def test_a_pointer_moves_while_further_artifacts_load(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(str(tmp_path), "m", linear(1), linear(1))
+    ModelStore(str(tmp_path)).promote("m", 1)
+    running = await start(lane=LanePolicy(load=LoadOptions(keep=("onnx-1",))))
+    may_read, read = threading.Event(), ModelStore.read_file
+
+    def held(self: ModelStore, manifest: Manifest, entry: FileEntry, *rest: Any) -> bytes:
+        if (manifest.version, entry.file) == (2, "model.1.onnx"):
+            assert may_read.wait(60)
+        return read(self, manifest, entry, *rest)
+
+    monkeypatch.setattr(ModelStore, "read_file", held)
+    publish(str(tmp_path), "m", linear(2), linear(2))
+    await running.until(lambda: _states(running).get(2) == "ready")
+    running.store.promote("m", 2)
+    try:
+        await running.until(lambda: running.directory.live_version("m") == 2)
+        assert len(running.directory.find("m").artifacts) == 1
+    finally:
+        may_read.set()
+    await running.until(lambda: len(running.directory.find("m").artifacts) == 2)
+
+
+async def test_a_version_that_is_refused_again_is_logged_once(
+    tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    golden = {"x": np.ones((4, 4), np.float32)}
+    publish(str(tmp_path), "m", linear(1), golden=golden, golden_outputs={"y": golden["x"] * 9})
+    running = await start(retry_failed_s=0)
+    await running.until(lambda: (counted(running)["failed_loads"] or 0) >= 3)
+    assert [r.message for r in caplog.records].count("version refused") == 1
 
 
 def counted(running: "Running") -> dict[str, float | None]:
