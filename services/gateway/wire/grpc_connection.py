@@ -17,7 +17,7 @@ from services.gateway.wire.byte_budget import SHARES, SMALL_BYTES
 from services.gateway.wire.grpc_call import Call
 from services.gateway.wire.grpc_head import GrpcHead, MalformedError
 from services.gateway.wire.grpc_port import GrpcPort
-from services.gateway.wire.http2_calm import AN_ANSWER, CAPACITY, SMALL_DATA_BYTES
+from services.gateway.wire.http2_calm import AN_ANSWER, CAPACITY, FAULT_COST, SMALL_DATA_BYTES
 from services.gateway.wire.http2_connection import MAX_CALLS, PARTING, Http2Connection
 from services.gateway.wire.http2_frames import (
     END_STREAM,
@@ -159,12 +159,13 @@ class GrpcConnection(Http2Connection):
         if not stream & 1:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"a call on stream {stream}")
         if stream <= self.last or stream > self._told:
-            self.spend("headers")
+            self.calls_begun += 1  # to read the block took as long
+            self.spend("headers", FAULT_COST)
             return  # trailers of a call that has its status; or begun after our last GOAWAY
         self.last = stream
         self.calls_begun += 1
         if head is None:
-            self.spend("headers")
+            self.spend("headers", FAULT_COST)
             self.write(reset(stream, Fault.PROTOCOL_ERROR))
         elif len(self._calls) >= MAX_CALLS:
             self.spend("headers")
@@ -285,7 +286,7 @@ class GrpcConnection(Http2Connection):
     def _take_fault(self, call: Call, fault: Fault) -> None:
         """Ends a call whose peer breaks the rules of streams, at the cost of its own reset."""
         self._reset(call, fault)
-        self.spend("reset", 2)
+        self.spend("reset", FAULT_COST)
 
     def _reset(self, call: Call, fault: Fault) -> None:
         """Ends a call: its peer breaks the rules of streams, or says nothing."""
