@@ -153,14 +153,14 @@ class Target:
             fields: further header lines.
         """
         lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *fields]
+        answer = "closed", b""
         async with self.connection(self.http_port) as peer:
             peer.writer.writelines(["\r\n".join([*lines, "", ""]).encode(), body])
             with contextlib.suppress(ConnectionError):  # refused before the body; there is a status
                 await peer.writer.drain()
             answer = await peer.answer()
             self.count(answer[0])
-            return answer
-        return "closed", b""
+        return answer
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

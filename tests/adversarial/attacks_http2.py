@@ -61,7 +61,7 @@ def resets(random: Random) -> Iterator[bytes]:
 def faults(random: Random) -> Iterator[bytes]:
     """Calls that break a rule, so that the server resets them (CVE-2025-8671)."""
     coded = block(GRPC_INFER)
-    fault = random.choice(
+    fault: Callable[[int], bytes] = random.choice(
         (lambda s: frame(WINDOW_UPDATE, 0, s, bytes(4)),
          lambda s: frame(WINDOW_UPDATE, 0, s, b"\x7f\xff\xff\xff") * 2,
          lambda s: frame(HEADERS, END_HEADERS, s, b"\x82"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -50,7 +51,7 @@ def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProces
     """A server of that store, in both shapes, for every test that leaves it as it was."""
     running = running_server if request.param == "all-in-one" else running_split
     own = {"family": {"keep_artifacts": ["exact"]}}
-    settings = {"max_request_bytes": MAX_REQUEST_BYTES, "readiness": "any_model"}
+    settings: dict[str, Any] = {"max_request_bytes": MAX_REQUEST_BYTES, "readiness": "any_model"}
     with running(store, model_settings=own, **settings) as server:
         yield server
 
