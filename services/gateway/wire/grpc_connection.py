@@ -35,7 +35,7 @@ from services.gateway.wire.http2_frames import (
 from services.gateway.wire.http2_headers import HeaderBlocks
 from services.gateway.wire.http2_sending import Sender
 from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
-from services.gateway.wire.open_port import READ_BYTES
+from services.gateway.wire.loop_turns import READ_BYTES
 
 UNFINISHED_MESSAGES = 4
 """Of the largest size, that a connection may hold in pieces, within its share of the budget; and as
@@ -48,6 +48,8 @@ MAX_SILENT_CALLS = 64
 """Calls that wait for their caller, of which the budget is not told."""
 MAX_KNOWN_BYTES = 32 * 1024
 """Of heads that are known."""
+DROPPED_A_TURN = 64
+"""Calls whose caller has gone with its connection; each takes some 20 µs."""
 FIELDS_A_CALL = 16
 BLOCK_BYTES_A_CALL = 512
 """What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
@@ -222,8 +224,14 @@ class GrpcConnection(Http2Connection):
     def drop_calls(self) -> None:
         """Nobody waits for any answer any more."""
         calls, self._calls = self._calls, {}
-        for call in calls.values():
+        self._drop_some(list(calls.values()))
+
+    def _drop_some(self, calls: list[Call]) -> None:
+        """Drops calls, some in each turn of the loop: there may be thousands."""
+        for call in calls[:DROPPED_A_TURN]:
             self._drop(call)
+        if left := calls[DROPPED_A_TURN:]:
+            asyncio.get_running_loop().call_soon(self._drop_some, left)
 
     def _check_known(self, stream: int) -> None:
         """Refuses frames of calls that were never begun, [5.1].

@@ -30,6 +30,13 @@ WORK_AT_ONCE_US = 250
 FIRST_WORK_US = 60
 READ_SHIFT = 12
 """To take 4 KiB from the system and copy them takes 1 µs: bytes read, shifted by this."""
+READ_BYTES = 64 * 1024
+"""One read; the loop has its turn after 32 of them on one connection."""
+READ_BYTES_LATE = 8 * 1024
+"""One read in a turn whose work is done. Whatever a peer has sent, each of thousands is read once
+before it can be told to wait."""
+READ_US = 20
+"""What a connection that is read again will take in this turn: so many of them are, and no more."""
 _ASKED_AT_US = WORK_AT_ONCE_US // 2
 """A turn with less work is not worth a call to count anew."""
 
@@ -56,6 +63,11 @@ class LoopTurns:
         self._asked = False
         self._fresh: deque[Waiting] = deque()
         self._waiting: deque[Waiting] = deque()
+
+    @property
+    def read_bytes(self) -> int:
+        """How much a connection may be read at once."""
+        return READ_BYTES if self.worked_us < WORK_A_TURN_US else READ_BYTES_LATE
 
     def count(self, work_us: int) -> None:
         """Counts work that was done."""

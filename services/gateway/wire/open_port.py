@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from services.errors import BufferFullError, ServingError, UnreadAnswersError
 from services.gateway.wire.byte_budget import SHARES, ByteBudget
 from services.gateway.wire.http_compression import CompressionThreads
-from services.gateway.wire.loop_turns import LoopTurns
+from services.gateway.wire.loop_turns import READ_BYTES, LoopTurns
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
-READ_BYTES = 64 * 1024
-"""One read; the loop has its turn after 32 of them on one connection."""
 LINGER_S = 2.0
 """How long a peer may take to read why its connection ends, and to hang up."""
 _MAX_SWEEP_S = 1.0

@@ -8,7 +8,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from services.gateway.wire.grpc_connection import UNFINISHED_MESSAGES
+from services.gateway.wire.grpc_connection import DROPPED_A_TURN, UNFINISHED_MESSAGES
 from services.gateway.wire.http2_calm import A_SECOND, CAPACITY, FAULT_COST, Calm
 from services.gateway.wire.http2_connection import CALLS_A_TURN, FRAMES_A_TURN, MAX_CALLS
 from services.gateway.wire.http2_frames import (
@@ -275,6 +275,21 @@ async def test_calls_that_are_broken_off_at_once_take_turns_too() -> None:
     both = (call(s, path="/t/Held") + reset(s, Fault.CANCEL) for s in range(1, 400, 2))
     assert await turns(w, b"".join(both)) >= 200 // CALLS_A_TURN
     assert len(desk.abandoned) == 200
+
+
+async def test_calls_of_a_lost_connection_are_dropped_in_turns() -> None:
+    desk = Desk()
+    w = wire(desk)
+    for stream in range(1, 20 * DROPPED_A_TURN, 2):
+        w.send(begin(stream, "/t/Held"))
+        await asyncio.sleep(0)
+    await settle()
+    w.lose()
+    assert len(desk.abandoned) == DROPPED_A_TURN
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(desk.abandoned) == 10 * DROPPED_A_TURN
+    assert desk.open_calls == 0
 
 
 async def test_header_blocks_that_begin_nothing_take_turns_as_calls_do() -> None:
