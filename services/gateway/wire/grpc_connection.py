@@ -224,12 +224,17 @@ class GrpcConnection(Http2Connection):
     def drop_calls(self) -> None:
         """Nobody waits for any answer any more."""
         calls, self._calls = self._calls, {}
-        self._drop_some(list(calls.values()))
+        left = [(call, call.is_over) for call in calls.values()]
+        for call, _ in left:
+            call.is_over = True  # none is answered from now on
+        self._drop_some(left)
 
-    def _drop_some(self, calls: list[Call]) -> None:
+    def _drop_some(self, calls: list[tuple[Call, bool]]) -> None:
         """Drops calls, some in each turn of the loop: there may be thousands."""
-        for call in calls[:DROPPED_A_TURN]:
-            self._drop(call)
+        for call, was_over in calls[:DROPPED_A_TURN]:
+            self._release(call)
+            if not was_over:
+                call.abandon()
         if left := calls[DROPPED_A_TURN:]:
             asyncio.get_running_loop().call_soon(self._drop_some, left)
 
@@ -305,13 +310,17 @@ class GrpcConnection(Http2Connection):
 
     def _drop(self, call: Call) -> None:
         """A call that the connection has forgotten is not waited for any more."""
+        self._release(call)
+        if not call.is_over:
+            call.is_over = True
+            call.abandon()
+
+    def _release(self, call: Call) -> None:
+        """Gives back what a call held."""
         self.sending.forget(call)
         call.forget_input()
         self._budget.held_bytes -= call.held_bytes
         call.held_bytes = 0
-        if not call.is_over:
-            call.is_over = True
-            call.abandon()
 
     # What it holds.
 
