@@ -222,7 +222,7 @@ class Http2Connection(OpenConnection):
         if self._turn != turns.number:
             self._turn, self._frames, self.calls_begun = turns.number, 0, 0
         if not work_us and turns.worked_us >= WORK_A_TURN_US:
-            self._wait_turn(turns, is_fresh=True)
+            self._wait_turn(turns, is_fresh=True, size=len(self._data))
             return
         if work_us == FIRST_WORK_US:
             # Those that wait longer have their turn, too: only so much is left of it for this one.

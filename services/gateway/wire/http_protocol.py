@@ -118,13 +118,13 @@ class HttpConnection(ChargedConnection):
         """Bytes have come."""
         if type(self._body) is SizedBody:
             body = self._body
-            body.received(nbytes)
+            grown = body.received(nbytes)
             if body.complete:
                 self._advance()
             else:
                 if body.held_bytes != self._held_bytes:
                     self._settle_input()
-                self._count_read(nbytes)
+                self._count_read(nbytes + (grown >> 1))
         elif self._ended:
             self._drop(nbytes)
             self._count_read(nbytes)
@@ -211,7 +211,7 @@ class HttpConnection(ChargedConnection):
         try:
             while self._takes_more():
                 if self._worked_us >= work_us:
-                    self._wait_turn(turns, is_fresh=not self._worked_us)
+                    self._wait_turn(turns, is_fresh=not self._worked_us, size=len(self._data))
                     break
                 if not self._step():
                     break

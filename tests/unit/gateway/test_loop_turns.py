@@ -80,6 +80,18 @@ async def test_who_has_not_worked_goes_first_and_holds_up_the_others_for_a_turn_
     assert [worker for worker in log if worker in fresh] == fresh
 
 
+async def test_of_which_little_was_read_goes_before_all_others() -> None:
+    turns, log = LoopTurns(), list[Worker]()
+    large = [Worker(turns, log, FIRST_WORK_US) for _ in range(100)]
+    for worker in large:
+        turns.wait(worker, is_fresh=True)
+    small = [Worker(turns, log, FIRST_WORK_US) for _ in range(3)]
+    for worker in small:
+        turns.wait(worker, is_fresh=True, is_small=True)
+    await asyncio.sleep(0)
+    assert log[:4] == [*small, large[0]]
+
+
 async def test_a_connection_that_fails_holds_up_nobody() -> None:
     class Failing(Worker):
         def take_turn(self, work_us: int) -> None:
