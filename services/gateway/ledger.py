@@ -229,10 +229,7 @@ class Record:
 
     def _find_lane(self) -> Lane | None:
         """The served version a refused request named: a caller must not invent label values."""
-        try:
-            return self._ledger.directory.find(self.model, self.version).lane
-        except ServingError:
-            return None
+        return self._ledger.directory.served_lane(self.model, self.version)
 
     def _end_trace(self, trace: TraceContext, code: str, version: str, error: str = "") -> None:
         tracer = self._ledger.tracer

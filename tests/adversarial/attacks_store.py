@@ -1,6 +1,7 @@
 """Files of a store that are anything at all, beside a model that is served."""
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -116,9 +117,26 @@ def _published_unproven(folder: Path, artifact: bytes) -> None:
     seal(folder / "1", "model.0.onnx")
 
 
+async def zip_bomb(target: Target, random: Random) -> None:
+    """A `.pt` of 1.5 MB that inflates to 1.5 GiB."""
+
+    def make(folder: Path, random: Random) -> None:
+        _published(folder, onnx_models.linear(2.0))
+        (folder / "1/model.0.onnx").rename(folder / "1/model.pt")
+        manifest = json.loads((folder / "1/manifest.json").read_text())
+        (artifact,) = manifest["artifacts"]
+        artifact["kind"], artifact["file"]["file"] = "torchscript", "model.pt"
+        (folder / "1/manifest.json").write_text(json.dumps(manifest))
+        (folder / "1/model.pt").write_bytes(hostile_artifacts.zip_bomb())
+        seal(folder / "1", "model.pt")
+
+    await _beside(target, random, make)
+
+
 ATTACKS = (
     Attack("a store: a file replaced", replaced_file),
     Attack("a store: a file changed", changed_file),
     Attack("a store: a file of 10 GB", huge_file),
     Attack("a store: an artifact that takes all", hungry_artifact),
+    Attack("a store: an archive that inflates", zip_bomb),
 )

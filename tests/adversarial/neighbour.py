@@ -12,6 +12,7 @@ has seen as one line of JSON, a `Seen`.
 import dataclasses
 import http.client
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -23,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
+
+from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP
 
 PAUSE_S = 0.005
 PROBE_PAUSE_S = 0.05
@@ -180,7 +183,8 @@ def control(ours: socket.socket) -> Callable[[], None]:
 
 
 def serve_control(number: int) -> None:
-    """The other process: sends back what comes."""
+    """The other process: sends back what comes, at the priority of what runs a model."""
+    os.nice(STEPS_BEHIND_THE_LOOP)
     with socket.socket(fileno=number) as theirs:
         while data := theirs.recv(1):
             theirs.send(data)

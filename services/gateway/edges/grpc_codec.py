@@ -22,8 +22,10 @@ from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import ArtifactWish, checked_wish
+from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Reserve, raw_array
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
 from services.gateway.scheduling import checked_scheduling
+from services.gateway.sliced_work import Slices
 from services.queueing.records import InferReply
 
 CONTENTS_FIELDS = {
@@ -41,8 +43,8 @@ CONTENTS_FIELDS = {
     "BYTES": "bytes_contents",
 }
 """The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
-MAX_BYTES_ELEMENTS = 2**18
-"""Of an input: each becomes a Python object, 0.1 µs in which the event loop does nothing else."""
+Raw = bytes | memoryview | None
+"""The raw data of an input, or None where its contents are in the message."""
 _WIRE_TYPES = {
     "bool_contents": np.dtype(np.bool_),
     "int_contents": np.dtype("<i4"),
@@ -56,7 +58,7 @@ _WIRE_TYPES = {
 
 
 def decode_inputs(
-    request: pb.ModelInferRequest, raw: Sequence[bytes | memoryview | None] | None = None
+    request: pb.ModelInferRequest, raw: Sequence[Raw] | None = None
 ) -> list[InputTensor]:
     """Reads the tensors of a request.
 
@@ -69,27 +71,49 @@ def decode_inputs(
         InvalidRequestError: whatever is wrong with them, in words.
         UnsupportedError: the request asks for an extension this server does not offer.
     """
-    refuse_unsupported(request.parameters, _value)
-    tensors = list(request.inputs)
-    for tensor in tensors:
-        refuse_unsupported(tensor.parameters, _value)
-    if raw is None:
-        raw = request.raw_input_contents
-    if raw and len(raw) != len(tensors):
-        raise InvalidRequestError(
-            f"raw_input_contents has {len(raw)} entries for {len(tensors)} inputs; "
-            "give one each, in the same order"
-        )
-    if not raw:
-        raw = [None] * len(tensors)
     return [
         InputTensor(
             name=tensor.name,
             datatype=tensor.datatype,
             array=_typed_array(tensor) if data is None else _raw_array(tensor, data),
         )
-        for tensor, data in zip(tensors, raw, strict=True)
+        for tensor, data in _paired(request, raw)
     ]
+
+
+def has_long_texts(request: pb.ModelInferRequest, raw: Sequence[Raw] | None = None) -> bool:
+    """Whether a request is to be read in slices: it has BYTES as raw data that is not short."""
+    if raw is None:
+        raw = request.raw_input_contents
+    return any(
+        data is not None and len(data) > MAX_TEXTS_AT_ONCE_BYTES and tensor.datatype == "BYTES"
+        for tensor, data in zip(request.inputs, raw, strict=False)
+    )
+
+
+def decode_in_slices(
+    request: pb.ModelInferRequest, raw: Sequence[Raw] | None, reserve: Reserve
+) -> Slices[list[InputTensor]]:
+    """The same as `decode_inputs`, in slices.
+
+    Args:
+        request: as there.
+        raw: as there.
+        reserve: told of the memory that elements of BYTES need.
+
+    Raises:
+        The same, and what `reserve` raises.
+    """
+    inputs = []
+    for tensor, data in _paired(request, raw):
+        if data is not None and tensor.datatype == "BYTES":
+            _refuse_both(tensor)
+            with naming_input(tensor.name):
+                array = yield from raw_array("BYTES", list(tensor.shape), data, reserve)
+        else:
+            array = _typed_array(tensor) if data is None else _raw_array(tensor, data)
+        inputs.append(InputTensor(name=tensor.name, datatype=tensor.datatype, array=array))
+    return inputs
 
 
 def asked_outputs(request: pb.ModelInferRequest) -> list[str]:
@@ -174,17 +198,42 @@ def _value(parameter: pb.InferParameter) -> object:
     return None if choice is None else getattr(parameter, choice)
 
 
-def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes | memoryview) -> Array:
+def _paired(
+    request: pb.ModelInferRequest, raw: Sequence[Raw] | None
+) -> list[tuple[pb.ModelInferRequest.InferInputTensor, Raw]]:
+    """Each input with its raw data, or None.
+
+    Raises:
+        InvalidRequestError: they are not as many.
+        UnsupportedError: the request asks for an extension this server does not offer.
+    """
+    refuse_unsupported(request.parameters, _value)
+    tensors = request.inputs
+    if raw is None:
+        raw = request.raw_input_contents
+    if raw and len(raw) != len(tensors):  # before any is looked at: there may be thousands
+        raise InvalidRequestError(
+            f"raw_input_contents has {len(raw)} entries for {len(tensors)} inputs; "
+            "give one each, in the same order"
+        )
+    paired = list(zip(tensors, raw or [None] * len(tensors), strict=True))
+    for tensor, _ in paired:
+        refuse_unsupported(tensor.parameters, _value)
+    return paired
+
+
+def _refuse_both(tensor: pb.ModelInferRequest.InferInputTensor) -> None:
     if tensor.HasField("contents"):
         raise InvalidRequestError(
             f"input '{tensor.name}' has contents while raw_input_contents is used; send one form"
         )
+
+
+def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes | memoryview) -> Array:
+    _refuse_both(tensor)
     try:
         # A list: a repeated field makes an object of each number, each time it is asked.
-        shape = list(tensor.shape)
-        if tensor.datatype == "BYTES":
-            _check_elements(element_count(shape))
-        return decode_raw(tensor.datatype, shape, data)
+        return decode_raw(tensor.datatype, list(tensor.shape), data)
     except ValueError as error:  # written out: a context manager costs 3 µs
         raise unreadable_input(tensor.name, error) from error
 
@@ -201,18 +250,9 @@ def _typed_array(tensor: pb.ModelInferRequest.InferInputTensor) -> Array:
                 f"shape {list(tensor.shape)} takes {count}"
             )
         if datatype == "BYTES":
-            _check_elements(count)
             return object_array(list(values)).reshape(tensor.shape)
         array = np.array(values, _WIRE_TYPES[field])
         return _narrowed(array, field, datatype).reshape(tensor.shape)
-
-
-def _check_elements(count: int) -> None:
-    if count > MAX_BYTES_ELEMENTS:
-        raise TensorError(
-            f"the shape has {count} elements of BYTES, and {MAX_BYTES_ELEMENTS} of an input are "
-            "read over gRPC; send smaller batches, or use REST"
-        )
 
 
 def _narrowed(array: Array, field: str, datatype: str) -> Array:

@@ -9,17 +9,20 @@ caller's leave, which cancels what has not begun.
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from protos import open_inference_pb2 as pb
 from services.access.credential import secret_of
 from services.errors import DeadlineExceededError, InvalidRequestError, ServingError
-from services.gateway.admission import Admission, InferCall
+from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges import grpc_codec
+from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES
 from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
 from services.gateway.wire import http2_headers
+from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.grpc_call import UnaryCall, failure
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
@@ -124,30 +127,73 @@ class InferenceCall(UnaryCall):
         record.started -= waited_s
         try:
             caller = route.caller(model)
-            timeout_us, priority = grpc_codec.scheduling(request)
-            call = InferCall(
-                request_id=record.request_id,
-                model=model,
-                version=request.model_version,
-                inputs=grpc_codec.decode_inputs(request, raw),
-                outputs=grpc_codec.asked_outputs(request),
-                timeout_s=self._time_for_work(timeout_us, record.started, waited_s),
-                priority=priority,
-                wish=grpc_codec.artifact_wish(request),
-                trace=record.trace,
-                caller=caller,
-            )
-            answered: Done = self._answered
-            if route.ledger.sampler is not None:
-                answered = route.ledger.sampler.watch(call, record, answered)
-            entry = route.admission.infer(call, answered)
-            if not self.is_over:
-                self._entry = entry
-        except ServingError as error:
-            self._fail(error)
+            if len(body) > MAX_TEXTS_AT_ONCE_BYTES and grpc_codec.has_long_texts(request, raw):
+                self._read_in_slices(request, raw, caller, waited_s)
+            else:
+                self._let_in(request, grpc_codec.decode_inputs(request, raw), caller, waited_s)
         except Exception as error:
-            logger.exception("a request failed in the gateway")
-            self._fail(failure(error))
+            self._fail_by(error)
+
+    def _let_in(
+        self,
+        request: pb.ModelInferRequest,
+        inputs: list[InputTensor],
+        caller: "Caller | None",
+        waited_s: float,
+    ) -> None:
+        """Hands a decoded request to admission.
+
+        Raises:
+            ServingError: it is refused.
+        """
+        route, record = self._route, self._record
+        assert record is not None
+        timeout_us, priority = grpc_codec.scheduling(request)
+        call = InferCall(
+            request_id=record.request_id,
+            model=request.model_name,
+            version=request.model_version,
+            inputs=inputs,
+            outputs=grpc_codec.asked_outputs(request),
+            timeout_s=self._time_for_work(timeout_us, record.started, waited_s),
+            priority=priority,
+            wish=grpc_codec.artifact_wish(request),
+            trace=record.trace,
+            caller=caller,
+        )
+        answered: Done = self._answered
+        if route.ledger.sampler is not None:
+            answered = route.ledger.sampler.watch(call, record, answered)
+        entry = route.admission.infer(call, answered)
+        if not self.is_over:
+            self._entry = entry
+
+    def _read_in_slices(
+        self,
+        request: pb.ModelInferRequest,
+        raw: Sequence[grpc_codec.Raw],
+        caller: "Caller | None",
+        waited_s: float,
+    ) -> None:
+        began = time.monotonic()
+
+        def done(inputs: list[InputTensor]) -> None:
+            try:
+                self._let_in(request, inputs, caller, waited_s + time.monotonic() - began)
+            except Exception as error:
+                self._fail_by(error)
+
+        slices = grpc_codec.decode_in_slices(request, raw, self._reserve)
+        self._route.admission.work.begin(slices, done, self._fail_by, lambda: self.is_over)
+
+    def _reserve(self, size: int) -> None:
+        """Takes memory for the elements of BYTES, until the call is over.
+
+        Raises:
+            BufferFullError: there is no room.
+        """
+        self.connection.port.budget.take(size, SMALL_BYTES)
+        self.held_bytes += size
 
     def refuse(self, error: ServingError) -> None:
         """Counts what never became a request, too."""
@@ -211,6 +257,14 @@ class InferenceCall(UnaryCall):
             return
         record.close("OK", outcome)
         self.reply(message, http2_headers.write([(REQUEST_ID, record.request_id)]))
+
+    def _fail_by(self, error: Exception) -> None:
+        """A refusal; or a fault of our own, which the log tells of."""
+        if isinstance(error, ServingError):
+            self._fail(error)
+        else:
+            logger.error("a request failed in the gateway", exc_info=error)
+            self._fail(failure(error))
 
     def _fail(self, error: ServingError) -> None:
         if self.is_over:

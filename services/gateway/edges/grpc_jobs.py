@@ -13,7 +13,7 @@ from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import jobs_pb2 as jobs_pb
 from services.access.caller import Visitor
 from services.errors import ServingError, UnsupportedError
-from services.gateway.admission import Admission, InferCall
+from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges import grpc_codec
 from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import Ledger
@@ -64,7 +64,7 @@ class GrpcJobs:
             request_id=self._ledger.safe_id(request.id) if request.id else self._ledger.new_id(),
             model=request.model_name,
             version=request.model_version,
-            inputs=grpc_codec.decode_inputs(request),
+            inputs=await self._inputs(request),
             outputs=grpc_codec.asked_outputs(request),
             wish=grpc_codec.artifact_wish(request),
             caller=visitor.caller,
@@ -77,6 +77,11 @@ class GrpcJobs:
         with self._ledger.counting_refusals():
             job, is_new = await desk.submit(call, wish)
         return jobs_pb.SubmitJobResponse(job=job_message(job), is_new=is_new)
+
+    async def _inputs(self, request: pb.ModelInferRequest) -> list[InputTensor]:
+        if not grpc_codec.has_long_texts(request):
+            return grpc_codec.decode_inputs(request)
+        return await self._admission.work.run(grpc_codec.decode_in_slices(request, None, int))
 
     async def _get(self, asked: jobs_pb.GetJobRequest, visitor: Visitor) -> Message:
         jobs, wait_s = self._open_desk.jobs, asked.wait.seconds + asked.wait.nanos / 1e9

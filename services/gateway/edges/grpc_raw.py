@@ -65,6 +65,8 @@ def read_infer_request(
     """
     if len(body) < MIN_VIEWED_BYTES:
         request = parsed(pb.ModelInferRequest, body)
+        if len(body) > MAX_FIELDS:  # each takes 2 bytes at least, and some µs to look at
+            _check_fields(max(len(request.inputs), len(request.outputs)) - 1)
         return request, request.raw_input_contents
     message = memoryview(body)
     try:

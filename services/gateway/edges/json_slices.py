@@ -21,6 +21,7 @@ from simdjson import Parser
 
 from model_store.tensors import DATATYPES, Array, TensorError, element_count
 from services.errors import InvalidRequestError
+from services.gateway.edges.binary_texts import TEXT_OVERHEAD_BYTES, Reserve, check_texts
 from services.gateway.edges.json_numbers import has_slow_numbers
 from services.gateway.edges.json_spans import (
     MAX_BESIDE_BYTES,
@@ -31,7 +32,6 @@ from services.gateway.edges.json_spans import (
     outside_strings,
 )
 from services.gateway.edges.json_tensors import check_json_form, convert_flat, from_json, wanted_for
-from services.gateway.edges.rest_request import TEXT_OVERHEAD_BYTES, Reserve, check_texts
 from services.gateway.sliced_work import Slices
 
 NUMBERS_BYTES = 32 * 1024

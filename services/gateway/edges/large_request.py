@@ -15,13 +15,12 @@ from typing import Any
 
 from model_store.tensors import Array
 from services.errors import InvalidRequestError
+from services.gateway.edges.binary_texts import Buffer, Reserve
 from services.gateway.edges.json_slices import array_of
 from services.gateway.edges.json_spans import MAX_BESIDE_BYTES, Span, outline_of
 from services.gateway.edges.json_tensors import from_json
 from services.gateway.edges.rest_request import (
-    Buffer,
     Check,
-    Reserve,
     RestRequest,
     parse_document,
     read_document,

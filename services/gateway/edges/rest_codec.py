@@ -17,14 +17,12 @@ from model_store.signature import Signature
 from model_store.tensors import DATATYPES, Array, TensorError, encode_raw, raw_view
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
+from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array
 from services.gateway.edges.json_tensors import ELEMENTS_A_PIECE, is_large, json_pieces, to_json
 from services.gateway.edges.large_request import MIN_LARGE_BYTES, read_large
 from services.gateway.edges.rest_request import (
-    Buffer,
     Check,
-    Reserve,
     RestRequest,
-    raw_array,
     read_exactly,
 )
 from services.gateway.edges.usual_request import UNUSUAL, read_usual

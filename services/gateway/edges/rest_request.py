@@ -10,34 +10,18 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from model_store.tensors import (
-    Array,
-    TensorError,
-    bytes_elements_in_slices,
-    decode_raw,
-    element_count,
-)
+from model_store.tensors import Array
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import ArtifactWish, checked_wish
+from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array
 from services.gateway.edges.json_tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling import checked_scheduling
 from services.gateway.sliced_work import Slices, at_once
 
-Buffer = bytes | bytearray | memoryview
-
 _A_SLICE = 64
 """Inputs or outputs; each takes some 10 µs."""
-MAX_TEXTS_AT_ONCE_BYTES = 32 * 1024
-"""Of a binary BYTES input; a larger one is split into its elements in slices."""
-_TEXT_LENGTH_BYTES = 4
-"""Before each element of a binary BYTES input."""
-TEXT_OVERHEAD_BYTES = 48
-"""What an element of a BYTES array takes beside its own bytes: a reference and an object's head."""
-
-MAX_TEXTS = 2**20
-"""Elements of a BYTES input. Each is an object, and the loop frees all of them at once: 8 ms."""
 
 
 class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -103,14 +87,6 @@ def parse_document(data: Buffer) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidRequestError("the body must be a JSON object with 'inputs'")
     return document
-
-
-Reserve = Callable[[int], object]
-"""Told of the bytes that arrays are going to need beyond the body that they are made of.
-
-Raises:
-    BufferFullError: there is no room for them.
-"""
 
 
 def read_document(
@@ -200,41 +176,6 @@ def _decode_inputs(
             f"the body has {len(binary)} bytes of binary data; its inputs claim {position}"
         )
     return inputs
-
-
-def raw_array(datatype: str, shape: Sequence[int], data: Buffer, reserve: Reserve) -> Slices[Array]:
-    """Makes the array of a binary input.
-
-    Raises:
-        TensorError: the bytes are not what the datatype and the shape take.
-        BufferFullError: there is no room for its elements.
-    """
-    if datatype != "BYTES" or len(data) <= MAX_TEXTS_AT_ONCE_BYTES:
-        return decode_raw(datatype, shape, data)
-    count = element_count(shape)
-    check_texts(count)
-    most = len(data) // _TEXT_LENGTH_BYTES
-    if count > most:  # Before any is made: only what the shape claims is reserved.
-        raise TensorError(
-            f"{len(data)} bytes of raw BYTES data hold at most {most} elements; its shape takes "
-            f"{count}"
-        )
-    reserve(count * TEXT_OVERHEAD_BYTES)
-    array = yield from bytes_elements_in_slices(data, count)
-    return array.reshape(shape)
-
-
-def check_texts(count: int) -> None:
-    """Checks how many elements a BYTES input has.
-
-    Raises:
-        TensorError: too many.
-    """
-    if count > MAX_TEXTS:
-        raise TensorError(
-            f"the shape has {count} elements of BYTES, and {MAX_TEXTS} of an input are read; "
-            "send smaller batches"
-        )
 
 
 def _wanted(entry: Mapping[str, Any]) -> _Wanted:

@@ -17,9 +17,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from model_store.tensors import MAX_RANK, decode_raw
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import checked_wish
+from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Buffer
 from services.gateway.edges.json_numbers import has_slow_numbers
 from services.gateway.edges.json_tensors import packed
-from services.gateway.edges.rest_request import MAX_TEXTS_AT_ONCE_BYTES, Buffer, RestRequest
+from services.gateway.edges.rest_request import RestRequest
 from services.gateway.scheduling import checked_scheduling
 
 UNUSUAL = (

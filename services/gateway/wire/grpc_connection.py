@@ -17,7 +17,7 @@ from services.gateway.wire.byte_budget import SHARES, SMALL_BYTES
 from services.gateway.wire.grpc_call import Call
 from services.gateway.wire.grpc_head import GrpcHead, MalformedError
 from services.gateway.wire.grpc_port import GrpcPort
-from services.gateway.wire.http2_calm import AN_ANSWER, CAPACITY, SMALL_DATA_BYTES
+from services.gateway.wire.http2_calm import AN_ANSWER, CAPACITY, FAULT_COST, SMALL_DATA_BYTES
 from services.gateway.wire.http2_connection import MAX_CALLS, PARTING, Http2Connection
 from services.gateway.wire.http2_frames import (
     END_STREAM,
@@ -35,7 +35,7 @@ from services.gateway.wire.http2_frames import (
 from services.gateway.wire.http2_headers import HeaderBlocks
 from services.gateway.wire.http2_sending import Sender
 from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
-from services.gateway.wire.open_port import READ_BYTES
+from services.gateway.wire.loop_turns import READ_BYTES
 
 UNFINISHED_MESSAGES = 4
 """Of the largest size, that a connection may hold in pieces, within its share of the budget; and as
@@ -48,6 +48,8 @@ MAX_SILENT_CALLS = 64
 """Calls that wait for their caller, of which the budget is not told."""
 MAX_KNOWN_BYTES = 32 * 1024
 """Of heads that are known."""
+DROPPED_A_TURN = 64
+"""Calls whose caller has gone with its connection; each takes some 20 µs."""
 FIELDS_A_CALL = 16
 BLOCK_BYTES_A_CALL = 512
 """What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
@@ -159,12 +161,13 @@ class GrpcConnection(Http2Connection):
         if not stream & 1:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"a call on stream {stream}")
         if stream <= self.last or stream > self._told:
-            self.spend("headers")
+            self.calls_begun += 1  # to read the block took as long
+            self.spend("headers", FAULT_COST)
             return  # trailers of a call that has its status; or begun after our last GOAWAY
         self.last = stream
         self.calls_begun += 1
         if head is None:
-            self.spend("headers")
+            self.spend("headers", FAULT_COST)
             self.write(reset(stream, Fault.PROTOCOL_ERROR))
         elif len(self._calls) >= MAX_CALLS:
             self.spend("headers")
@@ -221,8 +224,19 @@ class GrpcConnection(Http2Connection):
     def drop_calls(self) -> None:
         """Nobody waits for any answer any more."""
         calls, self._calls = self._calls, {}
-        for call in calls.values():
-            self._drop(call)
+        left = [(call, call.is_over) for call in calls.values()]
+        for call, _ in left:
+            call.is_over = True  # none is answered from now on
+        self._drop_some(left)
+
+    def _drop_some(self, calls: list[tuple[Call, bool]]) -> None:
+        """Drops calls, some in each turn of the loop: there may be thousands."""
+        for call, was_over in calls[:DROPPED_A_TURN]:
+            self._release(call)
+            if not was_over:
+                call.abandon()
+        if left := calls[DROPPED_A_TURN:]:
+            asyncio.get_running_loop().call_soon(self._drop_some, left)
 
     def _check_known(self, stream: int) -> None:
         """Refuses frames of calls that were never begun, [5.1].
@@ -285,7 +299,7 @@ class GrpcConnection(Http2Connection):
     def _take_fault(self, call: Call, fault: Fault) -> None:
         """Ends a call whose peer breaks the rules of streams, at the cost of its own reset."""
         self._reset(call, fault)
-        self.spend("reset", 2)
+        self.spend("reset", FAULT_COST)
 
     def _reset(self, call: Call, fault: Fault) -> None:
         """Ends a call: its peer breaks the rules of streams, or says nothing."""
@@ -296,13 +310,17 @@ class GrpcConnection(Http2Connection):
 
     def _drop(self, call: Call) -> None:
         """A call that the connection has forgotten is not waited for any more."""
+        self._release(call)
+        if not call.is_over:
+            call.is_over = True
+            call.abandon()
+
+    def _release(self, call: Call) -> None:
+        """Gives back what a call held."""
         self.sending.forget(call)
         call.forget_input()
         self._budget.held_bytes -= call.held_bytes
         call.held_bytes = 0
-        if not call.is_over:
-            call.is_over = True
-            call.abandon()
 
     # What it holds.
 

@@ -17,6 +17,10 @@ A_SECOND = 32_768
 """A grpcio client that cancels as fast as it can (5,000 calls a second, none answered) was ended at
 8,192: such a call costs two, and small window updates come beside."""
 AN_ANSWER = 8
+FAULT_COST = 8
+"""Of a frame that breaks a rule of streams, and of a header block that begins no call: no client
+sends many, and each takes the event loop as long as a call. At 2, and 20,000 a second, such a flood
+went on for 20 s."""
 SMALL_DATA_BYTES = 16
 SMALL_INCREMENT = 1024
 """A window is used up by at most 2^21 larger ones; of a message, clients send few smaller ones."""

@@ -56,8 +56,15 @@ from services.gateway.wire.http2_frames import (
 from services.gateway.wire.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES, MAX_FIELDS_BYTES
 from services.gateway.wire.http2_sending import Sender, Sending
 from services.gateway.wire.http_body import part_of
-from services.gateway.wire.loop_turns import FIRST_WORK_US, READ_SHIFT, WORK_A_TURN_US, LoopTurns
-from services.gateway.wire.open_port import READ_BYTES, OpenConnection
+from services.gateway.wire.loop_turns import (
+    FIRST_WORK_US,
+    READ_BYTES,
+    READ_SHIFT,
+    READ_US,
+    WORK_A_TURN_US,
+    LoopTurns,
+)
+from services.gateway.wire.open_port import OpenConnection
 
 MAX_CALLS = 4096
 """Calls open at once on one connection; callers are told, and keep the next ones back."""
@@ -164,7 +171,7 @@ class Http2Connection(OpenConnection):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The buffer that all connections share."""
-        return self._read_buffer
+        return self._read_buffer[: self._turns.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
@@ -215,7 +222,7 @@ class Http2Connection(OpenConnection):
         if self._turn != turns.number:
             self._turn, self._frames, self.calls_begun = turns.number, 0, 0
         if not work_us and turns.worked_us >= WORK_A_TURN_US:
-            self._wait_turn(turns, is_fresh=True)
+            self._wait_turn(turns, is_fresh=True, size=len(self._data))
             return
         if work_us == FIRST_WORK_US:
             # Those that wait longer have their turn, too: only so much is left of it for this one.
@@ -283,6 +290,7 @@ class Http2Connection(OpenConnection):
         self._waits_turn = False
         if not self._closing:
             self._advance(work_us)
+        self._turns.worked_us += READ_US
 
     def _take_headers(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & PADDED:

@@ -17,11 +17,7 @@ import asyncio
 import re
 from collections import deque
 
-from services.errors import (
-    InvalidRequestError,
-    OverloadedError,
-    ServingError,
-)
+from services.errors import InvalidRequestError, OverloadedError, ServingError
 from services.gateway.wire.http_body import (
     LINE_US,
     Body,
@@ -35,8 +31,13 @@ from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnec
 from services.gateway.wire.http_exchange import Exchange, Opener
 from services.gateway.wire.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
 from services.gateway.wire.http_port import HttpPort, head_too_large
-from services.gateway.wire.loop_turns import READ_SHIFT, WORK_A_TURN_US, WORK_AT_ONCE_US
-from services.gateway.wire.open_port import READ_BYTES
+from services.gateway.wire.loop_turns import (
+    READ_BYTES,
+    READ_SHIFT,
+    READ_US,
+    WORK_A_TURN_US,
+    WORK_AT_ONCE_US,
+)
 
 MAX_PIPELINED = 32
 SPARE_CONNECTIONS = 64
@@ -110,20 +111,20 @@ class HttpConnection(ChargedConnection):
     def get_buffer(self, sizehint: int) -> memoryview:
         """A body of known length is read into its place, all else into the buffer all share."""
         if type(self._body) is SizedBody:
-            return self._body.room(READ_BYTES)
-        return self.port.read_buffer
+            return self._body.room(self.port.turns.read_bytes)
+        return self.port.read_buffer[: self.port.turns.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
         if type(self._body) is SizedBody:
             body = self._body
-            body.received(nbytes)
+            grown = body.received(nbytes)
             if body.complete:
                 self._advance()
             else:
                 if body.held_bytes != self._held_bytes:
                     self._settle_input()
-                self._count_read(nbytes)
+                self._count_read(nbytes + (grown >> 1))
         elif self._ended:
             self._drop(nbytes)
             self._count_read(nbytes)
@@ -210,7 +211,7 @@ class HttpConnection(ChargedConnection):
         try:
             while self._takes_more():
                 if self._worked_us >= work_us:
-                    self._wait_turn(turns, is_fresh=not self._worked_us)
+                    self._wait_turn(turns, is_fresh=not self._worked_us, size=len(self._data))
                     break
                 if not self._step():
                     break
@@ -446,6 +447,7 @@ class HttpConnection(ChargedConnection):
         """Goes on with what was read, and reads again."""
         self._waits_turn = False
         self._advance(work_us)
+        self.port.turns.worked_us += READ_US
 
     def _count_read(self, nbytes: int) -> None:
         """Large reads take time of the loop as well."""

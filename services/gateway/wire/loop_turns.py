@@ -12,8 +12,9 @@ Rules kept here:
 - a connection works for `WORK_AT_ONCE_US` in a turn, and is then not read until its next one;
 - after `WORK_A_TURN_US` over all connections of both ports, the others wait for the next turn;
 - connections that have not worked in a turn go before those that have, for `FIRST_WORK_US`: that is
-  enough for a neighbour's request, however many others have more to do; of either kind, one at
-  least has its turn, so that none waits for ever.
+  enough for a neighbour's request, however many others have more to do; and among them those of
+  which little was read go first, before all that send large messages;
+- of each kind, one at least has its turn, so that none waits for ever.
 
 The usual read, one small request whose head is known, is not counted: it is what a neighbour sends.
 """
@@ -30,6 +31,15 @@ WORK_AT_ONCE_US = 250
 FIRST_WORK_US = 60
 READ_SHIFT = 12
 """To take 4 KiB from the system and copy them takes 1 µs: bytes read, shifted by this."""
+READ_BYTES = 64 * 1024
+"""One read; the loop has its turn after 32 of them on one connection."""
+READ_BYTES_LATE = 8 * 1024
+"""One read in a turn whose work is done. Whatever a peer has sent, each of thousands is read once
+before it can be told to wait."""
+SMALL_READ_BYTES = 2048
+"""What a call of a neighbour's takes; more is a large one's."""
+READ_US = 40
+"""What a connection that is read again will take in this turn: so many of them are, and no more."""
 _ASKED_AT_US = WORK_AT_ONCE_US // 2
 """A turn with less work is not worth a call to count anew."""
 
@@ -49,13 +59,19 @@ class LoopTurns:
         worked_us: by all connections in this turn; added to by them.
     """
 
-    __slots__ = ("_asked", "_fresh", "_waiting", "number", "worked_us")
+    __slots__ = ("_asked", "_fresh", "_small", "_waiting", "number", "worked_us")
 
     def __init__(self) -> None:
         self.number = self.worked_us = 0
         self._asked = False
+        self._small: deque[Waiting] = deque()
         self._fresh: deque[Waiting] = deque()
         self._waiting: deque[Waiting] = deque()
+
+    @property
+    def read_bytes(self) -> int:
+        """How much a connection may be read at once."""
+        return READ_BYTES if self.worked_us < WORK_A_TURN_US else READ_BYTES_LATE
 
     def count(self, work_us: int) -> None:
         """Counts work that was done."""
@@ -63,14 +79,16 @@ class LoopTurns:
         if worked_us >= _ASKED_AT_US and not self._asked:
             self._ask()
 
-    def wait(self, connection: Waiting, *, is_fresh: bool) -> None:
+    def wait(self, connection: Waiting, *, is_fresh: bool, is_small: bool = False) -> None:
         """Has a connection go on in a later turn.
 
         Args:
             connection: not waiting yet.
             is_fresh: whether it has not worked in this turn.
+            is_small: whether little of it was read.
         """
-        (self._fresh if is_fresh else self._waiting).append(connection)
+        fresh = self._small if is_small else self._fresh
+        (fresh if is_fresh else self._waiting).append(connection)
         if not self._asked:
             self._ask()
 
@@ -78,19 +96,28 @@ class LoopTurns:
         self._asked = True
         asyncio.get_running_loop().call_soon(self._begin)
 
+    @property
+    def _waits(self) -> bool:
+        return bool(self._small or self._fresh or self._waiting)
+
     def _begin(self) -> None:
         """A new turn."""
         self._asked = False
         self.number += 1
         self.worked_us = 0
-        if self._fresh or self._waiting:
+        queues = (
+            (self._small, FIRST_WORK_US),
+            (self._fresh, FIRST_WORK_US),
+            (self._waiting, WORK_AT_ONCE_US),
+        )
+        if self._waits:
             lend_lock()
         try:
-            for queue, work_us in (self._fresh, FIRST_WORK_US), (self._waiting, WORK_AT_ONCE_US):
+            for queue, work_us in queues:
                 for place in range(len(queue)):
                     if place and self.worked_us >= WORK_A_TURN_US:
                         break
                     queue.popleft().take_turn(work_us)
         finally:
-            if (self._fresh or self._waiting) and not self._asked:
+            if self._waits and not self._asked:
                 self._ask()

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from services.errors import BufferFullError, ServingError, UnreadAnswersError
 from services.gateway.wire.byte_budget import SHARES, ByteBudget
 from services.gateway.wire.http_compression import CompressionThreads
-from services.gateway.wire.loop_turns import LoopTurns
+from services.gateway.wire.loop_turns import READ_BYTES, SMALL_READ_BYTES, LoopTurns
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
-READ_BYTES = 64 * 1024
-"""One read; the loop has its turn after 32 of them on one connection."""
 LINGER_S = 2.0
 """How long a peer may take to read why its connection ends, and to hang up."""
 _MAX_SWEEP_S = 1.0
@@ -181,16 +179,17 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
     def take_turn(self, work_us: int) -> None:
         """Goes on with what was read, for so much work or a little more."""
 
-    def _wait_turn(self, turns: LoopTurns, *, is_fresh: bool) -> None:
+    def _wait_turn(self, turns: LoopTurns, *, is_fresh: bool, size: int = READ_BYTES) -> None:
         """Goes on in a later turn of the loop; nothing is read until then.
 
         Args:
             turns: of the loop.
             is_fresh: whether the connection has not worked in this turn.
+            size: of what was read and waits.
         """
         if not self._waits_turn:
             self._waits_turn = True
-            turns.wait(self, is_fresh=is_fresh)
+            turns.wait(self, is_fresh=is_fresh, is_small=size <= SMALL_READ_BYTES)
             self._set_reading()
 
     def _read(self, wanted: bool) -> bool:

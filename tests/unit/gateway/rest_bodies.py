@@ -2,8 +2,9 @@
 
 from model_store.signature import Signature
 from services.gateway.edges import rest_codec
+from services.gateway.edges.binary_texts import Buffer
 from services.gateway.edges.rest_codec import RestBody
-from services.gateway.edges.rest_request import Buffer, RestRequest
+from services.gateway.edges.rest_request import RestRequest
 from services.gateway.sliced_work import at_once
 from services.queueing.records import InferReply
 

@@ -12,10 +12,18 @@ from hypothesis.extra import numpy as npst
 from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
-from services.gateway.edges.grpc_codec import CONTENTS_FIELDS, asked_outputs, decode_inputs, encode
+from services.gateway.edges.grpc_codec import (
+    CONTENTS_FIELDS,
+    asked_outputs,
+    decode_in_slices,
+    decode_inputs,
+    encode,
+)
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
+from services.gateway.sliced_work import at_once
 from services.queueing.records import InferReply, Lane
 
+ID = pb.InferParameter(int64_param=7)
 Tensor = tuple[str, Array]
 """A datatype and an array."""
 
@@ -153,6 +161,28 @@ def test_any_message_is_refused_or_understood(request: pb.ModelInferRequest) -> 
     for found, tensor in zip(decoded, request.inputs, strict=True):
         assert list(found.array.shape) == list(tensor.shape)
         assert found.array.dtype == DATATYPES[tensor.datatype]
+
+
+@given(MESSAGES)
+def test_a_message_is_read_in_slices_as_at_once(request: pb.ModelInferRequest) -> None:
+    """Those of a few bytes are: what is longer differs in BYTES alone."""
+    try:
+        wanted: Any = [encode_raw(one.datatype, one.array) for one in decode_inputs(request)]
+    except ServingError as error:
+        wanted = str(error)
+    try:
+        read = at_once(decode_in_slices(request, None, int))
+        found: Any = [encode_raw(one.datatype, one.array) for one in read]
+    except ServingError as error:
+        found = str(error)
+    assert found == wanted
+
+
+def test_inputs_are_counted_before_they_are_looked_at() -> None:
+    unreadable = [pb.ModelInferRequest.InferInputTensor(parameters={"sequence_id": ID})] * 3
+    request = pb.ModelInferRequest(inputs=unreadable, raw_input_contents=[b""])
+    with pytest.raises(InvalidRequestError, match="1 entries for 3 inputs"):
+        decode_inputs(request)
 
 
 INTEGERS = {

@@ -1,5 +1,6 @@
 """One inference between its connection and admission: every order of answer and departure."""
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +15,12 @@ from services.errors import (
     ServingError,
     UnknownModelError,
 )
+from services.gateway import sliced_work
 from services.gateway.admission import InferCall
+from services.gateway.edges.binary_texts import TEXT_OVERHEAD_BYTES
 from services.gateway.edges.grpc_infer import WAY_BACK_S, InferenceCall, InferRoute
 from services.gateway.scheduling import time_for_work
+from services.gateway.sliced_work import SlicedWork
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
 from services.queueing.memory_queue import Outcome
@@ -91,6 +95,7 @@ class World:
     def __init__(self) -> None:
         self.tracer = self.sampler = None
         self.turns = Turns()
+        self.work = SlicedWork()
         self.records_began_at = 0.0
         self.records: list[Record] = []
         self.asked: list[tuple[InferCall, Callable[[Outcome], None]]] = []
@@ -359,3 +364,53 @@ def test_priority_and_names_reach_admission(world: World) -> None:
     asked = world.asked[0][0]
     assert (asked.model, asked.version, asked.priority, list(asked.outputs)) == ("m", "3", 2, ["y"])
     assert asked.request_id == "from-metadata"
+
+
+def texts_request(count: int, claimed: int) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="m")
+    request.inputs.add(name="text", datatype="BYTES", shape=[claimed])
+    request.raw_input_contents.append(b"\x01\x00\x00\x00a" * count)
+    return request
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced_work, "TURN_S", 0.0)
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("short_turns")
+async def test_many_texts_are_read_in_slices_and_their_memory_is_charged(world: World) -> None:
+    count = 20_000
+    call = world.begin(texts_request(count, count))
+    budget = call.connection.port.budget
+    assert not world.asked, "the loop has its turn first"
+    await settle()
+    (tensor,) = world.asked[0][0].inputs
+    assert tensor.array.tolist() == [b"a"] * count
+    assert call.held_bytes == budget.held_bytes > count * TEXT_OVERHEAD_BYTES
+    world.answer(good_answer())
+    world.assert_over("OK")
+
+
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize("claimed", [20_001, 19_999, 2**40])
+async def test_texts_that_are_not_as_many_are_refused(world: World, claimed: int) -> None:
+    call = world.begin(texts_request(20_000, claimed))
+    await settle()
+    assert call.refusal is not None
+    assert isinstance(call.refusal[0], InvalidRequestError)
+    world.assert_over("INVALID_ARGUMENT")
+
+
+@pytest.mark.usefixtures("short_turns")
+async def test_reading_ends_when_the_caller_has_gone(world: World) -> None:
+    call = world.begin(texts_request(20_000, 20_000))
+    call.leave()
+    await settle()
+    assert not world.asked
+    world.assert_over("CANCELLED")

@@ -8,8 +8,8 @@ from unittest.mock import ANY
 
 import pytest
 
-from services.gateway.wire.grpc_connection import UNFINISHED_MESSAGES
-from services.gateway.wire.http2_calm import A_SECOND, CAPACITY, Calm
+from services.gateway.wire.grpc_connection import DROPPED_A_TURN, UNFINISHED_MESSAGES
+from services.gateway.wire.http2_calm import A_SECOND, CAPACITY, FAULT_COST, Calm
 from services.gateway.wire.http2_connection import CALLS_A_TURN, FRAMES_A_TURN, MAX_CALLS
 from services.gateway.wire.http2_frames import (
     ACK,
@@ -277,6 +277,27 @@ async def test_calls_that_are_broken_off_at_once_take_turns_too() -> None:
     assert len(desk.abandoned) == 200
 
 
+async def test_calls_of_a_lost_connection_are_dropped_in_turns() -> None:
+    desk = Desk()
+    w = wire(desk)
+    for stream in range(1, 20 * DROPPED_A_TURN, 2):
+        w.send(begin(stream, "/t/Held"))
+        await asyncio.sleep(0)
+    await settle()
+    w.lose()
+    assert len(desk.abandoned) == DROPPED_A_TURN
+    assert desk.open_calls == 0, "none is answered any more"
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(desk.abandoned) == 10 * DROPPED_A_TURN
+
+
+async def test_header_blocks_that_begin_nothing_take_turns_as_calls_do() -> None:
+    w = wire()
+    w.send(call(1))
+    assert await turns(w, late(1) * 200) >= 200 // CALLS_A_TURN
+
+
 async def test_settings_that_move_all_calls_take_a_turn_each() -> None:
     w = wire(greeting=PREFACE + settings({INITIAL_WINDOW_SIZE: 0}))
     w.send(call(1))
@@ -369,7 +390,12 @@ def malformed(stream: int) -> bytes:
     return frame(HEADERS, END_HEADERS | END_STREAM, stream, b"\x82")
 
 
-@pytest.mark.parametrize("one", [rapid_reset, made_to_reset, malformed])
+def late(stream: int) -> bytes:
+    """A header block of a call that has its status."""
+    return frame(HEADERS, END_HEADERS | END_STREAM, 1, block(fields()))
+
+
+@pytest.mark.parametrize("one", [rapid_reset, made_to_reset, malformed, late])
 async def test_a_flood_of_calls_that_come_to_nothing_ends_the_connection(
     one: Callable[[int], bytes],
 ) -> None:
@@ -383,7 +409,7 @@ async def test_a_flood_of_calls_that_come_to_nothing_ends_the_connection(
         if w.last_words() is not None:
             break
     assert w.last_words() == (Fault.ENHANCE_YOUR_CALM, ANY)
-    assert stream > LEFT // 2
+    assert stream > LEFT // FAULT_COST
     assert desk.open_calls == 0
     assert floods(w) == 1
 

@@ -68,6 +68,18 @@ def test_a_large_message_of_very_many_fields_is_refused_before_it_is_built() -> 
         read_infer_request(body)
 
 
+@pytest.mark.parametrize("field", ["inputs", "outputs"])
+def test_a_small_message_of_very_many_inputs_or_outputs_is_refused(field: str) -> None:
+    request = pb.ModelInferRequest()
+    for _ in range(MAX_FIELDS):
+        getattr(request, field).add()
+    assert read_infer_request(request.SerializeToString())[0] == request
+    getattr(request, field).add()
+    assert len(request.SerializeToString()) < MIN_VIEWED_BYTES
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_FIELDS} inputs"):
+        read_infer_request(request.SerializeToString())
+
+
 @pytest.mark.parametrize(
     "field",
     ["int_contents", "int64_contents", "uint64_contents", "bool_contents", "bytes_contents"],

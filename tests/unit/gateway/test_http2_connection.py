@@ -343,7 +343,7 @@ async def test_what_is_read_and_not_taken_is_bounded() -> None:
     desk = Desk()
     w = wire(desk)
     large = begin(1, "/t/All") + frame(DATA, 0, 1, message(b"x" * 16_000)) * 100
-    w.send(call(3) * 600 + large)
+    w.send(frame(99, 0, 3) * 600 + large)
     assert not w.reading
     assert len(w.connection._data) - w.connection._position <= MAX_HELD_BYTES + 64 * 1024
     await settle()

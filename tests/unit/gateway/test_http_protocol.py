@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.gateway.wire.http_head import MAX_HEAD_BYTES
 from services.gateway.wire.http_protocol import MAX_PIPELINED
-from services.gateway.wire.open_port import READ_BYTES
+from services.gateway.wire.loop_turns import READ_BYTES
 from tests.unit.gateway.http_wire import (
     MAX_REQUEST_BYTES,
     Wire,

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from model_store.tensors import encode_raw
 from services.errors import BufferFullError, InvalidRequestError, ServingError
 from services.gateway.edges import json_slices, json_spans
+from services.gateway.edges.binary_texts import MAX_TEXTS
 from services.gateway.edges.json_spans import MAX_BESIDE_BYTES, MAX_BESIDE_MEMBERS
 from services.gateway.edges.large_request import read_large
-from services.gateway.edges.rest_request import MAX_TEXTS, RestRequest, read_exactly
+from services.gateway.edges.rest_request import RestRequest, read_exactly
 from services.gateway.sliced_work import at_once
 from tests.unit.gateway.test_request_readers import (
     DOCUMENTS,

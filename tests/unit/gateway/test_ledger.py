@@ -48,3 +48,14 @@ def test_all_of_a_flood_are_counted(ledger: Ledger) -> None:
         if sample.name == "flambeau_requests_total"
     ]
     assert counted == [3 * FAILURES_LOGGED_A_SECOND]
+
+
+def test_a_request_for_no_model_is_closed_without_a_search_for_names(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nearest_name(*_: object) -> str:
+        raise AssertionError("names are compared")
+
+    monkeypatch.setattr("services.queueing.directory.nearest_name", nearest_name)
+    for model in ("", "unknown"):
+        ledger.open("grpc", "", model, "").close_failed("CANCELLED", QueueFullError("gone"))

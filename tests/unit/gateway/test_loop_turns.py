@@ -8,9 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from services.gateway.wire.http_body import ChunkedBody
-from services.gateway.wire.http_protocol import MAX_EMPTY_BYTES
+from services.gateway.wire.http_protocol import MAX_EMPTY_BYTES, HttpConnection
 from services.gateway.wire.loop_turns import (
     FIRST_WORK_US,
+    READ_BYTES,
+    READ_BYTES_LATE,
+    READ_US,
     WORK_A_TURN_US,
     WORK_AT_ONCE_US,
     LoopTurns,
@@ -75,6 +78,18 @@ async def test_who_has_not_worked_goes_first_and_holds_up_the_others_for_a_turn_
         await asyncio.sleep(0)
     assert len(log) == 40
     assert [worker for worker in log if worker in fresh] == fresh
+
+
+async def test_of_which_little_was_read_goes_before_all_others() -> None:
+    turns, log = LoopTurns(), list[Worker]()
+    large = [Worker(turns, log, FIRST_WORK_US) for _ in range(100)]
+    for worker in large:
+        turns.wait(worker, is_fresh=True)
+    small = [Worker(turns, log, FIRST_WORK_US) for _ in range(3)]
+    for worker in small:
+        turns.wait(worker, is_fresh=True, is_small=True)
+    await asyncio.sleep(0)
+    assert log[:4] == [*small, large[0]]
 
 
 async def test_a_connection_that_fails_holds_up_nobody() -> None:
@@ -220,3 +235,30 @@ def test_a_long_url_is_refused_and_one_of_escapes_names_nothing() -> None:
             w.send(request("/" + "a" * 9000))
 
     on_loop(test)
+
+
+async def test_so_many_connections_are_read_in_a_turn() -> None:
+    """To be read takes the loop's time, too, and nothing of it is known before."""
+    port = make_port(echo_route())
+    wires = [Wire(port) for _ in range(200)]
+    for one in wires:
+        one.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\n")
+    while not all(one.reading for one in wires):  # noqa: ASYNC110 - a turn is what is awaited
+        await asyncio.sleep(0)
+    port.turns.worked_us = WORK_A_TURN_US
+    for one in wires:
+        one.send(b"x")
+    assert not any(one.reading for one in wires)
+    a_turn = WORK_A_TURN_US // READ_US
+    for turns in range(1, 200 // a_turn + 1):
+        await asyncio.sleep(0)
+        assert sum(one.reading for one in wires) == turns * a_turn
+
+
+@pytest.mark.parametrize("worked_us", [0, WORK_A_TURN_US - 1, WORK_A_TURN_US, 10**6])
+async def test_a_turn_whose_work_is_done_reads_little(worked_us: int) -> None:
+    port = make_port(echo_route())
+    connection = HttpConnection(port)
+    port.turns.worked_us = worked_us
+    size = READ_BYTES if worked_us < WORK_A_TURN_US else READ_BYTES_LATE
+    assert len(connection.get_buffer(-1)) == size

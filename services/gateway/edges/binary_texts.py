@@ -1,0 +1,68 @@
+"""BYTES inputs as raw data: their elements are counted, reserved and cut out in slices.
+
+In: raw data of any datatype, and its shape. Out: the array that `decode_raw` makes of it. Both
+edges read their large inputs here.
+"""
+
+from collections.abc import Callable, Sequence
+
+from model_store.tensors import (
+    Array,
+    TensorError,
+    bytes_elements_in_slices,
+    decode_raw,
+    element_count,
+)
+from services.gateway.sliced_work import Slices
+
+Buffer = bytes | bytearray | memoryview
+Reserve = Callable[[int], object]
+"""Told of the bytes that arrays are going to need beyond the body that they are made of.
+
+Raises:
+    BufferFullError: there is no room for them.
+"""
+
+MAX_TEXTS_AT_ONCE_BYTES = 32 * 1024
+"""Of a binary BYTES input; a larger one is split into its elements in slices."""
+MAX_TEXTS = 2**20
+"""Elements of a BYTES input. Each is an object, and the loop frees all of them at once: 8 ms."""
+TEXT_OVERHEAD_BYTES = 48
+"""What an element of a BYTES array takes beside its own bytes: a reference and an object's head."""
+_LENGTH_BYTES = 4
+"""Before each element of raw data."""
+
+
+def check_texts(count: int) -> None:
+    """Checks how many elements a BYTES input has.
+
+    Raises:
+        TensorError: too many.
+    """
+    if count > MAX_TEXTS:
+        raise TensorError(
+            f"the shape has {count} elements of BYTES, and {MAX_TEXTS} of an input are read; "
+            "send smaller batches"
+        )
+
+
+def raw_array(datatype: str, shape: Sequence[int], data: Buffer, reserve: Reserve) -> Slices[Array]:
+    """Makes the array of a binary input.
+
+    Raises:
+        TensorError: the bytes are not what the datatype and the shape take.
+        BufferFullError: there is no room for its elements.
+    """
+    if datatype != "BYTES" or len(data) <= MAX_TEXTS_AT_ONCE_BYTES:
+        return decode_raw(datatype, shape, data)
+    count = element_count(shape)
+    check_texts(count)
+    most = len(data) // _LENGTH_BYTES
+    if count > most:  # Before any is made: only what the shape claims is reserved.
+        raise TensorError(
+            f"{len(data)} bytes of raw BYTES data hold at most {most} elements; its shape takes "
+            f"{count}"
+        )
+    reserve(count * TEXT_OVERHEAD_BYTES)
+    array = yield from bytes_elements_in_slices(data, count)
+    return array.reshape(shape)
