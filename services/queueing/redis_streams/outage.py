@@ -41,10 +41,7 @@ class Outage:
     def failed(self, error: Exception) -> None:
         """Notes that Redis did not answer."""
         self._failed_at = self._clock()
-        self.why = (
-            f"{self._url}: {(str(error) or type(error).__name__).rstrip('.')}; "
-            "start Redis there, or set --queue to where it runs"
-        )
+        self.why = unreachable_reason(self._url, error)
         if self._answers is not False or self._failed_at - self._told_at >= AGAIN_S:
             self._answers, self._told_at = False, self._failed_at
             logger.error("the queue is out of reach", extra={"reason": self.why})
@@ -56,3 +53,14 @@ class Outage:
         if self._answers is None or self._clock() - self._failed_at >= QUIET_S:
             self._answers, self.why = True, ""
             logger.info("the queue answers", extra={"queue": self._url})
+
+
+def unreachable_reason(url: str, error: Exception) -> str:
+    """Why Redis cannot be reached, and what to do, in words.
+
+    Args:
+        url: where it should be, without its password.
+        error: what was met there.
+    """
+    met = (str(error) or type(error).__name__).rstrip(".")
+    return f"{url}: {met}; start Redis there, or set --queue to where it runs"
