@@ -38,6 +38,10 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 VALIDATING := $(VENV)/.validating-installed
 IN_FRONT := $(VENV)/.envoy-installed
 
+ifneq ($(and $(TORCH_INDEX),$(wildcard $(TORCHED)),$(filter install develop up up-split demo,$(MAKECMDGOALS))),)
+$(info note: TORCH_INDEX changes nothing in $(VENV), which is there already; make clean first)
+endif
+
 .PHONY: help
 help: ## List every verb.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +49,7 @@ help: ## List every verb.
 # The newest pip resolves in less than half the time of the one that Python 3.11 brings.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("flambeau needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m deploy.torch_build --check "$(TORCH_INDEX)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) --upgrade pip
 

@@ -5,6 +5,7 @@ NVIDIA driver. Out: an installed torch. Before a download begins it is printed w
 from where, and how large it is. Run by make, by an interpreter that has nothing but pip.
 """
 
+import difflib
 import re
 import shutil
 import subprocess
@@ -64,7 +65,7 @@ def choose(wanted: str, cpu_at_hand: bool, driver: bool) -> Choice:
         return Choice("cpu", f"{PYTORCH}cpu", "no GPU here; TORCH_INDEX chooses another build")
     if build := _build_of(wanted):
         return Choice(build, f"{PYTORCH}{wanted}", named)
-    raise TorchIndexError(f"TORCH_INDEX is {wanted!r}; set it to {VALUES}")
+    raise TorchIndexError(f"TORCH_INDEX is {wanted!r}{_nearest(wanted)}; set it to {VALUES}")
 
 
 def told(choice: Choice) -> str:
@@ -78,20 +79,30 @@ def told(choice: Choice) -> str:
 
 
 def main() -> int:
-    """Installs it unless it is there. Returns the exit code."""
-    wanted = "".join(sys.argv[1:]).strip()
-    if not wanted and _installed() == VERSION:
-        return 0
+    """Installs it unless it is there; with `--check`, only judges the value. Returns the exit code.
+
+    The check needs nothing but the standard library: make runs it before there is an environment.
+    """
+    only_checks = sys.argv[1:2] == ["--check"]
+    wanted = "".join(sys.argv[2 if only_checks else 1 :]).strip()
     try:
-        choice = choose(wanted, _cpu_at_hand(), _driver())
+        choose(wanted, cpu_at_hand=False, driver=False)
     except TorchIndexError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if only_checks or (not wanted and _installed() == VERSION):
+        return 0
+    choice = choose(wanted, _cpu_at_hand(), _driver())
     print(told(choice), flush=True)
     command = [*_pip("install"), "-qq", "--no-compile", TORCH]
     if choice.index:  # all but torch itself comes from where everything else does
         command += ["--no-deps", "--index-url", choice.index]
     return subprocess.call(command)  # noqa: S603
+
+
+def _nearest(wanted: str) -> str:
+    close = difflib.get_close_matches(wanted.lower(), ("cpu", "pip", "cu130"), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _build_of(tag: str) -> str:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from flambeau.wire import Array
 
 Values = Mapping[str, Any]
 """Arrays, or values out of JSON, by input name."""
+NPY, ZIP = b"\x93NUMPY", b"PK"
+"""How files of one array begin, and files of several (`.npz`)."""
 _ROWS = re.compile(r"(.+)-(\d{9})-(\d{9})")
 """The name of some rows of a stack: the first, and the one after the last."""
 
@@ -150,15 +152,25 @@ def _read_rows(stack: Array, only_input: str, start: int, end: int) -> Values:
 def _read_stack(path: Path, only_input: str) -> Array:
     """A file's array, of which only what is used is read."""
     with _readable(path):
+        with path.open("rb") as file:
+            _check_start(path, file, NPY)
         return _one_array(path, np.load(path, allow_pickle=False, mmap_mode="r"), only_input)
 
 
 def _read_arrays(path: Path, only_input: str) -> dict[str, Array]:
     with _readable(path), path.open("rb") as file:
+        _check_start(path, file, NPY, ZIP)
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
             return {only_input: _one_array(path, found, only_input)}
         return dict(found)
+
+
+def _check_start(path: Path, file: BinaryIO, *starts: bytes) -> None:
+    """Refuses a file of another kind, which NumPy takes for a pickle."""
+    if not file.read(len(NPY)).startswith(starts):
+        raise ValueError(f"it is no {path.suffix} file; write one with numpy.save or numpy.savez")
+    file.seek(0)
 
 
 def _one_array(path: Path, array: Array, only_input: str) -> Array:
@@ -174,4 +186,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error}") from error
+        # NumPy's advice is allow_pickle, which would run code of the file.
+        holds_objects = any(word in str(error) for word in ("pickle", "Python objects"))
+        why = "it holds Python objects; save numbers" if holds_objects else error
+        raise InvalidRequestError(f"{path} cannot be read: {why}") from error

@@ -1,5 +1,6 @@
 """One run from a recipe to a published version: train, export, verify, report, publish, promote."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from training.metrics.task_metric import TaskMetric
 from training.needed_packages import check_packages
 from training.preparation import prepare
 from training.promotion import promote
-from training.proof.departure import with_departure
+from training.proof.departure import was_refused, with_departure
 from training.proof.live_comparison import compare_with_live
 from training.proof.verify import Reference, checkpoint_report, reference, verify_apart
 from training.publish import check_bump, publish
@@ -166,7 +167,8 @@ def _prove(
             reports = [
                 verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
             ]
-        with console.status("looking where refused artifacts depart"):
+        looking = "looking where refused artifacts depart"
+        with console.status(looking) if any(map(was_refused, reports)) else nullcontext():
             artifacts = tuple(
                 with_departure(report, artifact, golden, recipe, trained.weights)
                 for report, artifact in zip(reports, exported, strict=True)

@@ -141,16 +141,22 @@ def _with_letters(
 ) -> Found:
     import asyncio
 
+    from redis.exceptions import ConnectionError as RedisConnectionError
     from redis.exceptions import RedisError
+    from redis.exceptions import TimeoutError as RedisTimeoutError
 
     from services.queueing.redis_streams.clients import QueueUrlError, RedisClients
     from services.queueing.redis_streams.dead_letters import DeadLetters, NoSuchLetterError
+    from services.queueing.redis_streams.outage import unreachable_reason
     from services.queueing.redis_streams.wire import WireError
 
     async def run() -> Found:
-        letters = DeadLetters(RedisClients(url))
+        clients = RedisClients(url)
+        letters = DeadLetters(clients)
         try:
             return await do(letters)
+        except (RedisConnectionError, RedisTimeoutError) as error:
+            raise RedisError(unreachable_reason(clients.url, error)) from error
         finally:
             await letters.close()
 

@@ -147,7 +147,10 @@ def rollback(
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Point production, or another alias, back at the version it named before."""
+    """Point production, or another alias, back at the version it named before.
+
+    A second rollback returns to the version that the first left; promote goes further back.
+    """
     from model_store.store import ModelStore
 
     _print_move(ModelStore(store).rollback(model, alias, why), model, alias, as_json)

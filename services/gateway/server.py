@@ -85,7 +85,11 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         config, version, metrics, directory, queue, _ignore, verifications, open_desk, tracer,
         rates, sampler,
     )  # fmt: skip
-    sender = RedisSender(clients, name, config.max_queue_depth)
+
+    def unreached(why: str) -> None:
+        front.look(Look(started=False, fault=why))
+
+    sender = RedisSender(clients, name, config.max_queue_depth, unreached)
     fleet = FleetDirectory(directory, queue, sender.lane)
 
     def changed(view: FleetView) -> None:

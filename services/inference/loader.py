@@ -271,13 +271,18 @@ def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
     size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
     misfit = _misfit(artifact, options)
     if misfit is not None:
-        logger.warning(
-            "artifact cannot run here",
-            extra={"model": manifest.model, "version": manifest.version,
-                   "artifact": artifact.name, "reason": str(misfit)},
-        )  # fmt: skip
+        _tell_misfit(manifest.model, manifest.version, artifact.name, str(misfit))
         return False
     return not options.room_bytes or size_bytes <= options.room_bytes
+
+
+@functools.lru_cache(maxsize=4096)
+def _tell_misfit(model: str, version: int, artifact: str, reason: str) -> None:
+    """Logs that an artifact cannot run here, once: a version is looked at several times."""
+    logger.warning(
+        "artifact cannot run here",
+        extra={"model": model, "version": version, "artifact": artifact, "reason": reason},
+    )
 
 
 def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | None:

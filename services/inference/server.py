@@ -63,6 +63,7 @@ class _Process:
         self._config = config
         self._metrics = Metrics(installed_version("flambeau"))
         clients.tell_certificates(self._metrics.tls)
+        self._outage = clients.outage
         self._directory = Directory()
         self._readiness = Readiness(config.readiness)
         self._port = 0
@@ -125,7 +126,10 @@ class _Process:
             return self._readiness.why()
         if not self._directory.are_live(self._config.models):
             return "starting: the fleet has not gone over to what was loaded here"
-        return "" if self._announcer.heard else "Redis is out of reach, or has not been told yet"
+        if self._announcer.heard:
+            return ""
+        why = self._outage.why
+        return f"the queue is out of reach: {why}" if why else "Redis has not been told yet"
 
     def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._announcer.started

@@ -143,6 +143,21 @@ def test_what_make_up_prints_can_be_pasted(clone: Path, up: tuple[Terminal, str]
     assert re.search(r"\[\[.*\]\]", output, re.DOTALL)
 
 
+def test_the_sample_of_the_readme_is_what_is_printed(demo: str, up: tuple[Terminal, str]) -> None:
+    behind = (ROOT / "README.md").read_text().partition("```sh\nmake up\n```\n")[2]
+    sample = behind.partition("```text\n")[2].partition("\n```\n")[0]
+    assert sample.startswith("note: torch has deprecated TorchScript")
+    for line in sample.splitlines():
+        if line.startswith(("note: ", "artifact ", "published ")):
+            assert line.split() in [printed.split() for printed in demo.splitlines()], line
+    lines = [line.split()[:1] for line in sample.partition("\n\n")[2].splitlines()]
+    printed = up[1].partition("\nserving ")[2].splitlines()
+    words = [line.split()[:1] for line in printed if line]
+    words[0], python = ["serving"], lines.index([".venv/bin/python"])
+    assert lines[:python] == words[:python]
+    assert lines[python + 1 :] == words[python + 1 :]
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/client.md"])
 def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: str) -> None:
     ports = dict(re.findall(r"(REST|gRPC|metrics) +(?:http://)?127\.0\.0\.1:(\d+)", up[1]))

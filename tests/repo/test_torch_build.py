@@ -1,6 +1,8 @@
 """Which build of torch is installed, from where, and what is said before."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,40 @@ def test_build_and_index(
 def test_a_value_that_is_none_is_refused_with_those_there_are(wanted: str) -> None:
     with pytest.raises(TorchIndexError, match="cpu, a tag of CUDA such as cu130, pip"):
         choose(wanted, cpu_at_hand=True, driver=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nearest"), [("cp", "cpu"), ("CPU", "cpu"), ("cu_130", "cu130")]
+)
+def test_the_nearest_value_is_named(wanted: str, nearest: str) -> None:
+    with pytest.raises(
+        TorchIndexError, match=rf"TORCH_INDEX is '{wanted}' \(did you mean '{nearest}'"
+    ):
+        choose(wanted, cpu_at_hand=True, driver=True)
+
+
+def make_install(venv: Path, index: str) -> "subprocess.CompletedProcess[str]":
+    """`make install` into a folder; these tests leave it nothing to download."""
+    command = ["make", "install", f"VENV={venv}", f"TORCH_INDEX={index}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_wrong_value_is_refused_before_an_environment_is_made(tmp_path: Path) -> None:
+    done = make_install(tmp_path / "venv", "cp")
+    assert done.returncode != 0
+    assert "error: TORCH_INDEX is 'cp' (did you mean 'cpu'?); set it to cpu, a tag" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_that_comes_too_late_is_noted(tmp_path: Path) -> None:
+    for name in ("bin/python", ".torch-installed", ".serving-installed"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (2e9, 2e9))  # newer than pyproject.toml
+    for index in ("cpu", ""):
+        done = make_install(tmp_path, index)
+        assert done.returncode == 0, done.stderr
+        assert ("make clean first" in done.stdout) is bool(index)
 
 
 @pytest.mark.parametrize("build", SIZES)

@@ -21,6 +21,8 @@ from model_store.tensors import Array
 from training.metrics.task_metric import TaskMetric
 from training.rows.label_arrays import LabelArray, counted
 
+MOST_SHOWN = 8
+"""Columns of a label in a message."""
 LEAST_RATE = 1e-12
 """Stands for a mean of 0 where answers are logarithms."""
 
@@ -36,6 +38,8 @@ class Guess(StrictModel):
     """The one that judges."""
     model: MeasuredMetric
     """The same of the model."""
+    only_label: str | None = None
+    """The one value that all training labels have, in words; None where they differ."""
 
     @property
     def beaten(self) -> Literal["no", "perhaps", "yes"]:
@@ -70,9 +74,12 @@ class Guess(StrictModel):
             case "yes":
                 return None
             case "no":
-                return f"the model is no better than guessing: {self.text()}"
+                words = f"the model is no better than guessing: {self.text()}"
             case "perhaps":
-                return f"the model may be no better than guessing: {self.text()}"
+                words = f"the model may be no better than guessing: {self.text()}"
+        if self.only_label is None:
+            return words
+        return f"labels are all {self.only_label}, so nothing can be learned; {words}"
 
 
 def best_guess(
@@ -97,13 +104,16 @@ def best_guess(
         None where the guess has no figure.
     """
     candidates = []
+    only = _only_label(metric, training, names)
     for answer, row in _answers(metric, training, width, names):
         outputs = _for_every_row(row, test, metric)
         measured = metric.measured(outputs, test)
         if measured is not None:
             found = metric.tally(outputs, test).metrics()
             finite = {name: value for name, value in found.items() if np.isfinite(value)}
-            candidates.append(Guess(answer=answer, metrics=finite, metric=measured, model=model))
+            candidates.append(
+                Guess(answer=answer, metrics=finite, metric=measured, model=model, only_label=only)
+            )
     best: Guess | None = None
     for guess in candidates:
         if best is None or is_better(guess.metric.name, guess.metric.value, best.metric.value):
@@ -118,9 +128,8 @@ def _answers(
     if metric.task == "classes":
         classes = labels[counted(labels)].astype(np.int64)
         most = int(np.bincount(classes, minlength=width).argmax())
-        name = f"class '{names[most]}'" if most < len(names) else f"class {most}"
-        return [(name, np.eye(width, dtype=np.float32)[most])]
-    columns = labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1]).astype(np.float64)
+        return [(_class_text(most, names), np.eye(width, dtype=np.float32)[most])]
+    columns = _columns(labels).astype(np.float64)
     told = ~np.isnan(columns)
     means = np.where(told, columns, 0).sum(axis=0) / np.maximum(told.sum(axis=0), 1)
     if metric.task == "multi_label":
@@ -129,6 +138,30 @@ def _answers(
     if metric.log_rates:
         means = np.log(np.maximum(means, LEAST_RATE))
     return [("the mean", means)]
+
+
+def _only_label(metric: TaskMetric, labels: LabelArray, names: Sequence[str]) -> str | None:
+    """The one value that all labels have, in words; None where they differ."""
+    if metric.task == "classes":
+        classes = labels[counted(labels)]
+        alike = classes.size > 0 and bool((classes == classes[0]).all())
+        return _class_text(int(classes[0]), names) if alike else None
+    columns = _columns(labels)
+    if not len(columns) or not (columns == columns[0]).all():
+        return None
+    # Labels that differ in FP64 may be one number here.
+    values = [f"{float(str(np.float32(value))):.9g}" for value in columns[0][:MOST_SHOWN]]
+    shown = ", ".join([*values, *(["…"] if columns.shape[1] > MOST_SHOWN else [])])
+    return f"{shown} in FP32" if columns.shape[1] == 1 else f"[{shown}] in FP32"
+
+
+def _columns(labels: LabelArray) -> LabelArray:
+    """Labels that are numbers, [rows, columns]."""
+    return labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1])
+
+
+def _class_text(number: int, names: Sequence[str]) -> str:
+    return f"class '{names[number]}'" if number < len(names) else f"class {number}"
 
 
 def _for_every_row(row: Array, labels: LabelArray, metric: TaskMetric) -> Array:

@@ -71,6 +71,11 @@ class Departed:
     """Batches on which it may have been refused; the one with the largest difference counts."""
 
 
+def was_refused(report: ArtifactReport) -> bool:
+    """Whether an artifact ran and was refused, so that it departs somewhere."""
+    return report.refusal is not None and report.size_bytes is not None
+
+
 def with_departure(
     report: ArtifactReport,
     exported: Exported,
@@ -87,7 +92,7 @@ def with_departure(
         recipe: builds the model.
         weights: its weights, as safetensors.
     """
-    if report.refusal is None or report.size_bytes is None:
+    if not was_refused(report):
         return report
     padded = expected.padded
     found = departs_at(

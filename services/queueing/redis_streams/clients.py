@@ -20,6 +20,7 @@ from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.queueing.redis_streams.client_certificates import ClientCertificates
+from services.queueing.redis_streams.outage import Outage
 from services.settings import ConfigError
 from services.telemetry.metrics import TlsMetrics
 
@@ -133,6 +134,8 @@ class RedisClients:
         self._plain_url = f"{scheme.partition('+')[0]}://{rest}"
         self.url = redacted(url)
         """For logs: without its password."""
+        self.outage = Outage(self.url)
+        """Told by all parts of the process that ask this Redis."""
         self._tls: ClientCertificates | None = None
         try:
             if scheme.startswith("rediss"):

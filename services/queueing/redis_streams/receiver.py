@@ -77,7 +77,12 @@ class RedisReceiver:
         self._redis = clients.open()
         self._queue = queue
         self._downlink = Downlink(
-            redis=self._redis, worker=worker, queue=queue, answer=self._answer, metrics=metrics
+            redis=self._redis,
+            worker=worker,
+            queue=queue,
+            answer=self._answer,
+            metrics=metrics,
+            outage=clients.outage,
         )
         self._answer_script, self._finish_job = Script("answer"), Script("finish_job")
         self._lanes: dict[str, ReceivingLane] = {}
@@ -196,7 +201,7 @@ class RedisReceiver:
                 await duty()
             except RedisError as error:
                 self._downlink.silent_at = time.monotonic()
-                logger.error("the queue is out of reach", extra={"reason": str(error)})
+                self._clients.outage.failed(error)
 
     async def _look_for_gone_gateways(self) -> None:
         gateways = self._downlink.gateways
@@ -245,7 +250,7 @@ class RedisReceiver:
                     self._done = await self._hand_over(outbox, done)
                 except RedisError as error:
                     # Perhaps it was done, perhaps not: twice is harmless, never is not.
-                    logger.error("outcomes wait for the queue", extra={"reason": str(error)})
+                    self._clients.outage.failed(error)
                     self._outbox = outbox + self._outbox
                     self._done = done
                     await asyncio.sleep(RETRY_S)

@@ -24,6 +24,7 @@ from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import BLOCK_S, Commands
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
+from services.queueing.redis_streams.outage import Outage
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.wire import WireError, decode_request
 from services.telemetry.metrics import Metrics
@@ -95,6 +96,7 @@ class Downlink:
         clock_s: Redis' clock less `time.monotonic()`, as far as is known.
         gateways: those that were heard of, and how often in a row they did not seem alive.
         metrics: of the process.
+        outage: told of faults of Redis.
         suspect: the one that runs, if any.
         silent_at: when Redis did not answer last; a `time.monotonic()` second.
         is_clogged: whether more outcomes wait to be handed over than can be kept here.
@@ -107,6 +109,7 @@ class Downlink:
     queue: MemoryQueue
     answer: Callable[[Held, Outcome | None], None]
     metrics: Metrics
+    outage: Outage
     clock_s: float = 0.0
     gateways: dict[str, int] = field(default_factory=dict)
     suspect: Held | None = None
@@ -285,11 +288,7 @@ class ReceivingLane:
         """After a fault of Redis: it may have come back without the lane."""
         self._known = False
         if not (isinstance(error, ResponseError) and str(error).startswith(STREAM_IS_GONE)):
-            logger.error(
-                "nothing can be taken from the queue",
-                extra={"model": self.lane.model, "version": self.lane.version,
-                       "reason": str(error)},
-            )  # fmt: skip
+            self._downlink.outage.failed(error)
             await asyncio.sleep(RETRY_S)
 
     async def _take(self, room: int) -> bool:

@@ -114,6 +114,7 @@ class Announcer:
         serves: Callable[[Lane], bool],
     ) -> None:
         self._redis = clients.open()
+        self._outage = clients.outage
         self._worker = worker
         self._directory = directory
         self._serves = serves
@@ -138,8 +139,10 @@ class Announcer:
                 try:
                     await self._say(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
                     self.heard = True
-                except RedisError:
+                    self._outage.answered()
+                except RedisError as error:
                     self.heard = False
+                    self._outage.failed(error)
                 self._soon.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):

@@ -12,9 +12,8 @@ Rules kept here:
 
 import asyncio
 import contextlib
-import logging
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from redis.exceptions import RedisError
 
@@ -25,8 +24,6 @@ from services.queueing.redis_streams.keys import alive_key, replies_key
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
 from services.queueing.redis_streams.wire import decode_outcome
-
-logger = logging.getLogger("flambeau.queue")
 
 REPLIES_AT_ONCE = 128
 ANSWERS_AT_ONCE = 32
@@ -48,9 +45,17 @@ class RedisSender:
         clients: of the Redis that the workers read from.
         gateway: a name no other process has, without blanks.
         max_depth: the most requests a lane may hold in Redis.
+        unreached: told why, as long as Redis has never answered.
     """
 
-    def __init__(self, clients: RedisClients, gateway: str, max_depth: int) -> None:
+    def __init__(
+        self,
+        clients: RedisClients,
+        gateway: str,
+        max_depth: int,
+        unreached: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._outage, self._unreached = clients.outage, unreached
         self._redis, self._blocking = clients.open(), clients.open_blocking()
         self._uplink = Uplink(
             redis=self._redis,
@@ -88,15 +93,16 @@ class RedisSender:
             await self._leave()
 
     def _heard(self, error: RedisError | None) -> None:
-        """Notes whether Redis answered; says so when that changes."""
-        was_up = self.up
-        self._uplink.refusal = None if error is None else unreachable(str(error))
-        if was_up is not self.up:
-            if error is None:
-                self.reached.set()
-                logger.info("the queue answers")
-            else:
-                logger.error("the queue is out of reach", extra={"reason": str(error)})
+        """Notes whether Redis answered, and tells of it."""
+        if error is None:
+            self._uplink.refusal = None
+            self._outage.answered()
+            self.reached.set()
+            return
+        self._uplink.refusal = unreachable(str(error))
+        self._outage.failed(error)
+        if not self.reached.is_set():
+            self._unreached(f"the queue is out of reach: {self._outage.why}")
 
     async def _receive(self) -> None:
         while True:

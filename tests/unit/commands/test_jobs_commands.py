@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,3 +102,23 @@ def test_a_file_that_is_broken_says_so(tmp_path: Any, content: bytes) -> None:
 def test_an_output_may_have_any_name(tmp_path: Any) -> None:
     write_arrays(tmp_path / "out.npz", {"file": INPUTS["x"]})
     assert np.load(tmp_path / "out.npz")["file"].shape == (1, 4)
+
+
+@pytest.mark.parametrize("name", ["b.npy", "b.npz"])
+def test_a_file_of_another_kind_is_named_without_numpys_advice(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("1 2 3\n")
+    (item,) = read_items(tmp_path, "x", 8)
+    with pytest.raises(
+        InvalidRequestError, match=rf"b\{name[1:]} cannot be read: it is no \{name[1:]} file"
+    ) as found:
+        item.read()
+    assert "pickle" not in str(found.value)
+    if name == "b.npy":
+        with pytest.raises(InvalidRequestError, match=r"it is no \.npy file"):
+            list(read_items(tmp_path / name, "x", 8))
+
+
+def test_an_array_of_python_objects_is_refused_without_numpys_advice(tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.array([{}], object))
+    with pytest.raises(InvalidRequestError, match="it holds Python objects; save numbers"):
+        list(read_items(tmp_path / "b.npy", "x", 8))

@@ -174,6 +174,7 @@ def test_what_cannot_run_here_is_not_measured_and_not_served(
     monkeypatch.setattr(loader, "check_fit", fits)
     with caplog.at_level(logging.WARNING):
         assert machine.chosen() == "onnx-1"
+        assert machine.served() == "onnx-1"
     assert machine.measured == ["onnx", "onnx-1"]
     assert [record.message for record in caplog.records] == ["artifact cannot run here"]
     assert "flambeau[other]" in caplog.records[0].__dict__["reason"]

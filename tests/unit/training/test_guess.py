@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.status import Status
 
 from model_store.metric import MeasuredMetric
 from model_store.store import ModelStore
@@ -95,6 +96,40 @@ def test_a_model_is_better_or_it_is_said(
         assert warning.endswith("and class 0 for every row gives 60.0 %")
 
 
+@pytest.mark.parametrize(
+    ("metric", "labels", "words"),
+    [
+        (TaskMetric("regression"), np.full(3, 1e6, np.float32), "labels are all 1000000 in FP32"),
+        (
+            TaskMetric("regression"),
+            np.array([1e6, 1e6 + 1e-3, 1e6 - 1e-3]).astype(np.float32),
+            "labels are all 1000000 in FP32",
+        ),
+        (
+            TaskMetric("regression"),
+            np.full((3, 2), 0.1, np.float32),
+            "labels are all [0.1, 0.1] in FP32",
+        ),
+        (CLASS, np.array([1, 1, 1]), "labels are all class 1"),
+    ],
+)
+def test_labels_that_are_all_one_value_are_named(
+    metric: TaskMetric, labels: Any, words: str
+) -> None:
+    bad = MeasuredMetric(name="rmse", value=1.0, better="lower")
+    model = bad if metric is not CLASS else accuracy(0.5)
+    warning = guessed(metric, labels, labels, 2, model=model).warning()
+    assert warning is not None
+    assert warning.startswith(f"{words}, so nothing can be learned; the model is no better")
+
+
+def test_labels_that_differ_can_be_learned() -> None:
+    for rows in ([1.0, 2.0], [[1.0, 2.0], [1.0, 3.0]]):
+        labels = np.array(rows, np.float32)
+        assert guessed(TaskMetric("regression"), labels, labels, 1).only_label is None
+    assert guessed(CLASS, [0, 1], [0, 1], 2).only_label is None
+
+
 def test_an_error_is_better_when_it_is_lower() -> None:
     labels = np.array([1.0, 3.0], np.float32)
     for value, beaten in ((1.0, "no"), (1.1, "no"), (0.5, "yes")):
@@ -123,6 +158,16 @@ class Told(Nobody):
         self.text = text
 
 
+class Screen(Console):
+    """Keeps what is shown while something goes on."""
+
+    shown: list[object]
+
+    def status(self, status: RenderableType, **how: Any) -> Status:
+        self.shown.append(status)
+        return super().status(status, **how)
+
+
 def test_a_run_says_so_in_its_lines_its_report_its_manifest_and_its_event(tmp_path: Path) -> None:
     screen, told = io.StringIO(), Told()
     wanted = recipe(
@@ -132,11 +177,14 @@ def test_a_run_says_so_in_its_lines_its_report_its_manifest_and_its_event(tmp_pa
         export=[{"kind": "onnx"}],
         publish={"model": "small", "if": "first and test/accuracy > guess"},
     )
-    console = Console(file=screen, width=1000)
+    console = Screen(file=screen, width=1000)
+    console.shown = []
     manifest = run(wanted, str(tmp_path / "s"), tmp_path / "r", console=console, watcher=told)
     line = next(one for one in screen.getvalue().splitlines() if one.startswith("warning: "))
     assert "no better than guessing: test/accuracy is" in line
     assert "class 1 for every row gives" in line
+    assert "looking where refused artifacts depart" not in console.shown, "none was refused"
+    assert "replaying every artifact against the checkpoint" in console.shown
     assert line.endswith(
         "publish: {if: test/accuracy > guess} keeps such a version from going live"
     )

@@ -1,0 +1,66 @@
+"""Whether Redis can be reached, as one process tells it.
+
+In: each answer of Redis, and each fault, from any part of the process. Out: a log line when Redis
+is first out of reach, one every `AGAIN_S` while it stays so, and one when it answers again.
+
+Rule kept here: Redis answers again once there has been no fault for `QUIET_S`. Of a cluster one
+server may answer while another does not.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger("flambeau.queue")
+
+AGAIN_S = 30.0
+"""How often the log says that Redis is still out of reach."""
+QUIET_S = 3.0
+"""Longer than a blocking command waits for Redis: what fails again and again fails within it."""
+
+
+class Outage:
+    """Tells of one Redis.
+
+    Args:
+        url: where it is, without its password.
+        clock: seconds, by a clock that only goes forward.
+
+    Attributes:
+        why: where Redis is, which setting says so, and what failed; empty while it answers.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url = url
+        self._clock = clock
+        self._answers: bool | None = None
+        """None until it has been asked."""
+        self._failed_at = self._told_at = 0.0
+        self.why = ""
+
+    def failed(self, error: Exception) -> None:
+        """Notes that Redis did not answer."""
+        self._failed_at = self._clock()
+        self.why = unreachable_reason(self._url, error)
+        if self._answers is not False or self._failed_at - self._told_at >= AGAIN_S:
+            self._answers, self._told_at = False, self._failed_at
+            logger.error("the queue is out of reach", extra={"reason": self.why})
+
+    def answered(self) -> None:
+        """Notes that Redis answered."""
+        if self._answers is True:
+            return
+        if self._answers is None or self._clock() - self._failed_at >= QUIET_S:
+            self._answers, self.why = True, ""
+            logger.info("the queue answers", extra={"queue": self._url})
+
+
+def unreachable_reason(url: str, error: Exception) -> str:
+    """Why Redis cannot be reached, and what to do, in words.
+
+    Args:
+        url: where it should be, without its password.
+        error: what was met there.
+    """
+    met = (str(error) or type(error).__name__).rstrip(".")
+    return f"{url}: {met}; start Redis there, or set --queue to where it runs"
