@@ -37,6 +37,11 @@ class Attack:
     run: Run
     victim: VictimName = "open"
 
+    @property
+    def family(self) -> str:
+        """What its name begins with; the attacks of one family have a server of their own."""
+        return self.name.partition(":")[0]
+
 
 class Peer:
     """A connection to the server, as bytes."""

@@ -99,7 +99,8 @@ _NOT_HTTP2 = (
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Frames of one size."""
 _NAMES = {PRIORITY: "priority", GOAWAY: "goaway"}
-SETTINGS_COST = 8
+SETTINGS_COST, WAITING_A_FRAME = 8, 8
+"""In frames; and calls that wait, of which each is looked at again, that count as one more."""
 
 
 class Http2Connection(OpenConnection):
@@ -326,7 +327,7 @@ class Http2Connection(OpenConnection):
                 self.spend("window_update")
             self._take_window_update(stream, increment)
         elif kind == SETTINGS:
-            self.spend("settings", SETTINGS_COST)
+            self.spend("settings", SETTINGS_COST + self.sending.waiting // WAITING_A_FRAME)
             self._take_settings(flags, payload)
         elif kind == PING:
             self.spend("ping")

@@ -5,6 +5,7 @@ allow; the rest waits here. Calls that may send take turns, a frame each; those 
 empty wait apart, so that an update costs no more than what it lets through.
 """
 
+import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
@@ -21,6 +22,9 @@ from services.gateway.wire.http2_frames import (
 
 MAX_WRITTEN_FRAME_BYTES = 256 * 1024
 """However large the peer's frames may be, neighbours have their turn."""
+SENT_A_TURN = 128
+"""Frames of calls that wait, or looks at them; each takes some 8 µs. A peer with thousands of calls
+that opens its windows by a byte had that many sent at once, again and again."""
 
 Unsent = deque[memoryview | bytes]
 
@@ -55,7 +59,7 @@ class Sending:
     """
 
     __slots__ = (
-        "_first", "_frame_bytes", "_sent", "_stuck", "_turns", "_window", "_write",
+        "_first", "_frame_bytes", "_is_asked", "_sent", "_stuck", "_turns", "_window", "_write",
         "is_paused", "sent_bytes", "unsent_bytes",
     )  # fmt: skip
 
@@ -68,12 +72,12 @@ class Sending:
         self._turns: OrderedDict[Sender, None] = OrderedDict()
         self._stuck: dict[Sender, None] = {}
         self.unsent_bytes = self.sent_bytes = 0
-        self.is_paused = False
+        self.is_paused = self._is_asked = False
 
     @property
-    def waiting(self) -> bool:
-        """Whether anything waits for the peer."""
-        return bool(self._turns or self._stuck)
+    def waiting(self) -> int:
+        """Calls that wait for the peer."""
+        return len(self._turns) + len(self._stuck)
 
     def fits(self, call: Sender, size: int) -> bool:
         """Whether this much DATA may be sent at once, as one frame; if so it counts as sent."""
@@ -149,9 +153,16 @@ class Sending:
             self._stuck.pop(call, None)
 
     def resume(self) -> None:
-        """Sends what may be sent, a frame of each call in turn."""
-        turns = self._turns
+        """Sends what may be sent, a frame of each call in turn, some in each turn of the loop."""
+        if self._is_asked:
+            return
+        turns, left = self._turns, SENT_A_TURN
         while turns and self._window > 0 and not self.is_paused:
+            left -= 1
+            if left < 0:
+                self._is_asked = True
+                asyncio.get_running_loop().call_soon(self._resume_now)
+                return
             call = next(iter(turns))
             own = self._first + call.credit
             if own <= 0:
@@ -163,6 +174,10 @@ class Sending:
                 turns.move_to_end(call)
             else:
                 self.forget(call)
+
+    def _resume_now(self) -> None:
+        self._is_asked = False
+        self.resume()
 
     def _send_one(self, call: Sender, room: int) -> None:
         """Sends one frame of DATA, and what ends the call if that comes next."""

@@ -10,7 +10,13 @@ import pytest
 
 from services.gateway.wire.grpc_connection import DROPPED_A_TURN, UNFINISHED_MESSAGES
 from services.gateway.wire.http2_calm import A_SECOND, CAPACITY, FAULT_COST, Calm
-from services.gateway.wire.http2_connection import CALLS_A_TURN, FRAMES_A_TURN, MAX_CALLS
+from services.gateway.wire.http2_connection import (
+    CALLS_A_TURN,
+    FRAMES_A_TURN,
+    MAX_CALLS,
+    SETTINGS_COST,
+    WAITING_A_FRAME,
+)
 from services.gateway.wire.http2_frames import (
     ACK,
     CONTINUATION,
@@ -378,6 +384,21 @@ def floods(w: Wire) -> float:
 def rapid_reset(stream: int) -> bytes:
     """CVE-2023-44487."""
     return begin(stream, "/t/Held") + reset(stream, Fault.CANCEL)
+
+
+async def test_settings_count_for_all_calls_that_wait_too() -> None:
+    """Each has them looked at again."""
+    w = wire(greeting=PREFACE + settings({INITIAL_WINDOW_SIZE: 0}))
+    for stream in range(1, 801, 2):
+        w.send(call(stream))
+        await asyncio.sleep(0)
+    nearly_out(w)
+    cost = SETTINGS_COST + 400 // WAITING_A_FRAME
+    for _ in range(LEFT // cost + 1):
+        assert w.last_words() is None
+        w.send(settings({INITIAL_WINDOW_SIZE: 0}))
+        await settle()
+    assert w.last_words() == (Fault.ENHANCE_YOUR_CALM, ANY)
 
 
 def made_to_reset(stream: int) -> bytes:

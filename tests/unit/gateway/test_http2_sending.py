@@ -1,5 +1,6 @@
 """What may be written, and when: the caller's windows, and turns between its calls."""
 
+import asyncio
 import itertools
 from dataclasses import dataclass, field
 
@@ -18,7 +19,12 @@ from services.gateway.wire.http2_frames import (
     ConnectionFaultError,
     Fault,
 )
-from services.gateway.wire.http2_sending import MAX_WRITTEN_FRAME_BYTES, Sending, Unsent
+from services.gateway.wire.http2_sending import (
+    MAX_WRITTEN_FRAME_BYTES,
+    SENT_A_TURN,
+    Sending,
+    Unsent,
+)
 from tests.unit.gateway.http2_wire import Client, Desk, Wire, make_port, message, read_frames
 from tests.unit.gateway.http_wire import on_loop, settle
 
@@ -55,6 +61,23 @@ def many(size: int) -> list[memoryview]:
     return [memoryview(b"x" * size)]
 
 
+async def test_a_turn_of_the_loop_sends_so_many_frames() -> None:
+    """However small the windows of a peer with thousands of calls are made, and how often."""
+    line = Line()
+    line.sending.take_settings(0, None)
+    calls = [One(stream) for stream in range(1, 10 * SENT_A_TURN, 2)]
+    for call in calls:
+        line.sending.send(call, many(2))
+    await settle()
+    assert line.written == []
+    line.sending.take_settings(1, None)
+    line.sending.widen(1)
+    assert len(line.written) == SENT_A_TURN
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert line.sizes() == [(call.id, 1) for call in calls]
+
+
 def test_what_fits_is_counted() -> None:
     line = Line()
     call, other = One(1), One(3)
@@ -84,7 +107,7 @@ def test_calls_that_wait_take_turns() -> None:
     calls = [One(1), One(3), One(5)]
     for call in calls:
         line.sending.send(call, many(20_000), END)
-    assert (line.written, line.over, line.sending.waiting) == ([], [], True)
+    assert (line.written, line.over, line.sending.waiting) == ([], [], 3)
     line.sending.take_settings(100_000, None)
     assert line.sizes() == [
         (1, 16_384), (3, 16_384), (5, 16_384), (1, 3616), (3, 3616), (5, 3616),
