@@ -53,5 +53,5 @@ EXPOSE 8000 8001 8002
 # Liveness needs neither Redis nor a model; whether it is ready is for whoever sends requests here.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/v2/health/live', timeout=4)"]
-ENTRYPOINT ["python", "-m", "services.gateway"]
+ENTRYPOINT ["python", "-P", "-m", "services.gateway"]
 CMD ["--help"]

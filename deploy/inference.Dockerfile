@@ -61,5 +61,5 @@ EXPOSE 8002
 # Alive, whatever models and Redis do: a worker without Redis waits for it.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8002/metrics', timeout=4)"]
-ENTRYPOINT ["python", "-m", "services.inference"]
+ENTRYPOINT ["python", "-P", "-m", "services.inference"]
 CMD ["--help"]

@@ -54,5 +54,5 @@ EXPOSE 8003 8004 8006
 # The metrics answer in every kind of trainer, the REST API not under --no-api.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8006/metrics', timeout=4)"]
-ENTRYPOINT ["python", "-m", "services.trainer"]
+ENTRYPOINT ["python", "-P", "-m", "services.trainer"]
 CMD ["--help"]

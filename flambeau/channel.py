@@ -11,6 +11,7 @@ Rules kept here:
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import grpc
 import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from flambeau.errors import from_status
+from flambeau.errors import GRPC_ADDRESS, AddressError, from_status
 from protos import open_inference_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
@@ -86,6 +87,11 @@ class Tls:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
+URL = re.compile(r"(https?|grpcs?|tcp)://", re.IGNORECASE)
+NAMED_BY_SCHEME = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|vsock|xds):", re.IGNORECASE)
+"""What gRPC looks up by rules of its own."""
+WITH_PORT = re.compile(r".+:\d{1,5}", re.DOTALL)
+
 Options = Sequence[tuple[str, int | str]]
 
 
@@ -94,7 +100,9 @@ def open_channel(target: str, options: Options, tls: Tls | None) -> grpc.Channel
 
     Raises:
         ValueError, OSError: as `Tls.credentials`.
+        AddressError: the target is a URL, or has no port.
     """
+    _check_target(target)
     if tls is None:
         return grpc.insecure_channel(target, options=options)
     return grpc.secure_channel(target, tls.credentials(), options=options)
@@ -105,10 +113,19 @@ def open_async_channel(target: str, options: Options, tls: Tls | None) -> grpc.a
 
     Raises:
         ValueError, OSError: as `Tls.credentials`.
+        AddressError: the target is a URL, or has no port.
     """
+    _check_target(target)
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, tls.credentials(), options=options)
+
+
+def _check_target(target: str) -> None:
+    if URL.match(target):
+        raise AddressError(f"the address '{target}' is a URL; {GRPC_ADDRESS}")
+    if not NAMED_BY_SCHEME.match(target) and not WITH_PORT.fullmatch(target):
+        raise AddressError(f"the address '{target}' has no port; {GRPC_ADDRESS}")
 
 
 def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tuple[str, int | str]]:

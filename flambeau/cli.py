@@ -17,6 +17,7 @@ from flambeau.commands.report import report
 from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
 from flambeau.commands.servers import PASSED_ON, gateway, inference, trainer
+from flambeau.commands.settings_command import SettingsCommand
 from flambeau.commands.sweep import sweep
 from flambeau.commands.tls_options import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
 from flambeau.commands.train_jobs import train_app
@@ -32,7 +33,7 @@ app = typer.Typer(
     help="Train, export, prove, publish and serve PyTorch models.",
 )
 for verb in (sweep, report, verify, push, pull, serve, infer, alerts, up, up_split, demo):
-    app.command()(verb)
+    app.command(cls=SettingsCommand if verb in (serve, up, up_split) else None)(verb)
 for process in (gateway, inference, trainer):
     app.command(context_settings=PASSED_ON)(process)
 app.add_typer(train_app, name="train")

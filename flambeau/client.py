@@ -45,6 +45,7 @@ class Client:
         token: an API key, or a token of the identity provider; empty where none is needed.
 
     Raises:
+        AddressError: the target is a URL, or has no port.
         ValueError: a limit that cannot be kept, half a pair of certificate and key, or a token
             that no header can carry.
         OSError: a file of `tls` cannot be read.

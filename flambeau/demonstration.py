@@ -90,16 +90,23 @@ def _served(store: str, server: ServerProcess) -> tuple["Manifest", str]:
 
 
 def _test_images(store: str, manifest: "Manifest") -> tuple["Array", "Array"]:
-    """The held-out split of the recipe that made the version: images [N, 1, 8, 8], labels [N]."""
+    """The held-out split of the recipe that made the version: images [N, 1, 8, 8], labels [N].
+
+    Raises:
+        TrainingError: the data cannot be read; where it is for want of a library, with the command.
+    """
     from model_store.store import ModelStore
     from training.datasets import load_splits
+    from training.needed_packages import check_packages
     from training.recipe_file import parse_recipe
 
     entry = manifest.file("recipe.resolved.yaml")
     if entry is None:
         raise DemoError(f"model {MODEL} {manifest.version} has no recipe.resolved.yaml")
     text = ModelStore(store).read_text(manifest, entry)
-    test = load_splits(parse_recipe(text, entry.file)).test
+    recipe = parse_recipe(text, entry.file)
+    check_packages(recipe)
+    test = load_splits(recipe).test
     return test.inputs["image"], test.labels
 
 

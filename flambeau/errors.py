@@ -1,6 +1,7 @@
 """Everything a call through the client can raise, as one tree.
 
 ClientError
+├── AddressError              INVALID_ARGUMENT    the address is none of gRPC's; a ValueError too
 ├── InvalidRequestError       INVALID_ARGUMENT    the inputs do not fit the model
 │   └── MessageTooLargeError  RESOURCE_EXHAUSTED  over a limit on bytes, here or at the server
 ├── NotFoundError             NOT_FOUND           no such model or version is served
@@ -15,6 +16,8 @@ server would have answered.
 
 from typing import ClassVar
 
+GRPC_ADDRESS = "give HOST:PORT of gRPC, usually 8001 (8004 of a training service)"
+
 
 class ClientError(Exception):
     """Root of the tree.
@@ -26,6 +29,12 @@ class ClientError(Exception):
 
     grpc_code: str = "UNKNOWN"
     retryable: ClassVar[bool] = False
+
+
+class AddressError(ClientError, ValueError):
+    """An address that no gRPC server can have; nothing was sent."""
+
+    grpc_code = "INVALID_ARGUMENT"
 
 
 class InvalidRequestError(ClientError):
@@ -106,7 +115,12 @@ def from_status(grpc_code: str, details: str, timeout_s: float) -> ClientError:
     if grpc_code == "DEADLINE_EXCEEDED" and details in ("", "Deadline Exceeded"):
         return DeadlineError(f"no answer within {timeout_s:g} s; raise timeout_s or send less")
     if grpc_code == "UNAVAILABLE" and details.startswith("failed to connect"):
-        details += "; check the address, and that a server runs there"
+        spoken = "HTTP/2" in details  # gRPC's words for a server that speaks something else
+        details += (
+            f"; this is no port of gRPC: {GRPC_ADDRESS}"
+            if spoken
+            else ("; check the address, and that a server runs there")
+        )
     message = details or f"the server answered {grpc_code} and no message"
     leaf = _BY_CODE.get(grpc_code)
     return ServerError(message, grpc_code) if leaf is None else leaf(message)

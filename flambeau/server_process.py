@@ -7,7 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
+
+from model_store.own_process import PACKAGES, own_command
 
 STOP_TIMEOUT_S = 60
 
@@ -42,7 +45,7 @@ def server_process(
         before_exec: called in the child before it starts, to pin it to a core for example.
         module: what is run with `serve`, in the place of the command line.
         python: the interpreter.
-        folder: its working directory, which modules are looked for in first; None for ours.
+        folder: its working directory, which our modules are looked for in; None for ours.
         environment: its variables; None for ours.
 
     Raises:
@@ -50,7 +53,8 @@ def server_process(
             SIGTERM.
     """
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [python, "-m", module, "serve", *arguments, *ports]
+    packages = PACKAGES if folder is None else Path(folder)
+    command = own_command(module, "serve", *arguments, *ports, python=python, packages=packages)
     with subprocess.Popen(  # noqa: S603
         command,
         stdout=subprocess.PIPE,

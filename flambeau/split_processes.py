@@ -8,13 +8,13 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.install_advice import install_command
+from model_store.own_process import own_command
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -109,7 +109,7 @@ def split_process(
     from services.settings import command_line
 
     options = command_line({"queue": queue, **settings})
-    command = [sys.executable, "-m", f"services.{kind}", *options]
+    command = own_command(f"services.{kind}", *options)
     with _running(command, log, before_exec) as process:
         _wait(process, log, lambda: _ready_line(log) is not None)
         found = _ready_line(log) or {}

@@ -38,14 +38,21 @@ class Storage:
     Raises:
         StorageError: the URL is not understood, the folder cannot be made, or there are no
             credentials for the bucket.
+
+    Attributes:
+        is_local: whether it is a folder.
+        is_new: whether it is a folder that has just been made.
+        url: the whole path of the folder, or the URL.
     """
 
     def __init__(self, url: str) -> None:
         self.is_local = "://" not in url or url.startswith("file://")
+        self.is_new = False
         try:
             self._store: ObjectStore
             if self.is_local:
                 folder = Path(url.removeprefix("file://")).expanduser().absolute()
+                self.is_new = not folder.exists()
                 folder.mkdir(parents=True, exist_ok=True)
                 self._store = LocalStore(folder)
                 self.url = str(folder)

@@ -82,6 +82,11 @@ class ModelStore:
         """Whether it is a folder of this machine, whose code kinds may be loaded."""
         return self.storage.is_local
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it is a folder that has just been made, for there was none."""
+        return self.storage.is_new
+
     def listing(self, model: str | None = None) -> dict[str, ModelListing]:
         """Every model, version and generation, or those of one model; see `list_models`."""
         return list_models(self.storage, model)

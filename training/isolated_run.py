@@ -13,7 +13,8 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 PRELOADED = ("torch", "torch._dynamo", "onnx", "onnxscript", "training.model")
 """What nearly every call needs, and no thread that a fork could break comes with."""
 LAST_WORDS_BYTES = 4096
+SAFE_PATH = "PYTHONSAFEPATH"
+"""The variable that stands for the interpreter's option `-P`."""
 LEAVING_S = 2.0
 """In which a process that has answered gives back what outlives it, such as named semaphores."""
 
@@ -73,7 +76,23 @@ def process_context() -> "multiprocessing.context.ForkServerContext":
     """Starts processes as this module's head says."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
+    with _safe_path():
+        forkserver.ensure_running()
     return context
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """A Python that is started in the block looks for no module in the working directory."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 def _answer(

@@ -17,6 +17,7 @@ def demo(
     from flambeau.errors import ClientError
     from flambeau.server_process import ServerProcessError, server_process
     from model_store.errors import StoreError
+    from training.errors import TrainingError
 
     with needing(EXTRAS):
         from services.settings import ConfigError, checked
@@ -26,7 +27,7 @@ def demo(
         checked(ServerConfig, {"store": store})
     fill_if_empty(store, recipe)
     arguments = ["--store", store, "--model", MODEL, "--set", "log_level=warning"]
-    failures = (DemoError, StoreError, ServerProcessError, ClientError)
+    failures = (DemoError, StoreError, ServerProcessError, ClientError, TrainingError)
     with failing_with(dict.fromkeys(failures, 1)):
         with server_process(arguments) as server:
             last_line = compare_protocols(store, server)

@@ -11,6 +11,8 @@ from services.queueing.records import ServedVersion
 
 MAX_EXAMPLE_ELEMENTS = 256
 """Inputs larger than this make no line anybody wants to paste."""
+KEY_VARIABLE = "FLAMBEAU_KEY"
+"""The variable that lines to paste take a credential from; nothing else reads it."""
 
 
 def print_listening(listening: Listening) -> None:
@@ -29,6 +31,7 @@ def _lines(listening: Listening) -> list[str]:
         lines.append(f"NOT serving: {found.fault}")
     elif not listening.served and not found.missing:
         lines.append("nothing to serve yet; a model is served as soon as it is published")
+    lines += [f"  store    {listening.store}"] if listening.store else []
     lines += [
         f"  REST     {http}/v2",
         f"  docs     {http}/docs",
@@ -38,7 +41,9 @@ def _lines(listening: Listening) -> list[str]:
     ready = [served for served in listening.served if served.signature]
     # With TLS they would need the authority that the caller trusts, which nobody here knows.
     if ready and not listening.is_tls and (example := _example(ready[-1].signature)):
-        lines += ["try it:", *_pasteable(ready[-1].lane.model, http, grpc, example), ""]
+        asked = listening.asks_for_credentials
+        first = f"try it, with your key in ${KEY_VARIABLE}:" if asked else "try it:"
+        lines += [first, *_pasteable(ready[-1].lane.model, http, grpc, example, asked), ""]
     return lines
 
 
@@ -62,17 +67,22 @@ def _example(signature: Signature | None) -> list[dict[str, object]]:
     return inputs
 
 
-def _pasteable(model: str, http: str, grpc: str, inputs: list[dict[str, object]]) -> list[str]:
+def _pasteable(
+    model: str, http: str, grpc: str, inputs: list[dict[str, object]], asked: bool
+) -> list[str]:
+    """The same request by curl and by the client; with a credential where one is asked for."""
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if asked else ""
+    module, token = (", os", f', token=os.environ["{KEY_VARIABLE}"]') if asked else ("", "")
     body = json.dumps({"inputs": inputs}, separators=(",", ":"))
     arguments = ", ".join(
         f'"{tensor["name"]}": np.zeros({tensor["shape"]}, "{DATATYPES[str(tensor["datatype"])]}")'
         for tensor in inputs
     )
     return [
-        f"curl -s {http}/v2/models/{model}/infer -d '{body}'",
+        f"curl -s {http}/v2/models/{model}/infer{header} -d '{body}'",
         f"{sys.executable} - <<'END'",
-        "import numpy as np, flambeau",
-        f'with flambeau.Client("{grpc}") as client:',
+        f"import numpy as np, flambeau{module}",
+        f'with flambeau.Client("{grpc}"{token}) as client:',
         f'    print(client.model("{model}")(**{{{arguments}}}))',
         "END",
     ]

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated
@@ -13,6 +12,7 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.serve import parse_settings, run
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.install_advice import needing
+from model_store.own_process import own_command
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXTRAS = "serve,train"
@@ -63,7 +63,7 @@ def fill_if_empty(store: str, recipe: str | None = None) -> None:
     if not empty:
         return
     first = recipe or str(files("training") / "recipes" / "digits_cnn.yaml")
-    command = [sys.executable, "-m", "flambeau", "train", first, "--store", store]
+    command = own_command("flambeau", "train", first, "--store", store)
     if code := _run_to_its_end(command):
         raise typer.Exit(code)
 

@@ -63,6 +63,9 @@ class Listening:
     grpc_port: int
     metrics_port: int
     is_tls: bool
+    asks_for_credentials: bool
+    store: str = ""
+    """Where the models lie, in words; empty where this process knows of no store."""
     served: list[ServedVersion]
     found: Look
     """What should be served and is not."""
@@ -218,6 +221,7 @@ class Front:
                     grpc_port=grpc_port,
                     metrics_port=metrics_port,
                     is_tls=self._certificates is not None,
+                    asks_for_credentials=self._door is not None,
                     served=list(self._directory.all_versions()),
                     found=found,
                 )

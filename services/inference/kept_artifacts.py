@@ -1,13 +1,18 @@
-"""Which artifacts of a version are loaded beside the one that it is served by. Pure.
+"""Which artifacts of a version are loaded beside the one that it is served by.
 
-In: a manifest, what was measured, and the setting `keep_artifacts`. Out: names.
+In: a manifest, what was measured, and the setting `keep_artifacts`. Out: names, and a log line for
+each word that means nothing for the version.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from model_store.manifest import Artifact, Manifest
 from model_store.metric import how_much_worse
+from model_store.strict import nearest_name
 from services.queueing.artifact_rules import ACCURACIES, fastest, gives
+
+logger = logging.getLogger("flambeau.server")
 
 ALL = "all"
 """Stands for every artifact that this machine can run."""
@@ -69,3 +74,21 @@ def kept_names(
         else:
             found += [a.name for a in candidates if a.name == word]
     return [name for name in dict.fromkeys(found) if name != default]
+
+
+def log_unknown(manifest: Manifest, keep: Sequence[str]) -> None:
+    """Names each word that keeps nothing of a version; it may be another model's artifact.
+
+    Args:
+        manifest: of the version.
+        keep: as of `kept_names`.
+    """
+    known = [artifact.name for artifact in manifest.artifacts] + [*ACCURACIES, ALL]
+    for word in dict.fromkeys(keep):
+        if word not in known:
+            reason = f"keep_artifacts: the version has no such artifact{nearest_name(word, known)}"
+            logger.warning(
+                "artifact not kept",
+                extra={"model": manifest.model, "version": manifest.version, "artifact": word,
+                       "reason": reason},
+            )  # fmt: skip

@@ -29,7 +29,7 @@ from services.inference.backends.device import CPU, Device
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.batcher import batch_rules
 from services.inference.device_turns import DeviceTurns
-from services.inference.kept_artifacts import kept_names
+from services.inference.kept_artifacts import kept_names, log_unknown
 from services.inference.latency import LatencyModel
 from services.inference.load_turns import Load, LoadTurns
 from services.inference.loaded_lane import LoadedLane, close_backends, served_facts, size_bytes
@@ -115,6 +115,7 @@ class Lanes:
         policy = self._policy.lane_of(lane.model)
         policy = dataclasses.replace(policy, load=dataclasses.replace(policy.load, gently=gently))
         manifest = await in_thread(self._store.manifest, lane.model, lane.version)
+        log_unknown(manifest, policy.load.keep)
         file_bytes = min(size_bytes(artifact) for artifact in manifest.artifacts)
         await self._once_tried(
             lane, file_bytes, policy, lambda load: self._load(load, manifest, policy, tasks)

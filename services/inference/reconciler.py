@@ -22,7 +22,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from model_store.errors import StorageError
@@ -93,6 +93,8 @@ class Reconciler:
         self.look = Look(started=False)
         """What the last pass found that should be served, and is not."""
         self._listings: dict[str, ModelListing] = {}
+        self._unknown: Mapping[str, str] = {}
+        """Models that have settings of their own and are not in the store, with the reasons."""
 
     async def run(self, stop: asyncio.Event, after_pass: Callable[[], None]) -> None:
         """Passes until told to stop, then lets every worker finish.
@@ -138,6 +140,7 @@ class Reconciler:
             return
         self._complaints.pop("store", None)
         self._listings = listings
+        self._log_unknown(listings)
         for name in self._wanted_models(listings):
             if name in listings and name not in self._converging:
                 task = tasks.create_task(self._converge_alone(name, listings[name], tasks))
@@ -173,6 +176,14 @@ class Reconciler:
                 self._complaints.pop(topic, None)
             kept.add(lane)
         self._kept = kept
+
+    def _log_unknown(self, listings: Mapping[str, ModelListing]) -> None:
+        """Names each model that has settings of its own and is not in the store, once."""
+        unknown = missing_models(tuple(self._policy.by_model), listings, self._store.url)
+        for name in unknown.keys() - self._unknown.keys():
+            reason = f"model_settings: {unknown[name]}"
+            logger.warning("settings for no model", extra={"model": name, "reason": reason})
+        self._unknown = unknown
 
     async def _look(self) -> Look:
         """What should be served, and is not."""

@@ -8,6 +8,7 @@ requests finish, workers close their backends, the process exits 0. A second sig
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version as installed_version
 
 import prometheus_client
@@ -46,6 +47,7 @@ def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
+    logger.info("store", extra={"url": store.url, "is_new": store.is_new})
     uvloop.run(_serve(config, store, on_started))
 
 
@@ -55,6 +57,7 @@ async def _serve(
     version = installed_version("flambeau")
     metrics, directory = Metrics(version), Directory()
     queue = MemoryQueue(config.max_queue_depth)
+    where = f"{store.url}{' (a new folder: there was none)' if store.is_new else ''}"
     policy = serving_policy(config)
     verifier = Verifier(
         store, policy, config.verify_time_limit_s, config.verify_memory_gib, metrics
@@ -63,8 +66,9 @@ async def _serve(
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)
     front = Front(
-        config, version, metrics, directory, queue, on_started, verifications, tracer=tracer,
-        sampler=sampler,
+        config, version, metrics, directory, queue,
+        lambda listening: on_started(replace(listening, store=where)),
+        verifications, tracer=tracer, sampler=sampler,
     )  # fmt: skip
     reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
     asked, drained = asyncio.Event(), asyncio.Event()

@@ -39,7 +39,9 @@ def train_job(job: TrainingJob, config: TrainerConfig) -> dict[str, Any]:
     """
     folder = config.runs_folder / job.id
     module = ["training.job", *job_arguments(job, config), "--events", str(folder / EVENTS)]
-    start = ["torchrun", "-m"] if config.kubeflow_nodes > 1 else ["python", "-P", "-m"]
+    program = "torchrun" if config.kubeflow_nodes > 1 else "python"
+    # Without a safe path the job's code would be looked into before ours and Python's own.
+    start = ["PYTHONSAFEPATH=1", program, "-m"]
     resources = dict(config.kubeflow_resources)
     trainer: dict[str, Any] = {
         "command": ["env", "--chdir", str(folder / CODE), *start],

@@ -1,14 +1,18 @@
 """The synchronous client against a real server: what is sent, what comes back, what goes wrong."""
 
 import re
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
 import numpy as np
 import pytest
 
 from flambeau.channel import RETRY_POLICY
-from flambeau.client import Client
+from flambeau.client import AsyncClient, Client
 from flambeau.errors import (
+    AddressError,
     ClientError,
     DeadlineError,
     InvalidRequestError,
@@ -18,6 +22,8 @@ from flambeau.errors import (
     ServerError,
     UnavailableError,
 )
+from flambeau.jobs import JobClient
+from flambeau.training_jobs import TrainingClient
 from protos import open_inference_pb2 as pb
 from tests.client.scripted_server import ScriptedServer, fail
 
@@ -171,3 +177,45 @@ def test_a_timeout_must_end(client: Client, timeout_s: float) -> None:
 def test_a_limit_on_bytes_must_be_one(limit: int) -> None:
     with pytest.raises(ValueError, match=re.escape(f"max_message_bytes is {limit}; give 1 to")):
         Client("127.0.0.1:1", max_message_bytes=limit)
+
+
+@pytest.mark.parametrize("open_client", [Client, AsyncClient, JobClient, TrainingClient])
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("http://127.0.0.1:8001", "is a URL"),
+        ("HTTPS://models.example", "is a URL"),
+        ("127.0.0.1", "has no port"),
+        ("", "has no port"),
+        ("models.example:", "has no port"),
+        ("models.example:grpc", "has no port"),
+    ],
+)
+def test_an_address_that_is_none_of_grpc_is_refused(
+    open_client: Callable[[str], object], target: str, why: str
+) -> None:
+    with pytest.raises(AddressError, match="give HOST:PORT of gRPC, usually 8001") as raised:
+        open_client(target)
+    assert f"'{target}' {why}" in str(raised.value)
+
+
+@pytest.mark.parametrize("target", ["dns:///h:1", "unix:/run/s", "[::1]:8001", "h:8001"])
+def test_an_address_that_grpc_knows_is_taken(target: str) -> None:
+    with Client(target):
+        pass
+
+
+def test_a_port_of_rest_is_told_from_one_of_grpc() -> None:
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with (
+            Client(f"127.0.0.1:{server.server_port}") as client,
+            pytest.raises(UnavailableError, match="no port of gRPC: give HOST:PORT of gRPC"),
+        ):
+            client.metadata("digits")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,6 +1,7 @@
 """A locked server, as its operator and its callers have it: keys given out and taken back."""
 
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -43,6 +44,21 @@ def status(server: ServerProcess, key: str) -> int:
     except urllib.error.HTTPError as error:
         error.close()
         return error.code
+
+
+def test_what_a_locked_server_prints_can_be_pasted(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    key = access("add", "ci", "--grant", "infer", "--file", str(file)).stdout.strip()
+    with running_server(store, "--model=linear", api_keys_file=str(file)) as server:
+        lines = server.output.all()
+        first = lines.index("try it, with your key in $FLAMBEAU_KEY:")
+        pasted = "\n".join(lines[first + 1 : lines.index("END") + 1]) + "\n"
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "FLAMBEAU_KEY": key}
+        command = ["sh", "-e", "-c", pasted]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert '"model_name":"linear"' in done.stdout
+    assert done.stdout.endswith("[[0. 0. 0. 0.]]\n")
 
 
 def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ def test_empty_store_is_no_failure_and_fills_up(tmp_path: Path) -> None:
     store = tmp_path / "new"
     with running_server(store) as server:
         assert any("nothing to serve yet" in line for line in server.output.all())
+        assert f"  store    {store} (a new folder: there was none)" in server.output.all()
+        (log,) = [log for log in server.logs() if log["message"] == "store"]
+        assert (log["url"], log["is_new"]) == (str(store), True)
         assert call(server, "GET", "/v2/health/ready").status == 200
         assert infer(server, "linear", linear_input([1, 2, 3, 4])).status == 404
         publish(str(store), "linear", linear(2))
@@ -119,6 +122,7 @@ def test_what_is_printed_names_every_version_and_port(tmp_path: Path) -> None:
         lines = server.output.all()
         for line in (
             "serving one 1 (onnx)",
+            f"  store    {tmp_path}",
             "serving two 1 (onnx)",
             "serving two 2 (onnx)",
             f"  REST     http://{server.http}/v2",

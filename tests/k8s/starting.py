@@ -122,7 +122,11 @@ def assert_starts_and_stops(
 def _program(pod: Workload, around: Surroundings) -> list[str]:
     command = pod.container.get("command")
     if command is None:  # the image's entry point, which tests/repo/test_images.py holds to this
-        return ["-m", MODULES[pod.container["image"].removeprefix("flambeau/").partition(":")[0]]]
+        return [
+            "-P",
+            "-m",
+            MODULES[pod.container["image"].removeprefix("flambeau/").partition(":")[0]],
+        ]
     script, *rest = command
     return [str(around.site / "bin" / script), *rest]
 

@@ -50,7 +50,7 @@ def test_hadolint_finds_nothing() -> None:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=service)
 def test_an_image_starts_its_service_as_nobody_else(path: Path) -> None:
     stage = final_stage(path)
-    assert stage.entry_point == ["python", "-m", f"services.{service(path)}"]
+    assert stage.entry_point == ["python", "-P", "-m", f"services.{service(path)}"]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", stage.user), "Kubernetes wants numbers to see it"
     assert stage.health_check[:2] == ["python", "-c"]
     assert re.search(r":\d+\.\d+\.\d+-", stage.base), "the base is pinned by its version"

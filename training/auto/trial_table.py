@@ -10,11 +10,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from training.reporting.fitting_columns import fitting_columns
 from training.reporting.report import ArtifactReport, latency_cells, megabytes, parity_text, verdict
 from training.tracking.progress import say
 
 HEADINGS = ("candidate", "state", "parity", "metric", "batch 1", "batch 32", "memory", "verdict")
 FIGURES = slice(2, 7)
+OPTIONAL = ("memory", "batch 1", "parity", "batch 32")
+"""What a narrow terminal has no room for, the least important first."""
 LEFT_OUT, WAITING, DONE = "left out", "waiting", "done"
 EXPORTING, VERIFYING, TIMING = "exporting", "verifying", "timing again"
 """States of a candidate."""
@@ -44,6 +47,7 @@ class LiveTable:
 
     def __init__(self, console: Console, labels: Sequence[str]) -> None:
         self._rows = {label: _row(label, WAITING) for label in labels}
+        self._console = console
         self._live = Live(self._table(), console=console, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -73,12 +77,14 @@ class LiveTable:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in HEADINGS[:-1]:
+        rows = list(self._rows.values())
+        shown = fitting_columns(HEADINGS, rows, self._console.width, OPTIONAL)
+        for heading in [HEADINGS[place] for place in shown[:-1]]:
             figure = heading in HEADINGS[FIGURES]
             table.add_column(heading, justify="right" if figure else "left", no_wrap=True)
         table.add_column(HEADINGS[-1], no_wrap=True, overflow="ellipsis")
-        for row in self._rows.values():
-            table.add_row(*row)
+        for row in rows:
+            table.add_row(*(row[place] for place in shown))
         return table
 
 

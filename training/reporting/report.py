@@ -11,6 +11,7 @@ from model_store.tolerance import Tolerance
 from training.metrics.guess import Guess
 from training.reporting.curves import PhaseCurves
 from training.reporting.examination import Examination
+from training.reporting.fitting_columns import fitting_columns
 
 LATENCY_COLUMNS = (1, 8, 32)
 """Batch sizes that the table shows."""
@@ -171,19 +172,27 @@ class Report(StrictModel):
 
 
 def print_table(report: Report, console: Console) -> None:
-    """Shows the figures of the checkpoint and of every artifact, with the verdict."""
+    """Shows the figures of the checkpoint and of every artifact, with the verdict.
+
+    On a narrow terminal the less important figures are left out, and it says which.
+    """
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    first, *figures, last = headings(report)
+    names = headings(report)
+    rows = [checkpoint_cells(report), *(artifact_cells(report, a) for a in report.artifacts)]
+    optional = ("batch 8", "memory", "agreement", "size", "batch 32", "parity")
+    shown = fitting_columns(names, rows, console.width, optional)
+    first, *figures, last = [names[place] for place in shown]
     table.add_column(first, no_wrap=True)
     for heading in figures:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column(last, overflow="fold")
-    table.add_row(*checkpoint_cells(report))
-    for artifact in report.artifacts:
-        table.add_row(*artifact_cells(report, artifact))
-    if not console.is_terminal:
-        console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
+    for row in rows:
+        table.add_row(*(row[place] for place in shown))
     console.print(table)
+    if left_out := [name for place, name in enumerate(names) if place not in shown]:
+        console.print(f"too narrow for: {', '.join(left_out)}; the report has all", highlight=False)
 
 
 def headings(report: Report) -> list[str]:

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from model_store.manifest import Artifact
+from model_store.own_process import own_command
 from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import (
@@ -212,7 +212,7 @@ def _start() -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+            own_command(_WORKER, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a model prints must not mix with what the server prints
             pass_fds=[theirs.fileno()],

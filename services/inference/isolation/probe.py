@@ -9,7 +9,6 @@ model, where a process of its own takes half a second to several.
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from model_store.manifest import Artifact, Manifest
+from model_store.own_process import own_command
 from services.errors import DeviceError
 from services.inference.backends.artifact_fit import RUNTIMES
 from services.inference.backends.backend_options import BackendOptions
@@ -203,7 +203,7 @@ def _start(package: str) -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", _HOST, str(theirs.fileno()), package],
+            own_command(_HOST, str(theirs.fileno()), package),
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=[theirs.fileno()],

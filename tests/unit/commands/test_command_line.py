@@ -79,6 +79,9 @@ def test_a_listing_of_the_store_imports_neither_numpy_nor_torch(tmp_path: Path) 
         (["serve", "--htp-port=1"], "--http-port"),
         (["serve", "--set=htp_port=1"], "http_port"),
         (["up", "--set=htp_port=1"], "http_port"),
+        (["up", "--http-port", "9000"], "--set http_port=9000"),
+        (["up-split", "--threads=2"], "--set threads=2"),
+        (["serve", "--threads"], "--set threads=VALUE"),
         (["gateway", "--quue=redis://here"], "--queue"),
         (["train", DIGITS, "--set", "optmi.clip=1"], "optim"),
         (

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from model_store.install_advice import install_command
+from tests.fixtures.onnx_models import linear, publish
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -72,6 +73,22 @@ def test_a_verb_without_its_extra_ends_in_one_line_with_the_command(
     assert done.stderr.endswith(f"{install_command(extra)}\n")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir()), "it has begun all the same"
+
+
+def test_a_demo_of_a_filled_store_names_what_its_test_images_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `pip install flambeau[serve]`, beside a store that somebody else has filled."""
+    publish(str(tmp_path / "store"), "digits", linear(), recipe=(ROOT / RECIPE).read_text())
+    of_training = "torch,sklearn,onnx,onnxscript,torchao"
+    command = [sys.executable, "-c", PROGRAM, of_training, "flambeau", "demo", "--store=store"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    monkeypatch.chdir(tmp_path)
+    *_, last = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+    assert last.startswith("error: ")
+    assert last.endswith(install_command("train"))
+    assert done.returncode == 1
 
 
 def test_every_extra_that_is_named_is_one() -> None:

@@ -24,6 +24,7 @@ from services.inference.policy import LanePolicy, ServingPolicy
 from services.inference.reconciler import Reconciler
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
+from services.readiness import Look
 from services.telemetry.metrics import Metrics
 from tests.fixtures.onnx_models import linear, publish
 
@@ -333,3 +334,35 @@ async def test_no_version_is_measured_once_enough_time_was_spent(
 
 def chosen(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [r.__dict__ for r in caplog.records if r.message == "artifact chosen"]
+
+
+async def test_a_word_of_keep_artifacts_that_keeps_nothing_is_named_for_each_version(
+    tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(str(tmp_path), "one", linear(1), linear(1))
+    publish(str(tmp_path), "two", linear(1))
+    await start(lane=LanePolicy(load=LoadOptions(keep=("fats", "onnx-1", "all"))))
+    found = [vars(record) for record in caplog.records if record.message == "artifact not kept"]
+    assert sorted((log["model"], log["artifact"]) for log in found) == [
+        ("one", "fats"),
+        ("two", "fats"),
+        ("two", "onnx-1"),
+    ]
+    assert {log["reason"] for log in found if log["artifact"] == "fats"} == {
+        "keep_artifacts: the version has no such artifact (did you mean 'fast'?)"
+    }
+
+
+async def test_settings_of_a_model_that_the_store_does_not_have_are_named_once(
+    tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(str(tmp_path), "digits", linear(1))
+    running = await start(by_model={"digit": LanePolicy(), "digits": LanePolicy()})
+    running.reconciler.look = Look(started=False)
+    await running.until(lambda: running.reconciler.look.started)  # after another pass
+    found = [vars(record) for record in caplog.records if record.message == "settings for no model"]
+    ((model, reason),) = [(log["model"], log["reason"]) for log in found]
+    assert model == "digit"
+    assert reason == (
+        f"model_settings: the store {tmp_path} has no such model (did you mean 'digits'?)"
+    )

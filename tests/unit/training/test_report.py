@@ -1,8 +1,10 @@
 """The report: one verdict a row, the same figures for people and for machines."""
 
 import io
+import re
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from model_store.metric import MeasuredMetric
@@ -100,6 +102,18 @@ def test_every_row_has_its_verdict_and_its_figures() -> None:
     assert rows["onnx-int8"].endswith("proven, fastest")
     assert rows["broken"].endswith("refused: too far")
     assert rows["unmade"].endswith("refused: no file")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_verdict_is_readable_on_a_narrow_terminal(width: int) -> None:
+    screen = io.StringIO()
+    print_table(ALL, Console(file=screen, width=width, force_terminal=True, no_color=True))
+    text = re.sub(r"\x1b\[\d*m", "", screen.getvalue())
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    for said in ("verdict", "reference", "proven, fastest", "refused: no", "98.6 %", "0.310 ms"):
+        assert said in text
+    assert ("too narrow for: agreement, " in text) == (width <= 80)
+    assert ("agreement" in text.splitlines()[0]) == (width > 80)
 
 
 def test_the_fastest_is_the_one_a_server_would_choose() -> None:

@@ -233,6 +233,18 @@ def test_lines_say_each_thing_once() -> None:
     ]
 
 
+def test_a_narrow_terminal_shows_what_became_of_each_candidate() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80)
+    with open_trial_table(console, ["onnx fp32", "torchscript fp32"]) as table:
+        table.done("onnx fp32", measured())
+        table.done("torchscript fp32", measured("torchscript", refusal="too far"))
+    last = screen.getvalue().rsplit("candidate", 1)[1]
+    assert "verdict" in last
+    assert "refused: too f" in last
+    assert "95.0 %" in last
+
+
 def test_a_terminal_shows_one_table_that_fills() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=140)
