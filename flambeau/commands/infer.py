@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.model_option import ModelName
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def infer(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")],
+    model: ModelName,
     inputs: Annotated[
         list[str],
         typer.Option(

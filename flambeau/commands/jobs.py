@@ -13,6 +13,7 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.infer import fit_inputs, read_inputs
 from flambeau.commands.json_option import AsJson, print_json
+from flambeau.commands.model_option import ModelName
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
@@ -26,7 +27,6 @@ jobs_app = typer.Typer(no_args_is_help=True, help="Hand work in now, fetch the r
 
 Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's gRPC address.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 Version = Annotated[
     str, typer.Option(help="Version of the model; unless given, the one in production.")
 ]

@@ -8,7 +8,13 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.keys_option import KeysFolder
-from flambeau.commands.model_option import ModelName
+from flambeau.commands.model_option import (
+    ModelName,
+    VersionOrDefault,
+    model_and_version,
+    named_version,
+    parse_version,
+)
 from flambeau.commands.model_text import (
     METRIC,
     PRODUCTION,
@@ -31,12 +37,6 @@ if TYPE_CHECKING:
 
 models_app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
-VersionOrDefault = Annotated[
-    int | None,
-    typer.Argument(
-        metavar="[VERSION]", min=1, help="Unless given, the one in production, else the newest."
-    ),
-]
 Alias = Annotated[str, typer.Option(metavar="NAME", help="The pointer to move.")]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept in the history.")]
 
@@ -79,7 +79,7 @@ def show(
 ) -> None:
     """Show a version: signature, artifacts and their figures, lineage, files."""
     opened, manifest = open_version(store, model, version)
-    pointers = opened.pointers(model)
+    pointers = opened.pointers(manifest.model)
     versions = pointers.aliases if pointers else {}
     aliases = sorted(alias for alias, v in versions.items() if v == manifest.version)
     if as_json:
@@ -103,7 +103,7 @@ def verify(
     opened, manifest = open_version(store, model, version)
     artifacts = {artifact.file.file: f"artifact {artifact.name}" for artifact in manifest.artifacts}
     failures = {e.file: _failure(opened, manifest, e) for e in manifest.all_files()}
-    title = f"{model} {manifest.version}"
+    title = f"{manifest.model} {manifest.version}"
     rows = [
         [title, artifacts.get(file, "file"), file, failure or "ok"]
         for file, failure in failures.items()
@@ -126,7 +126,10 @@ def verify(
 @failing_with({StoreError: 1})
 def promote(
     model: ModelName,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The new target.")],
+    version: Annotated[
+        int | None,
+        typer.Argument(metavar="VERSION", parser=parse_version, help="The new target."),
+    ] = None,
     alias: Alias = PRODUCTION,
     why: Why = "",
     store: StoreUrl = DEFAULT_STORE,
@@ -135,7 +138,8 @@ def promote(
     """Point production, or another alias, at a version."""
     from model_store.store import ModelStore
 
-    _print_move(ModelStore(store).promote(model, version, alias, why), model, alias, as_json)
+    name, number = named_version(model, version)
+    _print_move(ModelStore(store).promote(name, number, alias, why), name, alias, as_json)
 
 
 @models_app.command()
@@ -175,6 +179,7 @@ def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore
     """The store and the version asked for: the production one, else the newest, if none was."""
     from model_store.store import ModelStore
 
+    model, version = model_and_version(model, version)
     store = ModelStore(url)
     if version is None:
         versions = store.versions(model)

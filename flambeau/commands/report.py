@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
-from flambeau.commands.model_option import ModelName
-from flambeau.commands.models import VersionOrDefault, open_version
+from flambeau.commands.model_option import ModelName, VersionOrDefault
+from flambeau.commands.models import open_version
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.errors import StoreError
 
@@ -32,8 +32,8 @@ def report(
     entry = manifest.file(name)
     if entry is None:
         typer.echo(
-            f"error: version {manifest.version} of '{model}' has no {name}: it was not published "
-            "by flambeau train, or by an older one; publish it again",
+            f"error: version {manifest.version} of '{manifest.model}' has no {name}: it was not "
+            "published by flambeau train, or by an older one; publish it again",
             err=True,
         )
         raise typer.Exit(1)
@@ -41,7 +41,7 @@ def report(
     if as_json:
         typer.echo(data, nl=False)
         return
-    path = output or Path(f"{model}-{manifest.version}.html")
+    path = output or Path(f"{manifest.model}-{manifest.version}.html")
     path.write_bytes(data)
     typer.echo(f"wrote {path}")
     if output is None and sys.stdout.isatty():

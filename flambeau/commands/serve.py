@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.model_option import models_that_begin
 from model_store.install_advice import needing
 
 
@@ -13,7 +14,10 @@ def serve(
         str | None, typer.Option(help="Store URL: a folder or s3://bucket/prefix.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Serve only this model; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="Serve only this model; may be repeated.", autocompletion=models_that_begin
+        ),
     ] = None,
     artifact: Annotated[
         str | None, typer.Option(help="Serve this artifact instead of the fastest proven one.")

@@ -9,6 +9,7 @@ import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
+from flambeau.commands.model_option import named_version, parse_version, versions_that_begin
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import size_text
 from model_store.errors import StoreError
@@ -17,36 +18,50 @@ if TYPE_CHECKING:
     from model_store.store import Progress
 
 ModelVersion = Annotated[
-    str, typer.Argument(metavar="MODEL/VERSION", help="What to copy, such as digits/3.")
+    str,
+    typer.Argument(
+        metavar="MODEL/VERSION",
+        help="What to copy, such as digits/3.",
+        autocompletion=versions_that_begin,
+    ),
+]
+Version = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="VERSION", parser=parse_version, help="Its number, if MODEL stands alone."
+    ),
 ]
 
 
 def push(
-    version: ModelVersion,
+    model: ModelVersion,
     to: Annotated[str, typer.Option("--to", metavar="URL", help="The store to copy to.")],
+    version: Version = None,
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
     """Copy a version to another store, under the same number; run it again to resume."""
-    _copy(version, source_url=store, target_url=to, as_json=as_json)
+    named = named_version(model, version)
+    _copy(*named, source_url=store, target_url=to, as_json=as_json)
 
 
 def pull(
-    version: ModelVersion,
+    model: ModelVersion,
     from_: Annotated[str, typer.Option("--from", metavar="URL", help="The store to copy from.")],
+    version: Version = None,
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
     """Copy a version from another store, under the same number; run it again to resume."""
-    _copy(version, source_url=from_, target_url=store, as_json=as_json)
+    named = named_version(model, version)
+    _copy(*named, source_url=from_, target_url=store, as_json=as_json)
 
 
 @failing_with({StoreError: 1})
-def _copy(model_version: str, source_url: str, target_url: str, as_json: bool) -> None:
+def _copy(model: str, version: int, source_url: str, target_url: str, as_json: bool) -> None:
     from model_store.store import ModelStore
     from model_store.transfer import copy_version
 
-    model, version = _split(model_version)
     source = ModelStore(source_url)
     total_bytes = sum(e.size_bytes for e in source.manifest(model, version).all_files())
     target = ModelStore(target_url)
@@ -60,16 +75,6 @@ def _copy(model_version: str, source_url: str, target_url: str, as_json: bool) -
         f"{model} {version} is in {target.url}: {report.files_copied} files copied "
         f"({size_text(report.bytes_copied)}), {report.files_skipped} there already"
     )
-
-
-def _split(model_version: str) -> tuple[str, int]:
-    model, slash, version = model_version.rpartition("/")
-    if not slash or not version.isdecimal():
-        raise typer.BadParameter(
-            f"'{model_version}' is not MODEL/VERSION, such as digits/3",
-            param_hint="MODEL/VERSION",
-        )
-    return model, int(version)
 
 
 @contextlib.contextmanager

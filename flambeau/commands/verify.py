@@ -12,8 +12,8 @@ from flambeau.commands.certificate_text import certificate_lines, list_lines
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.keys_option import KeysFolder
-from flambeau.commands.model_option import ModelName
-from flambeau.commands.models import VersionOrDefault, open_version
+from flambeau.commands.model_option import ModelName, VersionOrDefault, model_and_version
+from flambeau.commands.models import open_version
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
@@ -60,6 +60,7 @@ def verify(
     Exits with 0 if none failed and at least one passed. `flambeau models verify` only checks
     digests and signatures.
     """
+    model, version = model_and_version(model, version)
     if on:
         if data or list_:
             raise typer.BadParameter("--data and --list are for this machine, without --on")

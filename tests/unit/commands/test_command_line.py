@@ -137,21 +137,46 @@ def test_each_process_of_the_split_form_has_a_verb_with_its_own_help(name: str) 
     assert "--log-level" in done.stdout
 
 
-def test_completion_is_there_for_every_shell_and_completes_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("models show --store {} di", ["digits"]),
+        ("infer di", []),  # of the folder that is used unless one is named: there is none
+        ("serve --store {} --model di", ["digits"]),
+        ("push --store {} di", ["digits/1"]),
+        ("pull --from {} di", ["digits/1"]),
+    ],
+)
+def test_completion_is_there_for_every_shell_and_completes_models(
+    tmp_path: Path, asked: str, told: list[str]
+) -> None:
     store = ModelStore(str(tmp_path / "store"))
     publish_in(store, tmp_path / "draft", "digits")
     publish_in(store, tmp_path / "other", "faces")
-    asked = f"flambeau models show --store {store.url} di"
+    here = tmp_path / "here"
+    here.mkdir()
+    assert completed(here, asked.format(store.url)) == told
+    assert not list(here.iterdir()), "a completion has made a store"
+
+
+def test_completion_of_infer_knows_the_models_of_the_usual_store(tmp_path: Path) -> None:
+    publish_in(ModelStore(str(tmp_path / "var/model_store")), tmp_path / "draft", "digits")
+    assert completed(tmp_path, "infer di") == ["digits"]
+
+
+def completed(folder: Path, line: str) -> list[str]:
+    """What the shell is offered for a line that ends in the beginning of a word."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name("flambeau"))],
         env={
             "_FLAMBEAU_COMPLETE": "complete_bash",
-            "COMP_WORDS": asked,
-            "COMP_CWORD": str(len(asked.split()) - 1),
+            "COMP_WORDS": f"flambeau {line}",
+            "COMP_CWORD": str(len(line.split())),
+            "PYTHONPATH": str(ROOT),
         },
-        capture_output=True, text=True, cwd=ROOT,
+        capture_output=True, text=True, cwd=folder,
     )  # fmt: skip
-    assert done.stdout.split() == ["digits"], done.stderr
+    return done.stdout.split()
 
 
 def test_a_promotion_is_shown_as_json(tmp_path: Path) -> None:

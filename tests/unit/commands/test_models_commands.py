@@ -387,7 +387,34 @@ def test_every_failure_is_one_line(
 def test_a_version_that_is_not_written_as_one(run: Run, name: str) -> None:
     result = run("push", name, "--to", "unused")
     assert result.exit_code == 2
-    assert "is not MODEL/VERSION" in result.stderr
+    assert "Give MODEL/VERSION" in result.stderr or "is no number of a version" in result.stderr
+
+
+def test_a_version_is_named_by_one_word_or_by_two(
+    run: Run, store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    publish_in(store, folder)
+    for verb in (["models", "show"], ["models", "verify"]):
+        assert lines(run(*verb, "digits/1")) == lines(run(*verb, "digits", 1))
+    assert lines(run("models", "promote", "digits/1")) == ["digits production → 1 (generation 1)"]
+    for number, named in enumerate((["digits/1"], ["digits", "1"])):
+        assert run("push", *named, "--to", tmp_path / f"other{number}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["promote", "digits", "two"], "'two' is no number of a version, such as 2"),
+        (["promote", "digits/two"], "'two' is no number of a version, such as 2"),
+        (["promote", "digits"], "which version of 'digits'? Give MODEL/VERSION"),
+        (["show", "digits", "0"], "'0' is no number of a version"),
+        (["show", "digits/1", "2"], "'digits/1' and 2: give one version"),
+    ],
+)
+def test_what_names_no_version_is_told_in_words(run: Run, arguments: list[str], told: str) -> None:
+    result = run("models", *arguments)
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_push_and_pull(run: Run, store: ModelStore, folder: Path, tmp_path: Path) -> None:
