@@ -20,14 +20,14 @@ _START = (
 
 
 def own_command(
-    module: str, *arguments: str, python: str = sys.executable, packages: Path = PACKAGES
+    module: str, *arguments: str, python: str = "", packages: Path = PACKAGES
 ) -> list[str]:
     """The command.
 
     Args:
         module: such as `services.gateway`; run as `python -m` would.
         arguments: of it.
-        python: the interpreter.
+        python: the interpreter; empty for that of this process.
         packages: the folder that holds ours; of another checkout, for example.
     """
-    return [python, "-P", "-c", _START, str(packages), module, *arguments]
+    return [python or sys.executable, "-P", "-c", _START, str(packages), module, *arguments]

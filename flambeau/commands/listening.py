@@ -71,17 +71,19 @@ def _pasteable(
     model: str, http: str, grpc: str, inputs: list[dict[str, object]], asked: bool
 ) -> list[str]:
     """The same request by curl and by the client; with a credential where one is asked for."""
-    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if asked else ""
-    module, token = (", os", f', token=os.environ["{KEY_VARIABLE}"]') if asked else ("", "")
+    # By its input and not by an argument, which everybody on the machine could see.
+    told = f"""printf 'Authorization: Bearer %s' "${KEY_VARIABLE}" | """ if asked else ""
+    header, token = (" -H @-", f', token=environ["{KEY_VARIABLE}"]') if asked else ("", "")
     body = json.dumps({"inputs": inputs}, separators=(",", ":"))
     arguments = ", ".join(
         f'"{tensor["name"]}": np.zeros({tensor["shape"]}, "{DATATYPES[str(tensor["datatype"])]}")'
         for tensor in inputs
     )
     return [
-        f"curl -s {http}/v2/models/{model}/infer{header} -d '{body}'",
+        f"{told}curl -s {http}/v2/models/{model}/infer{header} -d '{body}'",
         f"{sys.executable} - <<'END'",
-        f"import numpy as np, flambeau{module}",
+        *(["from os import environ"] if asked else []),
+        "import numpy as np, flambeau",
         f'with flambeau.Client("{grpc}"{token}) as client:',
         f'    print(client.model("{model}")(**{{{arguments}}}))',
         "END",

@@ -92,10 +92,14 @@ def test_nothing_deserialises_by_pickle(path: Path) -> None:
     assert "allow_pickle=True" not in text
 
 
-WHAT_OTHERS_ARE_TOLD = ["model_store/s3_credentials.py", "training/kept_memory.py"]
-"""They look whether variables of other libraries are set: of obstore, to name missing credentials,
-and of the C library, so as not to decide what a person has decided. Nothing of ours is configured
-by them."""
+WHAT_OTHERS_ARE_TOLD = [
+    "model_store/s3_credentials.py",
+    "training/isolated_run.py",
+    "training/kept_memory.py",
+]
+"""They look whether variables of others are set: of obstore, to name missing credentials, and of
+the C library, so as not to decide what a person has decided; or tell the Python that they start to
+look for no module in the working directory. Nothing of ours is configured by them."""
 
 
 def test_only_configuration_reads_the_environment() -> None:
