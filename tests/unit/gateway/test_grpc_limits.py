@@ -9,13 +9,19 @@ from unittest.mock import ANY
 import pytest
 
 from services.gateway.wire.grpc_connection import DROPPED_A_TURN, UNFINISHED_MESSAGES
-from services.gateway.wire.http2_calm import A_SECOND, CAPACITY, FAULT_COST, Calm
+from services.gateway.wire.http2_calm import (
+    A_SECOND,
+    CAPACITY,
+    FAULT_COST,
+    MAX_SETTINGS_BYTES,
+    SETTINGS_COST,
+    WAITING_A_FRAME,
+    Calm,
+)
 from services.gateway.wire.http2_connection import (
     CALLS_A_TURN,
     FRAMES_A_TURN,
     MAX_CALLS,
-    SETTINGS_COST,
-    WAITING_A_FRAME,
 )
 from services.gateway.wire.http2_frames import (
     ACK,
@@ -399,6 +405,40 @@ async def test_settings_count_for_all_calls_that_wait_too() -> None:
         w.send(settings({INITIAL_WINDOW_SIZE: 0}))
         await settle()
     assert w.last_words() == (Fault.ENHANCE_YOUR_CALM, ANY)
+
+
+@pytest.mark.parametrize("count", [MAX_SETTINGS_BYTES // 6, MAX_SETTINGS_BYTES // 6 + 1])
+async def test_settings_of_one_frame_have_a_limit(count: int) -> None:
+    w = wire()
+    w.send(frame(SETTINGS, 0, 0, b"\x00\x10\x00\x00\x00\x00" * count))
+    await settle()
+    calm = count * 6 <= MAX_SETTINGS_BYTES
+    assert w.last_words() == (None if calm else (Fault.ENHANCE_YOUR_CALM, ANY))
+    assert floods(w) == (0 if calm else 1)
+
+
+@pytest.mark.parametrize("one", [frame(PING, 0, 0, b"12345678"), settings({})])
+async def test_frames_that_are_answered_take_more_of_a_turn(one: bytes) -> None:
+    assert await turns(wire(), one * FRAMES_A_TURN) >= 8
+
+
+async def test_message_that_outgrows_its_memory_takes_more_of_a_turn() -> None:
+    """It is moved each time, and may have tens of MiB."""
+    size = 2**24
+    w = wire(max_request_bytes=size)
+    w.send(begin(1, "/t/Held") + frame(DATA, 0, 1, b"\x00" + size.to_bytes(4, "big")))
+    worked = []
+    for _ in range(250):
+        before_us = w.connection.port.turns.worked_us
+        w.send(frame(DATA, 0, 1, bytes(65_000)))
+        worked.append(w.connection.port.turns.worked_us - before_us)
+        while w.connection.port.turns.worked_us:
+            await settle()
+            w.connection.port.turns.count(0)
+            w.connection.port.turns.worked_us = 0
+    assert max(worked[:9]) < 200
+    assert 1000 < max(worked) < 3000
+    assert sorted(worked)[125] < 100, "most pieces fit in"
 
 
 def made_to_reset(stream: int) -> bytes:
