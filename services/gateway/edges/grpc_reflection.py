@@ -15,6 +15,7 @@ from services.errors import InvalidRequestError, UnreadAnswersError
 from services.gateway.wire.grpc_call import Call, failure, parsed
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
+from services.interpreter_lock import lend_lock
 
 if TYPE_CHECKING:
     from services.gateway.wire.grpc_connection import GrpcConnection
@@ -24,6 +25,8 @@ logger = logging.getLogger("flambeau.grpc")
 SERVICE = "grpc.reflection.v1alpha.ServerReflection"
 MAX_WAITING = 64
 """Questions of one call that may wait for their answers, and answers for their caller."""
+ANSWERS_A_LOAN = 8
+"""Each takes some 100 µs; then threads that run models may have the interpreter's lock."""
 MAX_UNREAD_BYTES = 256 * 1024
 """Of answers on one connection that wait for their caller: everybody may ask."""
 
@@ -53,6 +56,7 @@ class GrpcReflection:
             self._task = asyncio.get_running_loop().create_task(self._answer_all())
 
     async def _answer_all(self) -> None:
+        answered = 0
         while self._asking:
             call = self._asking.popleft()
             if call.waiting:
@@ -62,6 +66,9 @@ class GrpcReflection:
                     logger.exception("a call failed in the gateway")
                     call.fail(failure(error))
                 await asyncio.sleep(0)  # the loop has its turn
+                answered += 1
+                if answered % ANSWERS_A_LOAN == 0:
+                    lend_lock()
 
     async def _answer(self, question: pb.ServerReflectionRequest) -> bytes:
         """Answers one question; grpcio, which is not needed else, is imported for the first."""

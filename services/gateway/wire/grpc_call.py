@@ -157,7 +157,10 @@ class Call:
                 return
             if not self._partial:
                 self.check_caller()
+            room = self._partial.__alloc__()
             self._partial += data
+            if self._partial.__alloc__() != room:
+                self.connection.count_move(len(self._partial))
             self.connection.unfinished_bytes += len(data)
             self.connection.moved_bytes += len(data)
             self._take_messages()

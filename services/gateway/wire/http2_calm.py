@@ -21,9 +21,27 @@ FAULT_COST = 8
 """Of a frame that breaks a rule of streams, and of a header block that begins no call: no client
 sends many, and each takes the event loop as long as a call. At 2, and 20,000 a second, such a flood
 went on for 20 s."""
+SETTINGS_COST, WAITING_A_FRAME = 8, 8
+"""In frames; and calls that wait, of which each is looked at again, that count as one more."""
+MAX_SETTINGS_BYTES = 32 * 6
+"""Of a SETTINGS frame: each setting has its meaning once. nghttp2 has the same limit."""
+ANSWER_FRAMES = 8
+"""A frame that is answered by another takes as much more of a turn: a write of its own."""
 SMALL_DATA_BYTES = 16
 SMALL_INCREMENT = 1024
 """A window is used up by at most 2^21 larger ones; of a message, clients send few smaller ones."""
+
+
+def cost_of_settings(payload: bytes, waiting: int) -> int:
+    """What a SETTINGS frame costs; one of more than 32 settings costs all there may be.
+
+    Args:
+        payload: of the frame.
+        waiting: calls whose answers wait for its windows.
+    """
+    if len(payload) > MAX_SETTINGS_BYTES:
+        return 2 * CAPACITY + A_SECOND
+    return SETTINGS_COST + waiting // WAITING_A_FRAME
 
 
 class Calm:

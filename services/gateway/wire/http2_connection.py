@@ -14,8 +14,8 @@ import abc
 import asyncio
 import contextlib
 
+from services.gateway.wire import http2_calm
 from services.gateway.wire.byte_budget import ByteBudget
-from services.gateway.wire.http2_calm import SMALL_INCREMENT, Calm
 from services.gateway.wire.http2_frames import (
     ACK,
     CONTINUATION,
@@ -57,6 +57,7 @@ from services.gateway.wire.http2_headers import EMPTY_TABLE, MAX_BLOCK_BYTES, MA
 from services.gateway.wire.http2_sending import Sender, Sending
 from services.gateway.wire.http_body import part_of
 from services.gateway.wire.loop_turns import (
+    COPY_SHIFT,
     FIRST_WORK_US,
     READ_BYTES,
     READ_SHIFT,
@@ -99,8 +100,6 @@ _NOT_HTTP2 = (
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Frames of one size."""
 _NAMES = {PRIORITY: "priority", GOAWAY: "goaway"}
-SETTINGS_COST, WAITING_A_FRAME = 8, 8
-"""In frames; and calls that wait, of which each is looked at again, that count as one more."""
 
 
 class Http2Connection(OpenConnection):
@@ -118,26 +117,9 @@ class Http2Connection(OpenConnection):
     """
 
     __slots__ = (
-        "_block",
-        "_block_cost",
-        "_block_of",
-        "_data",
-        "_frames",
-        "_greeted",
-        "_left_bytes",
-        "_position",
-        "_prefaced",
-        "_read_buffer",
-        "_table_note",
-        "_turns",
-        "calls_begun",
-        "calm",
-        "last",
-        "moved_bytes",
-        "peer",
-        "sending",
-        "unfinished_bytes",
-        "write",
+        "_block", "_block_cost", "_block_of", "_data", "_frames", "_greeted", "_left_bytes",
+        "_position", "_prefaced", "_read_buffer", "_table_note", "_turns", "calls_begun", "calm",
+        "last", "moved_bytes", "peer", "sending", "unfinished_bytes", "write",
     )  # fmt: skip
 
     def __init__(self, read_buffer: memoryview, turns: LoopTurns, budget: ByteBudget) -> None:
@@ -159,7 +141,7 @@ class Http2Connection(OpenConnection):
         self.last = self.calls_begun = self.unfinished_bytes = self.moved_bytes = 0
         # What the peer had not read at the last sweep.
         self._left_bytes = 0
-        self.calm = Calm(self._since)
+        self.calm = http2_calm.Calm(self._since)
 
     # What the transport calls.
 
@@ -323,11 +305,11 @@ class Http2Connection(OpenConnection):
             self._take_continuation(flags, stream, payload)
         elif kind == WINDOW_UPDATE:
             increment = number(payload)
-            if increment < SMALL_INCREMENT:
+            if increment < http2_calm.SMALL_INCREMENT:
                 self.spend("window_update")
             self._take_window_update(stream, increment)
         elif kind == SETTINGS:
-            self.spend("settings", SETTINGS_COST + self.sending.waiting // WAITING_A_FRAME)
+            self.spend("settings", http2_calm.cost_of_settings(payload, self.sending.waiting))
             self._take_settings(flags, payload)
         elif kind == PING:
             self.spend("ping")
@@ -341,6 +323,10 @@ class Http2Connection(OpenConnection):
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
         else:  # other kinds are to be passed over, [5.5]
             self.spend(_NAMES.get(kind, "unknown"))
+
+    def count_move(self, size: int) -> None:
+        """A message that is not whole has been moved to where there is more room for it."""
+        self._frames += size >> COPY_SHIFT
 
     def spend(self, reason: str, cost: int = 1) -> None:
         """Charges a frame that brings the peer nothing.
@@ -381,6 +367,7 @@ class Http2Connection(OpenConnection):
                 raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
             return
         self._greeted = True
+        self._frames += http2_calm.ANSWER_FRAMES
         found = dict(read_settings(payload))
         # Acknowledged first: what the new windows let through may not come before, nor may
         # anything come behind it if it ends the connection.
@@ -393,6 +380,7 @@ class Http2Connection(OpenConnection):
 
     def _take_ping(self, flags: int, payload: bytes) -> None:
         if not flags & ACK:
+            self._frames += http2_calm.ANSWER_FRAMES
             self.write(frame(PING, ACK, 0, payload))
         elif payload == PARTING:
             self.take_parting()

@@ -10,6 +10,7 @@ import re
 import numpy as np
 
 from services.errors import InvalidRequestError, PayloadTooLargeError
+from services.gateway.wire.loop_turns import COPY_SHIFT
 
 Body = bytes | bytearray | memoryview
 
@@ -59,8 +60,8 @@ class SizedBody:
         received_bytes: those that are here.
     """
 
-    lines = 0
-    """It has none of its own."""
+    work_us = 0
+    """Beside that of reading."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -132,9 +133,14 @@ class ChunkedBody:
         self._chunk_left = 0
         self._in_trailer = False
         self._trailer_left = _MAX_TRAILER_BYTES
-        self._chunks = 0
+        self._chunks = self._copied_us = 0
         self.lines = 0
         """Read so far; long ones count for several."""
+
+    @property
+    def work_us(self) -> int:
+        """What lines and moves of what has come took until now, beside reading."""
+        return LINE_US * self.lines + self._copied_us
 
     @property
     def received_bytes(self) -> int:
@@ -157,7 +163,10 @@ class ChunkedBody:
         while not self.complete and position < len(data) and self.lines < last:
             if self._chunk_left > 2:
                 content = data[position : position + self._chunk_left - 2]
+                room = self.content.__alloc__()
                 self.content += content
+                if self.content.__alloc__() != room:
+                    self._copied_us += len(self.content) >> COPY_SHIFT
                 self._chunk_left -= len(content)
                 position += len(content)
                 continue

@@ -19,7 +19,6 @@ from collections import deque
 
 from services.errors import InvalidRequestError, OverloadedError, ServingError
 from services.gateway.wire.http_body import (
-    LINE_US,
     Body,
     ChunkedBody,
     SizedBody,
@@ -302,10 +301,9 @@ class HttpConnection(ChargedConnection):
             self._transport.write(_CONTINUE)
 
     def _step_body(self, body: SizedBody | ChunkedBody) -> bool:
-        before = self._position
-        lines = body.lines
+        before, work_us = self._position, body.work_us
         self._position = body.feed(self._data, before)
-        self._worked_us += (self._position - before >> READ_SHIFT) + LINE_US * (body.lines - lines)
+        self._worked_us += (self._position - before >> READ_SHIFT) + body.work_us - work_us
         if not body.complete:
             return self._position < len(self._data)
         exchange, self._incoming, self._body = self._incoming, None, None

@@ -36,6 +36,8 @@ READ_BYTES = 64 * 1024
 READ_BYTES_LATE = 8 * 1024
 """One read in a turn whose work is done. Whatever a peer has sent, each of thousands is read once
 before it can be told to wait."""
+COPY_SHIFT = 13
+"""To move 8 KiB that have outgrown their memory takes 1 µs, and much more where memory is new."""
 SMALL_READ_BYTES = 2048
 """What a call of a neighbour's takes; more is a large one's."""
 READ_US = 40

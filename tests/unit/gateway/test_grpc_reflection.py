@@ -4,9 +4,14 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
-from services.gateway.edges import grpc_health
+from services.gateway.edges import grpc_health, grpc_reflection
 from services.gateway.edges.grpc_health import GrpcHealth
-from services.gateway.edges.grpc_reflection import MAX_WAITING, SERVICE, GrpcReflection
+from services.gateway.edges.grpc_reflection import (
+    ANSWERS_A_LOAN,
+    MAX_WAITING,
+    SERVICE,
+    GrpcReflection,
+)
 from services.gateway.wire.grpc_call import SimpleCall
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http2_frames import (
@@ -97,6 +102,18 @@ async def test_answers_that_are_not_taken_are_limited() -> None:
     w.send(settings({INITIAL_WINDOW_SIZE: 10**6}))
     answer = w.answers()[1]
     assert (answer.status, len(answer.messages)) == (INVALID_ARGUMENT, MAX_WAITING)
+
+
+async def test_many_questions_lend_the_lock_to_threads_that_run_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lent: list[None] = []
+    monkeypatch.setattr(grpc_reflection, "lend_lock", lambda: lent.append(None))
+    w = wire(Reflecting())
+    w.send(begin(1) + frame(DATA, 0, 1, LIST * 3 * ANSWERS_A_LOAN))
+    while len(w.connection._calls[1].waiting):  # type: ignore[attr-defined]
+        await settle()
+    assert len(lent) == 3
 
 
 async def test_caller_that_leaves_is_not_answered() -> None:

@@ -171,3 +171,14 @@ def test_nothing_llhttp_refuses_is_taken(edits: list[tuple[int, int, bytes]]) ->
         parser.feed_data(HEAD + data[: len(data) - len(left)])
         assert judge.complete
         assert judge.body == bytes(body.content)
+
+
+def test_chunks_that_outgrow_their_memory_take_more_of_a_turn() -> None:
+    """What has come is moved each time."""
+    body, worked = ChunkedBody(2**24), []
+    for _ in range(250):
+        before_us = body.work_us
+        assert feed(body, [b"%x\r\n%b\r\n" % (65_000, bytes(65_000))]) == b""
+        worked.append(body.work_us - before_us)
+    assert 1000 < max(worked) < 3000
+    assert sorted(worked)[125] < 20, "most chunks fit in"
