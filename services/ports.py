@@ -89,7 +89,10 @@ def _metrics_and_health(
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO")
         if path not in (LIVE_PATH, READY_PATH):
-            return metrics(environ, start_response)
+            try:
+                return metrics(environ, start_response)
+            except (TypeError, ValueError):  # of an Accept header whose version is no number
+                return metrics({**environ, "HTTP_ACCEPT": "*/*"}, start_response)
         try:
             said = asyncio.run_coroutine_threadsafe(ask(), loop).result(LOOP_ANSWERS_WITHIN_S)
             reason = "" if path == LIVE_PATH else said

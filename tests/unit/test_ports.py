@@ -47,3 +47,15 @@ async def test_a_blocked_event_loop_is_not_live(monkeypatch: pytest.MonkeyPatch)
         time.sleep(1)  # noqa: ASYNC251 - the block is what is tested
         assert await asked == (503, "the event loop has not answered for 0.2 s")
         assert (await asyncio.to_thread(fetch, port, LIVE_PATH))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["text/plain;version=x;escaping=a;q=zz", "application/openmetrics-text;version=a.b;q=zz"],
+)
+async def test_an_accept_header_that_cannot_be_read_asks_for_nothing(accept: str) -> None:
+    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: "") as port:
+        url = f"http://127.0.0.1:{port}/metrics"
+        asked = urllib.request.Request(url, headers={"Accept": accept})
+        with await asyncio.to_thread(urllib.request.urlopen, asked, timeout=20) as reply:
+            assert reply.status == 200

@@ -3,12 +3,13 @@
 Source: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health_pb2 as pb
 
-from services.errors import InvalidRequestError, NotFoundError
+from services.errors import NotFoundError, ServingError, TooManyInFlightError
 from services.gateway.wire.grpc_call import SimpleCall, UnaryCall, parsed
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from services.gateway.wire.grpc_connection import GrpcConnection
 
 SERVICE = "grpc.health.v1.Health"
+MAX_WATCHES = 2048
+"""Of all connections: each is a call that lasts, and a change is told to all in one turn."""
+MAX_WATCHES_A_CONNECTION = 16
+"""A channel of a client has one. Watching needs no credential."""
 
 _SERVING = pb.HealthCheckResponse.SERVING
 _NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
@@ -34,13 +39,14 @@ class GrpcHealth:
         self._services = frozenset(("", *services))
         self._is_ready = False
         self._watches: set[_Watch] = set()
+        self._by_connection: Counter[GrpcConnection] = Counter()
 
     def announce(self, is_ready: bool) -> None:
         """Tells those who watch, if it is news."""
         if is_ready != self._is_ready:
             self._is_ready = is_ready
             for watch in tuple(self._watches):
-                self.tell(watch)
+                watch.send(self._status(watch.service))
 
     def check(self, message: Body, call: SimpleCall) -> None:
         """Answers once.
@@ -58,14 +64,30 @@ class GrpcHealth:
         """A call that is answered at every change."""
         return _Watch(self, connection, head, stream)
 
-    def tell(self, watch: "_Watch") -> None:
-        """Tells one who watches, from now on."""
+    def begin(self, watch: "_Watch") -> None:
+        """Tells a new watch what is, and from now on what changes.
+
+        Raises:
+            TooManyInFlightError: there are as many as may be.
+        """
+        mine = self._by_connection[watch.connection]
+        if len(self._watches) >= MAX_WATCHES or mine >= MAX_WATCHES_A_CONNECTION:
+            raise TooManyInFlightError(
+                f"{len(self._watches)} calls of Watch are open, {mine} of them on this connection; "
+                f"at most {MAX_WATCHES} and {MAX_WATCHES_A_CONNECTION} may be: end some, or call "
+                "Check"
+            )
         self._watches.add(watch)
+        self._by_connection[watch.connection] += 1
         watch.send(self._status(watch.service))
 
     def forget(self, watch: "_Watch") -> None:
         """Somebody watches no more."""
-        self._watches.discard(watch)
+        if watch in self._watches:
+            self._watches.remove(watch)
+            self._by_connection[watch.connection] -= 1
+            if not self._by_connection[watch.connection]:
+                del self._by_connection[watch.connection]
 
     def _status(self, service: str) -> bytes:
         status = _SERVING if self._is_ready else _NOT_SERVING
@@ -91,10 +113,9 @@ class _Watch(UnaryCall):
         """Tells what is, and then what changes."""
         try:
             self.service = parsed(pb.HealthCheckRequest, message).service
-        except InvalidRequestError as error:
+            self._health.begin(self)
+        except ServingError as error:
             self.fail(error)
-            return
-        self._health.tell(self)
 
     def abandon(self) -> None:
         """The caller has left."""

@@ -88,6 +88,7 @@ class InferExchange(Exchange):
 
     __slots__ = ("_entry", "_record", "_request", "_reserved_bytes", "_route")
     counts_refusals = True
+    is_paced = True
 
     def __init__(self, route: InferRoute, connection: "HttpConnection", head: Head) -> None:
         # What `Exchange.__init__` sets, for a call less.

@@ -48,6 +48,8 @@ class Exchange:
 
     work_us: ClassVar[int] = 40
     """What it takes of the event loop's time until it is answered (`loop_turns.py`)."""
+    is_paced: ClassVar[bool] = False
+    """Whether its own work has turns already, as inferences have (`turn_share.py`)."""
 
     def __init__(self, connection: "HttpConnection", head: Head) -> None:
         self._connection = connection

@@ -177,9 +177,12 @@ class HttpConnection(ChargedConnection):
                 return False
             head, open_exchange = known
             self._last = lines, head, open_exchange, len(data)
-        if self._waiting or head.encoding:
+        turns = self.port.turns
+        if self._waiting or head.encoding or turns.worked_us >= WORK_A_TURN_US:
             return False
         exchange = open_exchange(self, head)
+        if not exchange.is_paced:
+            turns.count(exchange.work_us)
         self._empty_bytes = 0
         self._waiting.append(exchange)
         if exchange.last:

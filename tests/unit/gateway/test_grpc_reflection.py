@@ -5,7 +5,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from services.gateway.edges import grpc_health, grpc_reflection
-from services.gateway.edges.grpc_health import GrpcHealth
+from services.gateway.edges.grpc_health import (
+    MAX_WATCHES,
+    MAX_WATCHES_A_CONNECTION,
+    GrpcHealth,
+)
 from services.gateway.edges.grpc_reflection import (
     ANSWERS_A_LOAN,
     MAX_WAITING,
@@ -24,10 +28,19 @@ from services.gateway.wire.http2_frames import (
     reset,
     settings,
 )
-from tests.unit.gateway.http2_wire import Desk, Wire, begin, call, message, wire
+from tests.unit.gateway.http2_wire import (
+    GREETING,
+    Desk,
+    Wire,
+    begin,
+    call,
+    make_port,
+    message,
+    wire,
+)
 from tests.unit.gateway.http_wire import settle
 
-INVALID_ARGUMENT, NOT_FOUND = 3, 5
+INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 3, 5, 8
 NO_WINDOW = PREFACE + settings({INITIAL_WINDOW_SIZE: 0})
 LIST = message(pb.ServerReflectionRequest(list_services="").SerializeToString())
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
@@ -194,3 +207,22 @@ async def test_watch_of_nonsense() -> None:
     w.send(call(1, b"\xff", "/t/Watch"))
     assert w.answers()[1].status == INVALID_ARGUMENT
     assert not desk.health._watches
+
+
+async def test_watches_are_limited_on_a_connection_and_over_all() -> None:
+    desk = Healthy()
+    port = make_port(desk)
+    full = MAX_WATCHES // MAX_WATCHES_A_CONNECTION
+    wires = [Wire(port) for _ in range(full + 1)]
+    for w in wires:
+        w.send(GREETING)
+        for stream in range(1, 2 * MAX_WATCHES_A_CONNECTION + 2, 2):
+            w.send(call(stream, asked(""), "/t/Watch"))
+        await settle()
+    last = 2 * MAX_WATCHES_A_CONNECTION + 1
+    assert [told(w, last - 2) for w in wires[:full]] == [[NOT_SERVING]] * full
+    assert wires[0].answers()[last].status == RESOURCE_EXHAUSTED
+    assert wires[full].answers()[1].status == RESOURCE_EXHAUSTED
+    wires[0].send(reset(1, Fault.CANCEL))
+    wires[full].send(call(last + 2, asked(""), "/t/Watch"))
+    assert told(wires[full], last + 2) == [NOT_SERVING]

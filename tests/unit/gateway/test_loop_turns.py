@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from services.gateway.wire.http_body import ChunkedBody
+from services.gateway.wire.http_exchange import Exchange
 from services.gateway.wire.http_protocol import MAX_EMPTY_BYTES, HttpConnection
 from services.gateway.wire.loop_turns import (
     FIRST_WORK_US,
@@ -262,3 +263,21 @@ async def test_a_turn_whose_work_is_done_reads_little(worked_us: int) -> None:
     port.turns.worked_us = worked_us
     size = READ_BYTES if worked_us < WORK_A_TURN_US else READ_BYTES_LATE
     assert len(connection.get_buffer(-1)) == size
+
+
+async def test_of_small_requests_on_many_connections_a_turn_begins_so_many() -> None:
+    """What a read holds whole is counted as well, unless its own work has turns."""
+    port = make_port(echo_route())
+    wires = [Wire(port) for _ in range(200)]
+
+    def answered() -> int:
+        return sum(one.output.count(b"x-echo") for one in wires)
+
+    for due in (200, 400):  # its head is known the second time
+        for one in wires:
+            one.send(request())
+        begun = answered() - (due - 200)
+        while answered() < due:  # noqa: ASYNC110 - a turn is what is awaited
+            await asyncio.sleep(0)
+        await settle()
+    assert 0 < begun <= WORK_A_TURN_US // Exchange.work_us + 1
