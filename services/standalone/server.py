@@ -47,7 +47,6 @@ def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
-    logger.info("store", extra={"url": store.url, "is_new": store.is_new})
     uvloop.run(_serve(config, store, on_started))
 
 
@@ -74,6 +73,7 @@ async def _serve(
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)
+        logger.info("store", extra={"url": store.url, "is_new": store.is_new})
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 reconciler.run(drained, lambda: front.look(reconciler.look)),
