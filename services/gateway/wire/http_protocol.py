@@ -18,13 +18,7 @@ import re
 from collections import deque
 
 from services.errors import InvalidRequestError, OverloadedError, ServingError
-from services.gateway.wire.http_body import (
-    Body,
-    ChunkedBody,
-    SizedBody,
-    part_of,
-    too_large,
-)
+from services.gateway.wire.http_body import Body, ChunkedBody, SizedBody, part_of, too_large
 from services.gateway.wire.http_charges import ChargedConnection
 from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
 from services.gateway.wire.http_exchange import Exchange, Opener
