@@ -25,6 +25,8 @@ logger = logging.getLogger("flambeau.grpc")
 SERVICE = "grpc.reflection.v1alpha.ServerReflection"
 MAX_WAITING = 64
 """Questions of one call that may wait for their answers, and answers for their caller."""
+QUESTION_BYTES = 64
+"""Of memory for one that waits, beside what it says."""
 ANSWERS_A_LOAN = 8
 """Each takes some 100 µs; then threads that run models may have the interpreter's lock."""
 MAX_UNREAD_BYTES = 256 * 1024
@@ -62,6 +64,8 @@ class GrpcReflection:
             if call.waiting:
                 try:
                     call.answer(await self._answer(call.waiting[0]))
+                except InvalidRequestError as error:
+                    call.refuse(error)
                 except Exception as error:
                     logger.exception("a call failed in the gateway")
                     call.fail(failure(error))
@@ -70,8 +74,13 @@ class GrpcReflection:
                 if answered % ANSWERS_A_LOAN == 0:
                     lend_lock()
 
-    async def _answer(self, question: pb.ServerReflectionRequest) -> bytes:
-        """Answers one question; grpcio, which is not needed else, is imported for the first."""
+    async def _answer(self, message: bytes) -> bytes:
+        """Answers one question; grpcio, which is not needed else, is imported for the first.
+
+        Raises:
+            InvalidRequestError: it is none.
+        """
+        question = parsed(pb.ServerReflectionRequest, message)
         if self._servicer is None:
             self._servicer = await asyncio.to_thread(self._open)
         (found,) = self._servicer.ServerReflectionInfo(iter((question,)), None)
@@ -88,7 +97,7 @@ class _Questions(Call):
     """A call of many messages, each with an answer.
 
     Attributes:
-        waiting: questions without an answer.
+        waiting: questions without an answer, as they came: read, each takes ten times the memory.
     """
 
     __slots__ = ("_reflection", "_waiting_bytes", "waiting")
@@ -98,18 +107,18 @@ class _Questions(Call):
     ) -> None:
         super().__init__(connection, head, stream)
         self._reflection = reflection
-        self.waiting: deque[pb.ServerReflectionRequest] = deque()
+        self.waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
 
     def take(self, message: Body) -> None:
         """A question."""
         self._check_read()
-        question = parsed(pb.ServerReflectionRequest, message)
         if len(self.waiting) + len(self.unsent or ()) >= MAX_WAITING:
             raise InvalidRequestError(f"over {MAX_WAITING} questions at once; await the answers")
-        self.waiting.append(question)
-        self._waiting_bytes += len(message)
-        self.connection.unfinished_bytes += len(message)
+        self.waiting.append(bytes(message))
+        size = len(message) + QUESTION_BYTES
+        self._waiting_bytes += size
+        self.connection.unfinished_bytes += size
         self._reflection.ask(self)
 
     def answer(self, answer: bytes) -> None:

@@ -17,6 +17,7 @@ import asyncio
 from typing import Protocol
 
 from services.errors import BufferFullError
+from services.gateway.wire.freed_memory import FreedMemory
 
 GRACE_S = 1.0
 """A connection's rate over less than this says nothing: its first packets may be on their way."""
@@ -28,6 +29,8 @@ RESERVED_PART = 8
 _FREED_PART = 32
 """Room is made for this part of the budget beyond what was asked for, so that a flood of small
 pieces does not have all connections compared for each."""
+_GIVEN_BACK_PART = 8
+"""Memory goes back to the system when this part of the budget was held and is no more."""
 _RETRY_S = 0.1
 """After a search that found no slow connection, the next one: a search looks at all of them."""
 
@@ -55,6 +58,7 @@ class ByteBudget:
     Args:
         limit_bytes: of everything together.
         grace_s: how long a connection may wait for its peer before it is judged.
+        freed: gives back what was held; one for a part of the budget by default.
 
     Attributes:
         limit_bytes: as given.
@@ -67,11 +71,13 @@ class ByteBudget:
     """
 
     __slots__ = (
-        "_large_limit_bytes", "_next_search", "grace_s", "held_bytes", "limit_bytes",
+        "_freed", "_large_limit_bytes", "_next_search", "grace_s", "held_bytes", "limit_bytes",
         "share_bytes", "waiting",
     )  # fmt: skip
 
-    def __init__(self, limit_bytes: int, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, limit_bytes: int, grace_s: float = GRACE_S, freed: FreedMemory | None = None
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.grace_s = grace_s
         self._large_limit_bytes = limit_bytes - limit_bytes // RESERVED_PART
@@ -79,6 +85,7 @@ class ByteBudget:
         self.held_bytes = 0
         self.waiting: set[Holder] = set()
         self._next_search = 0.0
+        self._freed = freed or FreedMemory(limit_bytes // _GIVEN_BACK_PART)
 
     def take(self, size: int, holder_bytes: int = 0) -> None:
         """Charges bytes that are held from now on.
@@ -90,7 +97,10 @@ class ByteBudget:
         Raises:
             BufferFullError: there is no room for them, nor could any be made; nothing is charged.
         """
+        freed = self._freed
+        freed.look(self.held_bytes)
         self.held_bytes += size
+        freed.high_bytes = max(freed.high_bytes, self.held_bytes)
         is_large = holder_bytes + size > SMALL_BYTES
         limit = self._large_limit_bytes if is_large else self.limit_bytes
         if self.held_bytes > limit and not self.make_room(limit):
@@ -108,6 +118,10 @@ class ByteBudget:
     def give(self, size: int) -> None:
         """Gives back what was charged."""
         self.held_bytes -= size
+
+    def look_for_freed(self) -> None:
+        """Gives memory back to the system if much was held and is no more."""
+        self._freed.look(self.held_bytes)
 
     def make_room(self, limit: int) -> bool:
         """Sheds the slowest connections until what is held is below a limit.

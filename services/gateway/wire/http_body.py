@@ -56,7 +56,7 @@ class SizedBody:
 
     Attributes:
         content: the body, once it is complete.
-        held_bytes: memory that it takes.
+        held_bytes: memory that it takes, whole pages of the system: it lies anywhere in the first.
         received_bytes: those that are here.
     """
 
@@ -66,7 +66,7 @@ class SizedBody:
     def __init__(self, size: int) -> None:
         self._size = size
         self.content = memoryview(b"")
-        self.held_bytes = self.received_bytes = 0
+        self.held_bytes = self.received_bytes = self._in_page = 0
         self._grow(min(size, _FIRST_BYTES // _GROWTH))
 
     @property
@@ -110,15 +110,19 @@ class SizedBody:
         slower for honest bodies: 10 MB take 3.4 ms in one piece, 4.7 ms in steps of 4 to 16 times.
         """
         before = self.content
-        room = min(self._size, _GROWTH * least) if least < _WHOLE_FROM_BYTES else self._size
-        self.content = memoryview(np.empty(room, np.uint8).data)
+        size = min(self._size, _GROWTH * least) if least < _WHOLE_FROM_BYTES else self._size
+        room = np.empty(size, np.uint8)
+        if size > _GROWTH * _WHOLE_FROM_BYTES:
+            self._in_page = room.ctypes.data % _PAGE_BYTES
+        self.content = memoryview(room.data)
         self.content[: self.received_bytes] = before[: self.received_bytes]
         self._measure()
 
     def _measure(self) -> None:
         room = len(self.content)
         if room > _GROWTH * _WHOLE_FROM_BYTES:
-            room = min(room, self.received_bytes // _PAGE_BYTES * _PAGE_BYTES + _PAGE_BYTES)
+            pages = (self._in_page + self.received_bytes) // _PAGE_BYTES + 1
+            room = min(room, pages * _PAGE_BYTES - self._in_page)
         self.held_bytes = room
 
 

@@ -330,5 +330,6 @@ class PortServer:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._sweep_s, self._sweep)
         self._port.tick()
+        self._port.budget.look_for_freed()
         for connection in tuple(self._port.connections):
             connection.sweep()

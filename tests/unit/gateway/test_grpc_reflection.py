@@ -1,5 +1,7 @@
 """Reflection and health as calls on a connection: many answers to one caller, within limits."""
 
+import sys
+
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as pb
@@ -93,11 +95,23 @@ async def test_end_without_a_question() -> None:
 async def test_questions_that_are_not_taken(sent: bytes, words: str) -> None:
     w = wire(Reflecting())
     w.send(begin(1) + frame(DATA, 0, 1, sent))
+    while not w.answers():
+        await settle()
     answer = w.answers()[1]
     assert answer.status == INVALID_ARGUMENT
     assert words in answer.words
     await settle()
     assert w.connection.unfinished_bytes == 0
+
+
+async def test_questions_that_wait_are_kept_as_they_came() -> None:
+    """Read, each takes ten times the memory, and 180,000 of strangers took 100 MiB."""
+    w = wire(Reflecting())
+    w.send(begin(1) + frame(DATA, 0, 1, LIST * MAX_WAITING))
+    (call,) = w.connection._calls.values()
+    questions: list[bytes] = [*call.waiting]  # type: ignore[attr-defined]
+    held = sum(map(sys.getsizeof, questions))
+    assert held <= w.connection.unfinished_bytes
 
 
 async def test_answers_that_are_not_taken_are_limited() -> None:

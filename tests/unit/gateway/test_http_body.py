@@ -3,6 +3,7 @@
 import itertools
 
 import httptools
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,6 +61,20 @@ def test_sized_body(data: bytes, cuts: list[int], tail: bytes) -> None:
     assert body.complete
     assert bytes(body.content) == data
     assert left == tail
+
+
+@pytest.mark.parametrize("received", [1, 2**20, 3 * 2**20, 2**22 + 1, 2**23])
+def test_sized_body_is_charged_for_whole_pages(received: int) -> None:
+    """The system provides 2 MiB at a time, of which some may lie before the body."""
+    page, size = 2 * 2**20, 2**26
+    body = SizedBody(size)
+    while left := received - body.received_bytes:
+        body.received(len(body.room(left)))
+    address = np.frombuffer(body.content, np.uint8).ctypes.data
+    touched = address + received - 1
+    end = (touched // page + 1) * page
+    assert address + body.held_bytes >= min(end, address + len(body.content))
+    assert body.held_bytes <= received + page
 
 
 @given(

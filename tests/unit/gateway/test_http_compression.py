@@ -181,3 +181,16 @@ async def test_answers_of_any_size(size: int) -> None:
     assert outcome.done() == (size < INLINE_BYTES)
     assert gzip.decompress(b"".join(await outcome)) == b"a" + b"x" * size
     threads.close()
+
+
+def test_a_body_takes_the_memory_that_it_is_charged() -> None:
+    """Where the system provides 2 MiB at a time, each took up to as much again."""
+    packed = b"".join(compress([bytes(2_000_000)], "gzip"))
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    before = resident()
+    plain = [decompress(packed, "gzip", 2**26) for _ in range(30)]
+    assert resident() - before < 1.3 * sum(map(len, plain))
