@@ -21,6 +21,10 @@ from services.telemetry.metrics import Metrics
 
 LINGER_S = 2.0
 """How long a peer may take to read why its connection ends, and to hang up."""
+ACCEPTED_A_TURN = 8
+"""Connections that one turn of the loop takes, some 40 µs each. libuv takes one from each socket
+that listens (since 1.46), so there are so many of the same port: of 200 callers at once, the last
+waited for 200 turns, each as long as `loop_turns.py` lets it be."""
 _MAX_SWEEP_S = 1.0
 
 
@@ -280,7 +284,7 @@ class PortServer:
         self._port = port
         self._connect = connect
         self._tls = tls
-        self._listening: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         # Coarse on purpose: one timer looks through all connections.
         limits = port.limits
@@ -291,13 +295,18 @@ class PortServer:
         """Begins to answer on a bound socket, which from now on belongs to the server."""
         self._sweep()
         handshake_s = self._port.limits.receive_timeout_s if self._tls is not None else None
-        self._listening = await asyncio.get_running_loop().create_server(
-            self._connect,
-            sock=listening,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=handshake_s,
-        )
+        loop = asyncio.get_running_loop()
+        sockets = [listening, *(listening.dup() for _ in range(ACCEPTED_A_TURN - 1))]
+        self._listening = [
+            await loop.create_server(
+                self._connect,
+                sock=one,
+                backlog=BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=handshake_s,
+            )
+            for one in sockets
+        ]
 
     def part(self) -> None:
         """Closes each connection with its next answer, which says so; takes new ones as before."""
@@ -310,8 +319,8 @@ class PortServer:
             grace_s: after it, whatever is still open is dropped.
         """
         port = self._port
-        if self._listening is not None:
-            self._listening.close()
+        for server in self._listening:
+            server.close()
         port.stopping = True
         for connection in tuple(port.connections):
             connection.close_if_idle()

@@ -59,6 +59,7 @@ class Running:
         self.happened: asyncio.Event = lists["happened"]  # type: ignore[assignment]
         bounds = make_limits(**limits)
         port = HttpPort(lambda _: self.route, bounds, Metrics("test"), make_budget())
+        self.connections = port.connections
         self.server = PortServer(port, partial(HttpConnection, port), tls)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
@@ -141,6 +142,24 @@ def test_burst_of_callers_while_the_loop_is_busy_connects_at_once() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
         on_loop(test)
+
+
+def test_turn_takes_several_of_those_who_wait() -> None:
+    callers = 100
+
+    async def test() -> None:
+        with contextlib.ExitStack() as opened:
+            async with running() as server:
+                for _ in range(callers):
+                    caller = opened.enter_context(socket.socket())
+                    caller.connect(("127.0.0.1", server.port))
+                turns = 0
+                while len(server.connections) < callers:
+                    await asyncio.sleep(0)
+                    turns += 1
+                assert turns <= callers // 2
+
+    on_loop(test)
 
 
 def test_slow_request_is_given_up() -> None:
