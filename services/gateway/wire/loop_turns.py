@@ -75,6 +75,11 @@ class LoopTurns:
         """How much a connection may be read at once."""
         return READ_BYTES if self.worked_us < WORK_A_TURN_US else READ_BYTES_LATE
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether this turn is long: much was done in it, or connections wait for the next."""
+        return self._asked
+
     def count(self, work_us: int) -> None:
         """Counts work that was done."""
         worked_us = self.worked_us = self.worked_us + work_us

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from services.errors import BufferFullError, ServingError, UnreadAnswersError
 from services.gateway.wire.byte_budget import SHARES, ByteBudget
@@ -21,10 +22,9 @@ from services.telemetry.metrics import Metrics
 
 LINGER_S = 2.0
 """How long a peer may take to read why its connection ends, and to hang up."""
-ACCEPTED_A_TURN = 8
-"""Connections that one turn of the loop takes, some 40 µs each. libuv takes one from each socket
-that listens (since 1.46), so there are so many of the same port: of 200 callers at once, the last
-waited for 200 turns, each as long as `loop_turns.py` lets it be."""
+ACCEPTED_A_TURN = 16
+"""Connections that one turn of a busy loop takes, some 60 µs each. libuv takes one (since 1.46): of
+200 callers at once, the last waited for 200 turns, each as long as `loop_turns.py` lets it be."""
 _MAX_SWEEP_S = 1.0
 
 
@@ -284,7 +284,10 @@ class PortServer:
         self._port = port
         self._connect = connect
         self._tls = tls
-        self._listening: list[asyncio.Server] = []
+        self._handshake_s = port.limits.receive_timeout_s if tls is not None else None
+        self._socket: socket.socket
+        self._listening: asyncio.Server | None = None
+        self._opening: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         # Coarse on purpose: one timer looks through all connections.
         limits = port.limits
@@ -294,19 +297,38 @@ class PortServer:
     async def start(self, listening: socket.socket) -> None:
         """Begins to answer on a bound socket, which from now on belongs to the server."""
         self._sweep()
-        handshake_s = self._port.limits.receive_timeout_s if self._tls is not None else None
+        listening.setblocking(False)
+        self._socket = listening
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._taken,
+            sock=listening,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=self._handshake_s,
+        )
+
+    def _taken(self) -> OpenConnection:
+        """Makes the connection that the loop has taken; if turns are long, takes the next, too."""
+        if self._port.turns.is_busy:
+            with contextlib.suppress(OSError):  # nobody waits; or too many files are open
+                for _ in range(ACCEPTED_A_TURN - 1):
+                    self._open(self._socket.accept()[0])
+        return self._connect()
+
+    def _open(self, taken: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        sockets = [listening, *(listening.dup() for _ in range(ACCEPTED_A_TURN - 1))]
-        self._listening = [
-            await loop.create_server(
-                self._connect,
-                sock=one,
-                backlog=BACKLOG,
-                ssl=self._tls,
-                ssl_handshake_timeout=handshake_s,
+        opening = loop.create_task(
+            loop.connect_accepted_socket(
+                self._connect, taken, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
             )
-            for one in sockets
-        ]
+        )
+        self._opening.add(opening)
+        opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[Any]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled():
+            opening.exception()  # of a peer that has gone, or speaks no TLS: its own affair
 
     def part(self) -> None:
         """Closes each connection with its next answer, which says so; takes new ones as before."""
@@ -319,8 +341,8 @@ class PortServer:
             grace_s: after it, whatever is still open is dropped.
         """
         port = self._port
-        for server in self._listening:
-            server.close()
+        if self._listening is not None:
+            self._listening.close()
         port.stopping = True
         for connection in tuple(port.connections):
             connection.close_if_idle()

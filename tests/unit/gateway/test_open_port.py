@@ -15,6 +15,7 @@ import pytest
 
 from services.gateway.wire.http_port import HttpPort
 from services.gateway.wire.http_protocol import HttpConnection
+from services.gateway.wire.loop_turns import WORK_A_TURN_US
 from services.gateway.wire.open_port import PortServer
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.http_wire import (
@@ -59,7 +60,7 @@ class Running:
         self.happened: asyncio.Event = lists["happened"]  # type: ignore[assignment]
         bounds = make_limits(**limits)
         port = HttpPort(lambda _: self.route, bounds, Metrics("test"), make_budget())
-        self.connections = port.connections
+        self.connections, self.turns = port.connections, port.turns
         self.server = PortServer(port, partial(HttpConnection, port), tls)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
@@ -144,7 +145,8 @@ def test_burst_of_callers_while_the_loop_is_busy_connects_at_once() -> None:
         on_loop(test)
 
 
-def test_turn_takes_several_of_those_who_wait() -> None:
+def test_busy_turn_takes_several_of_those_who_wait() -> None:
+    """Whose turn is short is served one after the other soon enough."""
     callers = 100
 
     async def test() -> None:
@@ -155,6 +157,7 @@ def test_turn_takes_several_of_those_who_wait() -> None:
                     caller.connect(("127.0.0.1", server.port))
                 turns = 0
                 while len(server.connections) < callers:
+                    server.turns.count(WORK_A_TURN_US)
                     await asyncio.sleep(0)
                     turns += 1
                 assert turns <= callers // 2
