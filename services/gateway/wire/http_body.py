@@ -23,7 +23,7 @@ _FIRST_BYTES = 4 * 1024
 """Of memory, for a body of which nothing is here."""
 _GROWTH = 4
 _WHOLE_FROM_BYTES = 256 * 1024
-_PAGE_BYTES = 2 * 2**20
+PAGE_BYTES = 2 * 2**20
 """What the system provides at a time, where it has huge pages."""
 _MAX_LINE_BYTES = 1024
 """A chunk's size with its extensions, or one trailer."""
@@ -58,15 +58,13 @@ class SizedBody:
         content: the body, once it is complete.
         held_bytes: memory that it takes, whole pages of the system: it lies anywhere in the first.
         received_bytes: those that are here.
+        work_us: of memory that `feed` filled for the first time.
     """
-
-    work_us = 0
-    """Beside that of reading."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self.content = memoryview(b"")
-        self.held_bytes = self.received_bytes = self._in_page = 0
+        self.held_bytes = self.received_bytes = self.work_us = self._in_page = self._counted = 0
         self._grow(min(size, _FIRST_BYTES // _GROWTH))
 
     @property
@@ -76,7 +74,15 @@ class SizedBody:
 
     def room(self, at_most: int) -> memoryview:
         """Where the next bytes belong; `received` then says how many came."""
-        return self.content[self.received_bytes : self.received_bytes + at_most]
+        start = self.received_bytes
+        if start == len(self.content):
+            self._grow(start)
+        return self.content[start : start + at_most]
+
+    def room_there(self, at_most: int) -> memoryview:
+        """The part of it that has its memory; perhaps nothing, where more takes up to 0.5 ms."""
+        start = self.received_bytes
+        return self.content[start : min(start + at_most, self.held_bytes)]
 
     def received(self, count: int) -> int:
         """Bytes were written into `room`.
@@ -85,12 +91,11 @@ class SizedBody:
             The bytes of memory that are held besides. To fill them for the first time takes half as
             long again as to read as many.
         """
-        before = self.held_bytes
         self.received_bytes += count
         self._measure()
-        if self.received_bytes == len(self.content) < self._size:
-            self._grow(self.received_bytes)
-        return self.held_bytes - before
+        more = self.held_bytes - self._counted
+        self._counted = self.held_bytes
+        return more
 
     def feed(self, data: bytes, position: int) -> int:
         """Takes its bytes from `data[position:]`; returns the position behind them."""
@@ -99,7 +104,7 @@ class SizedBody:
         if end > len(self.content):
             self._grow(end)
         self.content[self.received_bytes : end] = taken
-        self.received(len(taken))
+        self.work_us += self.received(len(taken)) >> COPY_SHIFT
         return position + len(taken)
 
     def _grow(self, least: int) -> None:
@@ -112,8 +117,7 @@ class SizedBody:
         before = self.content
         size = min(self._size, _GROWTH * least) if least < _WHOLE_FROM_BYTES else self._size
         room = np.empty(size, np.uint8)
-        if size > _GROWTH * _WHOLE_FROM_BYTES:
-            self._in_page = room.ctypes.data % _PAGE_BYTES
+        self._in_page = room.ctypes.data % PAGE_BYTES
         self.content = memoryview(room.data)
         self.content[: self.received_bytes] = before[: self.received_bytes]
         self._measure()
@@ -121,9 +125,18 @@ class SizedBody:
     def _measure(self) -> None:
         room = len(self.content)
         if room > _GROWTH * _WHOLE_FROM_BYTES:
-            pages = (self._in_page + self.received_bytes) // _PAGE_BYTES + 1
-            room = min(room, pages * _PAGE_BYTES - self._in_page)
+            room = min(room, paged(self._in_page, self.received_bytes))
         self.held_bytes = room
+
+
+def paged(in_page: int, size: int) -> int:
+    """Bytes of memory that the system has provided to a buffer, where it does by `PAGE_BYTES`.
+
+    Args:
+        in_page: where in a page the buffer begins.
+        size: of what was written, from its beginning.
+    """
+    return -(-(in_page + size) // PAGE_BYTES) * PAGE_BYTES - in_page if size else 0
 
 
 class ChunkedBody:

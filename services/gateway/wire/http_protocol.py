@@ -26,6 +26,7 @@ from services.gateway.wire.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadP
 from services.gateway.wire.http_port import HttpPort, head_too_large
 from services.gateway.wire.loop_turns import (
     READ_BYTES,
+    READ_BYTES_LATE,
     READ_SHIFT,
     READ_US,
     WORK_A_TURN_US,
@@ -52,7 +53,7 @@ class HttpConnection(ChargedConnection):
 
     __slots__ = (
         "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_empty_bytes", "_ended",
-        "_flush_asked", "_incoming", "_last", "_out", "_partial", "_position",
+        "_flush_asked", "_in_place", "_incoming", "_last", "_out", "_partial", "_position",
         "_probe", "_unread", "_waiting", "port",
     )  # fmt: skip
 
@@ -71,6 +72,7 @@ class HttpConnection(ChargedConnection):
         # The request whose body is being received, and when its first byte (or a head's) came.
         self._incoming: Exchange | None = None
         self._body: SizedBody | ChunkedBody | None = None
+        self._in_place = False
         self._began = 0.0
         # Requests without an answer, in order; and the answers whose turn has come.
         self._waiting: deque[Exchange] = deque()
@@ -102,15 +104,27 @@ class HttpConnection(ChargedConnection):
             )
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """A body of known length is read into its place, all else into the buffer all share."""
+        """A body of known length is read into its place, all else into the buffer all share.
+
+        When a turn's work is done, a body is read where it has its memory already: thousands of
+        connections may be read in that turn.
+        """
+        turns = self.port.turns
+        self._in_place = False
         if type(self._body) is SizedBody:
-            return self._body.room(self.port.turns.read_bytes)
-        return self.port.read_buffer[: self.port.turns.read_bytes]
+            body = self._body
+            is_late = turns.worked_us >= WORK_A_TURN_US
+            room = body.room_there(READ_BYTES_LATE) if is_late else body.room(READ_BYTES)
+            if room:
+                self._in_place = True
+                return room
+        return self.port.read_buffer[: turns.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
-        if type(self._body) is SizedBody:
+        if self._in_place:
             body = self._body
+            assert type(body) is SizedBody, "it was read into"
             grown = body.received(nbytes)
             if body.complete:
                 self._advance()
@@ -128,7 +142,7 @@ class HttpConnection(ChargedConnection):
             data = bytes(self.port.read_buffer[:nbytes])
             if self._data:
                 data = self._data[self._position :] + data
-            elif self._took_whole(data):
+            elif self._body is None and self._took_whole(data):
                 return
             self._data, self._position = data, 0
             self._advance()

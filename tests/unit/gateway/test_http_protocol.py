@@ -54,6 +54,27 @@ def requests(draw: st.DrawFn) -> tuple[bytes, bytes]:
             return request("/held", body), said(body, "/held")
 
 
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_body_that_is_itself_a_request_is_a_body(is_chunked: bool) -> None:
+    """Wherever it is cut: else who sends through a proxy speaks in the name of others."""
+    inner = request("/inner", b"x")
+    outer = chunked(inner, [len(inner)], path="/outer") if is_chunked else request("/outer", inner)
+    begin = outer.index(inner)
+
+    async def test() -> None:
+        for first in (begin - 1, begin, begin + 1):
+            for second in (begin + len(inner) - 1, begin + len(inner), begin + len(inner) + 1):
+                w = wire()
+                w.send(inner)  # whose head is known from now on
+                for piece in (outer[:first], outer[first:second], outer[second:]):
+                    w.send(piece)
+                await settle()
+                bodies = [answer.body for answer in w.answers()]
+                assert bodies == [said(b"x", "/inner"), said(inner, "/outer")]
+
+    on_loop(test)
+
+
 @settings(max_examples=200)
 @given(
     st.lists(requests(), min_size=1, max_size=6),

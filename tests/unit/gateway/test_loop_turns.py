@@ -265,6 +265,24 @@ async def test_a_turn_whose_work_is_done_reads_little(worked_us: int) -> None:
     assert len(connection.get_buffer(-1)) == size
 
 
+async def test_a_turn_whose_work_is_done_gives_no_body_more_memory() -> None:
+    """The system takes up to 0.5 ms to provide some, and thousands of connections may be read."""
+    body = b"0123456789abcdef" * 2**17
+    port = make_port(echo_route(), max_request_bytes=len(body))
+    one, sent = Wire(port), request("/echo", body)
+    for start in range(0, len(sent), READ_BYTES_LATE):
+        while not one.reading:  # noqa: ASYNC110 - a turn is what is awaited
+            await asyncio.sleep(0)
+        incoming = one.connection._body
+        port.turns.worked_us = WORK_A_TURN_US
+        held_bytes = incoming.held_bytes if incoming is not None else 0
+        one.send(sent[start : start + READ_BYTES_LATE])
+        if incoming is not None:
+            assert incoming.held_bytes == held_bytes
+    await settle()
+    assert [answer.body for answer in one.answers()] == [said(body)]
+
+
 async def test_of_small_requests_on_many_connections_a_turn_begins_so_many() -> None:
     """What a read holds whole is counted as well, unless its own work has turns."""
     port = make_port(echo_route())
