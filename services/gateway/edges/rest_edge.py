@@ -15,7 +15,7 @@ import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from services.access.caller import Visitor
@@ -30,15 +30,17 @@ from services.gateway.ledger import Ledger
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.wire.http_asgi import asgi_opener
 from services.gateway.wire.http_body import SMALL_BODY_BYTES, Body
-from services.gateway.wire.http_exchange import Exchange, Opener, error_body
+from services.gateway.wire.http_exchange import JSON, Exchange, Opener, error_body
 from services.gateway.wire.http_head import Head
 from services.ports import LIVE_PATH, READY_PATH
 
 if TYPE_CHECKING:
     from services.access.door import Door
+    from services.gateway.wire.http_protocol import HttpConnection
 
-_OPEN_PATHS = frozenset((LIVE_PATH, READY_PATH, "/openapi.json", "/docs"))
-"""What says nothing of the models, and is for everybody."""
+_DOCS = "/docs"
+_OPENAPI = "/openapi.json"
+_HTML = b"content-type: text/html; charset=utf-8\r\n"
 _JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
@@ -60,6 +62,16 @@ class RestEdge:
         self._jobs = JobRoutes(admission, ledger, desk, self._visitor)
         self._facts = facts
         self._ledger = ledger
+        page = files("services.gateway.edges").joinpath("docs.html").read_bytes()
+        document = orjson.dumps(openapi_document(facts.version, with_jobs=self._has_jobs))
+        live = orjson.dumps({"live": True})
+        # What says nothing of the models, and is for everybody.
+        self._open: dict[str, Callable[[], _Said]] = {
+            LIVE_PATH: lambda: (200, JSON, live),
+            READY_PATH: self._ready,
+            _OPENAPI: lambda: (200, JSON, document),
+            _DOCS: lambda: (200, _HTML, page),
+        }
         application = self._application()
         self._open_other = asgi_opener(application)
         self._open_job = asgi_opener(application, reads_bodies=True)
@@ -71,9 +83,12 @@ class RestEdge:
             UnauthenticatedError: nobody; a stranger's body is not waited for.
             InvalidRequestError: there are two credentials.
         """
+        if (say := self._open.get(head.path)) is not None:
+            is_read = head.method in ("GET", "HEAD")
+            return partial(_OpenAnswer, say) if is_read else partial(_NotAllowed, "GET, HEAD")
         found = _INFER.fullmatch(head.path)
         entrance = None
-        if self._door is not None and head.path not in _OPEN_PATHS:
+        if self._door is not None:
             secret = secret_of(head.text("authorization") or "", head.text("x-api-key") or "")
             self._door.admit(secret)
             entrance = self._door.entrance(secret, "infer", found[1]) if found else None
@@ -81,7 +96,7 @@ class RestEdge:
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":
-            return _NotAllowed
+            return partial(_NotAllowed, "POST")
         model, version = found[1], found[2] or ""
         route = InferRoute(self._admission, self._ledger, head, model, version, entrance)
         return partial(InferExchange, route)
@@ -115,10 +130,6 @@ class RestEdge:
         return [
             Route("/v2", self._server_metadata),
             Route("/v2/", self._server_metadata),
-            Route(LIVE_PATH, _live),
-            Route(READY_PATH, self._ready),
-            Route("/openapi.json", self._openapi),
-            Route("/docs", _docs),
         ]
 
     def _model_routes(self) -> list[Route]:
@@ -136,14 +147,11 @@ class RestEdge:
         self._visitor(request).take_request()
         return _json({"name": NAME, "version": self._facts.version, "extensions": list(EXTENSIONS)})
 
-    async def _ready(self, _: Request) -> Response:
+    def _ready(self) -> "_Said":
         ready = self._facts.is_ready()
         reason = self._facts.why_not_served()
         said = {"ready": ready, "reason": reason} if reason else {"ready": ready}
-        return _json(said, 200 if ready else 503)
-
-    async def _openapi(self, _: Request) -> Response:
-        return _json(openapi_document(self._facts.version, with_jobs=self._has_jobs))
+        return 200 if ready else 503, JSON, orjson.dumps(said)
 
     async def _model_metadata(self, request: Request) -> Response:
         model, version = _named(request)
@@ -163,8 +171,8 @@ class RestEdge:
         return _json({"name": model, "ready": ready}, 200 if ready else 503)
 
 
-class _NotAllowed(Exchange):
-    """Inference by another method than POST."""
+class _BodilessExchange(Exchange):
+    """An answer for which the body does not matter."""
 
     __slots__ = ()
 
@@ -172,24 +180,46 @@ class _NotAllowed(Exchange):
         """A few KiB, which nobody reads."""
         return min(max_bytes, SMALL_BODY_BYTES)
 
+
+_Said = tuple[int, bytes, bytes]
+"""Status, header lines, content."""
+
+
+class _OpenAnswer(_BodilessExchange):
+    """Answers anybody who asks, and so without the cost of an application and a task."""
+
+    __slots__ = ("_say",)
+
+    def __init__(self, say: Callable[[], _Said], connection: "HttpConnection", head: Head) -> None:
+        super().__init__(connection, head)
+        self._say = say
+
+    def begin(self, body: Body) -> None:
+        """Answers."""
+        status, fields, content = self._say()
+        self.respond(status, fields, [content])
+
+
+class _NotAllowed(_BodilessExchange):
+    """A path that knows other methods."""
+
+    __slots__ = ("_allowed",)
+
+    def __init__(self, allowed: str, connection: "HttpConnection", head: Head) -> None:
+        super().__init__(connection, head)
+        self._allowed = allowed
+
     def begin(self, body: Body) -> None:
         """Refuses."""
         self.respond_error(
-            _not_allowed(self.head.method, self.head.path, "POST"), b"allow: POST\r\n"
+            _not_allowed(self.head.method, self.head.path, self._allowed),
+            f"allow: {self._allowed}\r\n".encode(),
         )
 
 
 def _named(request: Request) -> tuple[str, str]:
     """The model and version in the URL; no version is the empty string."""
     return request.path_params["model"], request.path_params.get("version", "")
-
-
-async def _live(_: Request) -> Response:
-    return _json({"live": True})
-
-
-async def _docs(_: Request) -> Response:
-    return HTMLResponse(files("services.gateway.edges").joinpath("docs.html").read_text())
 
 
 def _json(document: object, status: int = 200) -> Response:

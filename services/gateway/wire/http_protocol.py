@@ -385,7 +385,7 @@ class HttpConnection(ChargedConnection):
     def ends_with(self, exchange: Exchange) -> bool:
         """Ends the connection with this exchange, unless more has been asked after it."""
         newest = bool(self._waiting) and self._waiting[-1] is exchange
-        if newest and not self._data and self._incoming is None:
+        if newest and self._position >= len(self._data) and self._incoming is None:
             self._ended = True
         return newest and self._ended
 
