@@ -1,8 +1,19 @@
 """Bytes of HTTP/1 that cost a server more than they cost their sender."""
 
+import asyncio
+import contextlib
 from random import Random
 
 from tests.adversarial.attack import Attack, Target
+from tests.adversarial.http2_bytes import (
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    block,
+    frame,
+)
 
 PATH = b"/v2/models/linear/infer"
 
@@ -19,4 +30,50 @@ async def bare_line_ends(target: Target, random: Random) -> None:
         target.count(await peer.status())
 
 
-ATTACKS = (Attack("HTTP/1: nothing but line ends", bare_line_ends),)
+async def chunks_that_are_requests(target: Target, random: Random) -> None:
+    """Bodies whose chunks are requests, each in a read of its own; they are to stay bodies."""
+    inner = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    outer = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % PATH
+    async with target.connection(target.http_port) as peer:
+        await peer.send(inner)
+        target.count(await peer.status())  # now the head is known
+        await peer.send(outer)
+        for _ in range(random.randrange(1, 4)):
+            for piece in (b"%x\r\n" % len(inner), inner, b"\r\n"):
+                await asyncio.sleep(0.02)  # or the system joins them
+                await peer.send(piece)
+        await peer.send(b"0\r\n\r\n")
+        status = await peer.status()
+    target.count(status)
+    if status == "200":
+        target.wrong("a chunk's content was answered as a request")
+
+
+async def many_connects(target: Target, random: Random) -> None:
+    """Connections by the hundred, beside calls by the thousand that keep the loop busy."""
+    calls = [frame(HEADERS, END_HEADERS | END_STREAM, s, block("/a/b")) for s in range(1, 800, 2)]
+
+    async def call() -> None:
+        with contextlib.suppress(ConnectionError):
+            async with target.connection(target.grpc_port) as peer:
+                await peer.send(PREFACE, frame(SETTINGS, 0, 0))
+                for begin in range(0, len(calls), 20):
+                    if target.over:
+                        break
+                    await peer.send(*calls[begin : begin + 20])
+                    await asyncio.sleep(0.02)
+
+    async def connect(stack: contextlib.AsyncExitStack) -> None:
+        await stack.enter_async_context(target.connection(target.http_port))
+
+    async with contextlib.AsyncExitStack() as stack:
+        together = [call() for _ in range(40)]
+        together += [connect(stack) for _ in range(random.choice((100, 400)))]
+        await asyncio.gather(*together)
+
+
+ATTACKS = (
+    Attack("HTTP/1: nothing but line ends", bare_line_ends),
+    Attack("HTTP/1: chunks that are requests", chunks_that_are_requests),
+    Attack("HTTP/1: connections by the hundred", many_connects),
+)

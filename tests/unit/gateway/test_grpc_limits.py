@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -245,16 +246,30 @@ async def test_loop_has_its_turn_among_calls() -> None:
     desk = Desk()
     w = wire(desk)
     w.send(b"".join(call(2 * index + 1) for index in range(5 * CALLS_A_TURN)))
-    assert len(desk.opened) == CALLS_A_TURN
+    assert len(desk.opened) == CALLS_A_TURN - 1  # to read the head counts as one, too
     await asyncio.sleep(0)
-    assert len(desk.opened) == 2 * CALLS_A_TURN
+    assert len(desk.opened) == 2 * CALLS_A_TURN - 1
     w.send(b"")
     w.send(frame(PING, 0, 0, b"12345678"))
-    assert len(desk.opened) == 2 * CALLS_A_TURN, "what comes meanwhile waits its turn"
+    assert len(desk.opened) == 2 * CALLS_A_TURN - 1, "what comes meanwhile waits its turn"
     await settle()
     assert len(desk.opened) == 5 * CALLS_A_TURN
     assert [answer.status for answer in w.answers().values()] == [0] * 5 * CALLS_A_TURN
     assert w.frames()[-1].kind == PING
+
+
+async def test_heads_that_are_new_and_refusals_count_as_calls() -> None:
+    """To read six fields takes as long as to begin a call, and so does to say why not."""
+    desk = Desk()
+    w = wire(desk)
+    new = [call(2 * index + 1, x_number=str(index)) for index in range(2 * CALLS_A_TURN)]
+    w.send(b"".join(new))
+    assert len(desk.opened) == CALLS_A_TURN // 2
+    await settle()
+    refused = [call(2 * index + 1001, grpc_timeout="x") for index in range(2 * CALLS_A_TURN)]
+    desk.refused.clear()
+    w.send(b"".join(refused))
+    assert len(desk.refused) == math.ceil(CALLS_A_TURN / 3)
 
 
 @pytest.mark.parametrize(
