@@ -216,7 +216,8 @@ def _paired(
             f"raw_input_contents has {len(raw)} entries for {len(tensors)} inputs; "
             "give one each, in the same order"
         )
-    paired = list(zip(tensors, raw or [None] * len(tensors), strict=True))
+    # Slices are lists, which to walk through takes half the time that a repeated field takes.
+    paired = list(zip(tensors[:], raw[:] or [None] * len(tensors), strict=True))
     for tensor, _ in paired:
         refuse_unsupported(tensor.parameters, _value)
     return paired
@@ -232,8 +233,8 @@ def _refuse_both(tensor: pb.ModelInferRequest.InferInputTensor) -> None:
 def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes | memoryview) -> Array:
     _refuse_both(tensor)
     try:
-        # A list: a repeated field makes an object of each number, each time it is asked.
-        return decode_raw(tensor.datatype, list(tensor.shape), data)
+        # A slice is a list: a repeated field makes an object of each number, each time it is asked.
+        return decode_raw(tensor.datatype, tensor.shape[:], data)
     except ValueError as error:  # written out: a context manager costs 3 µs
         raise unreadable_input(tensor.name, error) from error
 

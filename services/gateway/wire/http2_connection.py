@@ -60,6 +60,7 @@ from services.gateway.wire.loop_turns import (
     COPY_SHIFT,
     FIRST_WORK_US,
     READ_BYTES,
+    READ_BYTES_LATE,
     READ_SHIFT,
     READ_US,
     WORK_A_TURN_US,
@@ -154,7 +155,9 @@ class Http2Connection(OpenConnection):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The buffer that all connections share."""
-        return self._read_buffer[: self._turns.read_bytes]
+        if self._turns.worked_us < WORK_A_TURN_US:
+            return self._read_buffer
+        return self._read_buffer[:READ_BYTES_LATE]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""

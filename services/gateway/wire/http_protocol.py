@@ -109,16 +109,15 @@ class HttpConnection(ChargedConnection):
         When a turn's work is done, a body is read where it has its memory already: thousands of
         connections may be read in that turn.
         """
-        turns = self.port.turns
+        is_late = self.port.turns.worked_us >= WORK_A_TURN_US
         self._in_place = False
         if type(self._body) is SizedBody:
             body = self._body
-            is_late = turns.worked_us >= WORK_A_TURN_US
             room = body.room_there(READ_BYTES_LATE) if is_late else body.room(READ_BYTES)
             if room:
                 self._in_place = True
                 return room
-        return self.port.read_buffer[: turns.read_bytes]
+        return self.port.read_buffer[:READ_BYTES_LATE] if is_late else self.port.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""

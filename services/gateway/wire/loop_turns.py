@@ -71,11 +71,6 @@ class LoopTurns:
         self._waiting: deque[Waiting] = deque()
 
     @property
-    def read_bytes(self) -> int:
-        """How much a connection may be read at once."""
-        return READ_BYTES if self.worked_us < WORK_A_TURN_US else READ_BYTES_LATE
-
-    @property
     def is_busy(self) -> bool:
         """Whether this turn is long: much was done in it, or connections wait for the next."""
         return self._asked
