@@ -80,7 +80,7 @@ class TurnShare:
     def _turn(self) -> None:
         """A new turn: begins those that have waited longest."""
         waiting, begun, now = self._waiting, 0, time.monotonic()
-        if waiting:
+        if len(waiting) > BEGUN_A_TURN:
             lend_lock()
         try:
             while waiting and begun < BEGUN_A_TURN:

@@ -86,7 +86,7 @@ class InferRoute:
 class InferExchange(Exchange):
     """One inference."""
 
-    __slots__ = ("_entry", "_record", "_request", "_reserved_bytes", "_route")
+    __slots__ = ("_entry", "_record", "_request", "_route")
     counts_refusals = True
     is_paced = True
 
@@ -101,7 +101,6 @@ class InferExchange(Exchange):
         self._record: Record | None = None
         self._request: RestRequest | None = None
         self._entry: Entry | None = None
-        self._reserved_bytes = 0
 
     @property
     def is_over(self) -> bool:
@@ -141,7 +140,7 @@ class InferExchange(Exchange):
             else:
                 decoded = self._decode(body, caller)
             if isinstance(decoded, RestRequest):
-                self._let_in(decoded, waited_s, caller, self._answered)
+                self._let_in(decoded, waited_s, caller)
             else:
                 self._read_in_slices(decoded, waited_s, caller)
         except ServingError as error:
@@ -149,9 +148,7 @@ class InferExchange(Exchange):
         except Exception as error:
             self._fail_unforeseen(error)
 
-    def _let_in(
-        self, request: RestRequest, waited_s: float, caller: "Caller | None", answered: Done
-    ) -> None:
+    def _let_in(self, request: RestRequest, waited_s: float, caller: "Caller | None") -> None:
         """Hands a decoded request to admission.
 
         Raises:
@@ -180,6 +177,7 @@ class InferExchange(Exchange):
             trace=record.trace,
             caller=caller,
         )
+        answered: Done = self._answered
         if route.ledger.sampler is not None:
             answered = route.ledger.sampler.watch(call, record, answered)
         entry = route.admission.infer(call, answered)
@@ -197,7 +195,6 @@ class InferExchange(Exchange):
         record = self._record or self._open_record()
         if self._entry is not None:
             self._entry.cancel()
-        self._give_back()
         record.close_failed(_CLIENT_CLOSED, ServingError("the caller hung up"))
 
     def _open_record(self) -> Record:
@@ -225,13 +222,11 @@ class InferExchange(Exchange):
 
         def done(request: RestRequest) -> None:
             try:
-                now_waited_s = waited_s + time.monotonic() - began
-                self._let_in(request, now_waited_s, caller, self._answered_large)
+                self._let_in(request, waited_s + time.monotonic() - began, caller)
             except Exception as error:
                 failed(error)
 
         def failed(error: Exception) -> None:
-            self._give_back()
             if isinstance(error, ServingError):
                 self._fail(error if self._request else self._fault_of_model() or error)
             else:
@@ -246,17 +241,7 @@ class InferExchange(Exchange):
             BufferFullError: there is no room.
         """
         self._connection.port.budget.take(size, SMALL_BYTES)
-        self._reserved_bytes += size
-
-    def _give_back(self) -> None:
-        if self._reserved_bytes:
-            self._connection.port.budget.give(self._reserved_bytes)
-            self._reserved_bytes = 0
-
-    def _answered_large(self, outcome: Outcome) -> None:
-        """The answer to a request whose arrays were reserved."""
-        self._give_back()
-        self._answered(outcome)
+        self.held_bytes += size
 
     def _fault_of_model(self) -> ServingError | None:
         """That the model is not there, which is what to say before the body's own faults."""
