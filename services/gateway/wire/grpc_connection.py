@@ -48,8 +48,6 @@ MAX_SILENT_CALLS = 64
 """Calls that wait for their caller, of which the budget is not told."""
 MAX_KNOWN_BYTES = 32 * 1024
 """Of heads that are known."""
-DROPPED_A_TURN = 64
-"""Calls whose caller has gone with its connection; each takes some 20 µs."""
 FIELDS_A_CALL = 6
 BLOCK_BYTES_A_CALL = 512
 """What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
@@ -224,19 +222,11 @@ class GrpcConnection(Http2Connection):
     def drop_calls(self) -> None:
         """Nobody waits for any answer any more."""
         calls, self._calls = self._calls, {}
-        left = [(call, call.is_over) for call in calls.values()]
-        for call, _ in left:
+        waiting = [call for call in calls.values() if not call.is_over]
+        over = [call for call in calls.values() if call.is_over]
+        for call in waiting:
             call.is_over = True  # none is answered from now on
-        self._drop_some(left)
-
-    def _drop_some(self, calls: list[tuple[Call, bool]]) -> None:
-        """Drops calls, some in each turn of the loop: there may be thousands."""
-        for call, was_over in calls[:DROPPED_A_TURN]:
-            self._release(call)
-            if not was_over:
-                call.abandon()
-        if left := calls[DROPPED_A_TURN:]:
-            asyncio.get_running_loop().call_soon(self._drop_some, left)
+        self.port.drop(waiting, over)
 
     def _check_known(self, stream: int) -> None:
         """Refuses frames of calls that were never begun, [5.1].
@@ -311,12 +301,12 @@ class GrpcConnection(Http2Connection):
 
     def _drop(self, call: Call) -> None:
         """A call that the connection has forgotten is not waited for any more."""
-        self._release(call)
-        if not call.is_over:
-            call.is_over = True
+        was_over, call.is_over = call.is_over, True
+        self.release(call)
+        if not was_over:
             call.abandon()
 
-    def _release(self, call: Call) -> None:
+    def release(self, call: Call) -> None:
         """Gives back what a call held."""
         self.sending.forget(call)
         call.forget_input()

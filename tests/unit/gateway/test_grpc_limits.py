@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.wire.grpc_connection import DROPPED_A_TURN, UNFINISHED_MESSAGES
+from services.gateway.wire.grpc_connection import UNFINISHED_MESSAGES
+from services.gateway.wire.grpc_port import DROPPED_A_TURN
 from services.gateway.wire.http2_connection import (
     CALLS_A_TURN,
     FRAMES_A_TURN,
@@ -290,16 +291,23 @@ async def test_calls_that_are_broken_off_at_once_take_turns_too() -> None:
     assert len(desk.abandoned) == 200
 
 
-async def test_calls_of_a_lost_connection_are_dropped_in_turns() -> None:
+async def test_calls_of_lost_connections_are_dropped_in_turns() -> None:
+    """Among all that are lost in a turn: a fleet of callers may go at once."""
     desk = Desk()
-    w = wire(desk)
-    for stream in range(1, 20 * DROPPED_A_TURN, 2):
-        w.send(begin(stream, "/t/Held"))
-        await asyncio.sleep(0)
+    port = make_port(desk)
+    wires = [Wire(port) for _ in range(5)]
+    for w in wires:
+        w.send(GREETING)
+        for stream in range(1, 4 * DROPPED_A_TURN, 2):
+            w.send(begin(stream, "/t/Held"))
+            await asyncio.sleep(0)
     await settle()
-    w.lose()
+    for w in wires:
+        w.lose()
     assert len(desk.abandoned) == DROPPED_A_TURN
     assert desk.open_calls == 0, "none is answered any more"
+    await asyncio.sleep(0)
+    assert len(desk.abandoned) == 2 * DROPPED_A_TURN
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(desk.abandoned) == 10 * DROPPED_A_TURN
