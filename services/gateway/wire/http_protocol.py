@@ -106,8 +106,7 @@ class HttpConnection(ChargedConnection):
     def get_buffer(self, sizehint: int) -> memoryview:
         """A body of known length is read into its place, all else into the buffer all share.
 
-        When a turn's work is done, a body is read where it has its memory already: thousands of
-        connections may be read in that turn.
+        In a turn whose work is done, only where it has its memory: thousands may be read in it.
         """
         is_late = self.port.turns.worked_us >= WORK_A_TURN_US
         self._in_place = False
@@ -456,13 +455,6 @@ class HttpConnection(ChargedConnection):
         self._waits_turn = False
         self._advance(work_us)
         self.port.turns.worked_us += READ_US
-
-    def _count_read(self, nbytes: int) -> None:
-        """Large reads take time of the loop as well."""
-        turns = self.port.turns
-        turns.worked_us += nbytes >> READ_SHIFT
-        if turns.worked_us >= WORK_A_TURN_US:
-            self._wait_turn(turns, is_fresh=True)
 
     def _drop(self, nbytes: int) -> None:
         """Input behind the last request: read, so that the answer is not lost to a reset."""

@@ -16,7 +16,13 @@ from typing import Any
 from services.errors import BufferFullError, ServingError, UnreadAnswersError
 from services.gateway.wire.byte_budget import SHARES, ByteBudget
 from services.gateway.wire.http_compression import CompressionThreads
-from services.gateway.wire.loop_turns import READ_BYTES, SMALL_READ_BYTES, LoopTurns
+from services.gateway.wire.loop_turns import (
+    READ_BYTES,
+    READ_SHIFT,
+    SMALL_READ_BYTES,
+    WORK_A_TURN_US,
+    LoopTurns,
+)
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
@@ -195,6 +201,13 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
             self._waits_turn = True
             turns.wait(self, is_fresh=is_fresh, is_small=size <= SMALL_READ_BYTES)
             self._set_reading()
+
+    def _count_read(self, nbytes: int) -> None:
+        """Large reads take time of the loop as well."""
+        turns = self.port.turns
+        turns.worked_us += nbytes >> READ_SHIFT
+        if turns.worked_us >= WORK_A_TURN_US:
+            self._wait_turn(turns, is_fresh=True)
 
     def _read(self, wanted: bool) -> bool:
         """Has the transport read from now on, or not. Returns whether that is news."""
