@@ -17,7 +17,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
+from services.errors import (
+    BufferFullError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    ServingError,
+)
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import PAGE_BYTES, Body, paged, too_large
 
@@ -246,6 +251,8 @@ class CompressionThreads:
                 inflation.step(_SLICE_BYTES)
             except ServingError as error:
                 return error
+            except (MemoryError, OSError) as error:
+                return _no_memory(error)
             return None
 
         def stepped(error: ServingError | None) -> None:
@@ -302,3 +309,9 @@ def _plain_or_error(body: Body, encoding: str, max_bytes: int) -> Body | Serving
         return decompress(body, encoding, max_bytes)
     except ServingError as error:
         return error
+    except (MemoryError, OSError) as error:
+        return _no_memory(error)
+
+
+def _no_memory(error: Exception) -> BufferFullError:
+    return BufferFullError(f"the system has no memory for the plain body: {error}")

@@ -26,3 +26,19 @@ class ReceiveTimeoutError(InvalidRequestError):
 
 class TooManyConnectionsError(OverloadedError):
     """The HTTP port holds `max_connections` connections."""
+
+
+def too_slow(limit_s: float) -> ReceiveTimeoutError:
+    """The refusal of a request that takes too long to arrive."""
+    return ReceiveTimeoutError(
+        f"the request did not arrive within {limit_s:g} s (receive_timeout_s); "
+        "send it faster or in smaller batches"
+    )
+
+
+def too_many_connections(limit: int) -> TooManyConnectionsError:
+    """The refusal of a connection beyond the limit."""
+    return TooManyConnectionsError(
+        f"{limit} connections are open here, the limit (max_connections); "
+        "retry later or add servers"
+    )

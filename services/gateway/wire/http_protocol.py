@@ -20,7 +20,7 @@ from collections import deque
 from services.errors import InvalidRequestError, OverloadedError, ServingError
 from services.gateway.wire.http_body import Body, ChunkedBody, SizedBody, part_of, too_large
 from services.gateway.wire.http_charges import ChargedConnection
-from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
+from services.gateway.wire.http_errors import too_many_connections, too_slow
 from services.gateway.wire.http_exchange import Exchange, Opener
 from services.gateway.wire.http_head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
 from services.gateway.wire.http_port import HttpPort, head_too_large
@@ -53,8 +53,8 @@ class HttpConnection(ChargedConnection):
 
     __slots__ = (
         "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_empty_bytes", "_ended",
-        "_flush_asked", "_in_place", "_incoming", "_last", "_out", "_partial", "_position",
-        "_probe", "_unread", "_waiting", "port",
+        "_flush_asked", "_in_place", "_incoming", "_last", "_out", "_partial",
+        "_paused_at", "_position", "_probe", "_unread", "_waiting", "port",
     )  # fmt: skip
 
     def __init__(self, port: HttpPort) -> None:
@@ -73,7 +73,7 @@ class HttpConnection(ChargedConnection):
         self._incoming: Exchange | None = None
         self._body: SizedBody | ChunkedBody | None = None
         self._in_place = False
-        self._began = 0.0
+        self._began = self._paused_at = 0.0
         # Requests without an answer, in order; and the answers whose turn has come.
         self._waiting: deque[Exchange] = deque()
         self._out: list[bytes | memoryview] = []
@@ -96,12 +96,7 @@ class HttpConnection(ChargedConnection):
         if len(port.connections) > limit + SPARE_CONNECTIONS:
             self.abort()
         elif len(port.connections) > limit:
-            self._refuse(
-                TooManyConnectionsError(
-                    f"{limit} connections are open here, the limit (max_connections); "
-                    "retry later or add servers"
-                )
-            )
+            self._refuse(too_many_connections(limit))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """A body of known length is read into its place, all else into the buffer all share.
@@ -230,7 +225,7 @@ class HttpConnection(ChargedConnection):
         turns.count(self._worked_us - before_us)
         if self._position == len(self._data):
             self._data, self._position = b"", 0
-        if self._data or self._partial or self._body is not None or self._held_bytes:
+        if self._data or self._partial or self._body or self._held_bytes or self._left_bytes:
             self._settle_input()
         if self._out:
             self._flush()
@@ -307,7 +302,7 @@ class HttpConnection(ChargedConnection):
         else:
             self._body = SizedBody(size)
         if exchange.head.expects_continue and self._position == len(self._data):
-            self._transport.write(_CONTINUE)
+            self._out.append(_CONTINUE)  # behind the answers that are about to be written
 
     def _step_body(self, body: SizedBody | ChunkedBody) -> bool:
         before, work_us = self._position, body.work_us
@@ -317,7 +312,7 @@ class HttpConnection(ChargedConnection):
             return self._position < len(self._data)
         exchange, self._incoming, self._body = self._incoming, None, None
         assert exchange is not None
-        self.settle_unsent()  # gives back what the request is charged for from now on
+        self._forget_held()  # the request is charged for it from now on
         self._take(exchange, body.content)
         return True
 
@@ -352,6 +347,7 @@ class HttpConnection(ChargedConnection):
             self._data, self._position = bytes(self._partial), 0
             self._partial = bytearray()
             self._probe = None
+            self._forget_held()  # nothing of it waits for the peer: it is not to make room
             self._advance()
             return
         try:
@@ -474,8 +470,12 @@ class HttpConnection(ChargedConnection):
             # Reading on is how a peer that hangs up is seen.
             wanted = self._dropped_bytes <= self.port.limits.max_request_bytes + READ_BYTES
             wanted = wanted and not self._waits_turn
-        if self._read(wanted) and wanted:
-            self._began = self._now()
+        if self._read(wanted):
+            now = self._now()
+            if wanted:  # what was not read was not late
+                self._began += now - max(self._began, self._paused_at)
+            else:
+                self._paused_at = now
 
     def sweep(self) -> None:
         """Called by the port's timer: ends what has lasted too long."""
@@ -485,12 +485,7 @@ class HttpConnection(ChargedConnection):
             self.sweep_unsent(now, limits.receive_timeout_s)
         elif self._incoming is not None or self._partial:
             if not self._read_paused and now - self._began > limits.receive_timeout_s:
-                self._refuse(
-                    ReceiveTimeoutError(
-                        f"the request did not arrive within {limits.receive_timeout_s:g} s "
-                        "(receive_timeout_s); send it faster or in smaller batches"
-                    )
-                )
+                self._refuse(too_slow(limits.receive_timeout_s))
         elif not self._waiting and now - self._since > limits.keep_alive_timeout_s:
             self._hang_up()
 

@@ -357,6 +357,8 @@ class PortServer:
         if self._listening is not None:
             self._listening.close()
         port.stopping = True
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=grace_s)
         for connection in tuple(port.connections):
             connection.close_if_idle()
         with contextlib.suppress(TimeoutError):

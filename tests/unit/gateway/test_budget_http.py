@@ -213,3 +213,44 @@ def test_paths_without_bodies_refuse_them_at_the_head(sent: bytes) -> None:
         assert b"send none" in answer.body
 
     on_loop(test)
+
+
+@pytest.mark.parametrize("is_room_made", [True, False])
+def test_request_whose_head_came_in_pieces_does_not_make_room_for_itself(
+    is_room_made: bool,
+) -> None:
+    """It had a refusal behind its answer, which the peer took for that of its next request."""
+
+    async def test() -> None:
+        port = make_port(echo_route())
+        other = Wire(port)
+        if is_room_made:
+            other.send(request("/echo", b"o" * 100_000)[:60_000])
+        w, sent = Wire(port), request("/echo", b"a" * 40_000)
+        w.send(sent[:20])
+        others_bytes = LIMIT_BYTES - port.budget.held_bytes - 20_000
+        port.budget.held_bytes += others_bytes
+        w.send(sent[20:])
+        await settle()
+        assert [answer.status for answer in w.answers()] == [200 if is_room_made else 503]
+        w.lose()
+        other.lose()
+        assert port.budget.held_bytes == others_bytes
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("cut", [0, 100])
+def test_request_in_chunks_is_refused_when_there_is_no_room(cut: int) -> None:
+    async def test() -> None:
+        port = make_port(echo_route())
+        w, sent = Wire(port), chunked(b"b" * 50_000, [50_000])
+        w.send(sent[:cut])
+        port.budget.held_bytes += LIMIT_BYTES
+        w.send(sent[cut:])
+        await settle()
+        assert [answer.status for answer in w.answers()] == [503]
+        w.lose()
+        assert port.budget.held_bytes == LIMIT_BYTES
+
+    on_loop(test)

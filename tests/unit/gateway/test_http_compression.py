@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import gzip
+import mmap
 import threading
 import zlib
 from collections.abc import Callable
@@ -194,3 +196,21 @@ def test_a_body_takes_the_memory_that_it_is_charged() -> None:
     before = resident()
     plain = [decompress(packed, "gzip", 2**26) for _ in range(30)]
     assert resident() - before < 1.3 * sum(map(len, plain))
+
+
+async def test_a_body_that_there_is_no_memory_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", no_memory)
+    packed = b"".join(compress([bytes(1_000_000)], "gzip"))
+    threads, found = CompressionThreads(), asyncio.get_running_loop().create_future()
+    budget = make_budget()
+    threads.decompress(
+        packed, "gzip", 2**26, budget=budget, is_wanted=lambda: True, done=found.set_result
+    )
+    assert isinstance(await found, BufferFullError)
+    assert budget.held_bytes == 0
+    threads.close()

@@ -1,5 +1,6 @@
 """One connection: framing, order, limits and flow, on bytes cut anywhere. No network."""
 
+import asyncio
 import itertools
 import random
 from typing import Any
@@ -387,5 +388,47 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
         assert wires[2].answers()[0].header("retry-after") == "1"
         dropped = [Wire(port) for _ in range(70)]
         assert [w.aborted for w in dropped] == [False] * 64 + [True] * 6
+
+    on_loop(test)
+
+
+def test_interim_answer_stands_behind_an_answer_given_at_once() -> None:
+    async def test() -> None:
+        w = wire()
+        expecting = request("/echo", b"second", expect="100-continue")
+        w.send(request("/echo", b"first") + expecting[: -len(b"second")])
+        await settle()
+        assert w.output.index(said(b"first")) < w.output.index(b"HTTP/1.1 100 ")
+        w.send(b"second")
+        assert w.output.endswith(said(b"second"))
+
+    on_loop(test)
+
+
+def test_length_with_thousands_of_zeros_is_read() -> None:
+    """Python refuses to read as many digits."""
+
+    async def test() -> None:
+        w = wire()
+        w.send(request("/echo", b"hello").replace(b"length: 5", b"length: " + b"0" * 5000 + b"5"))
+        assert [answer.body for answer in w.answers()] == [said(b"hello")]
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("chunks", [1, 130])
+def test_request_that_waits_for_turns_has_no_longer_to_arrive(chunks: int) -> None:
+    """Who sends so much at once that it waits for a turn began its time anew."""
+
+    async def test() -> None:
+        w, loop = wire(receive_timeout_s=0.2), asyncio.get_running_loop()
+        w.send(b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        began = loop.time()
+        while not w.output and loop.time() - began < 5:
+            w.send((b"10\r\n" + b"a" * 16 + b"\r\n") * chunks)
+            await asyncio.sleep(0.05)
+            w.connection.port.tick()
+            w.connection.sweep()
+        assert [answer.status for answer in w.answers()] == [408]
 
     on_loop(test)
