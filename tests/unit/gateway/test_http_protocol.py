@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.gateway.wire.http_head import MAX_HEAD_BYTES
 from services.gateway.wire.http_protocol import MAX_PIPELINED
-from services.gateway.wire.loop_turns import READ_BYTES
+from services.gateway.wire.loop_turns import READ_BYTES, WORK_A_TURN_US
 from tests.unit.gateway.http_wire import (
     MAX_REQUEST_BYTES,
     Wire,
@@ -32,7 +33,10 @@ HELD = request("/held", b"wait")
 
 # Framing.
 
-BODIES = st.one_of(st.binary(max_size=50), st.sampled_from([b"x" * 40_000, b"x" * 70_000]))
+KNOWN = b"GET /g?q HTTP/1.1\r\nhost: x\r\n\r\n"
+BODIES = st.one_of(
+    st.binary(max_size=50), st.sampled_from([b"x" * 40_000, b"x" * 70_000, KNOWN, KNOWN * 2])
+)
 
 
 @st.composite
@@ -48,7 +52,7 @@ def requests(draw: st.DrawFn) -> tuple[bytes, bytes]:
                 body
             )
         case "get":
-            return b"GET /g?q HTTP/1.1\r\nhost: x\r\n\r\n", said(b"", "/g", "GET", "q")
+            return KNOWN, said(b"", "/g", "GET", "q")
         case "lines":
             return b"\r\n" + request("/after", body), said(body, "/after")
         case _:
@@ -80,19 +84,31 @@ def test_body_that_is_itself_a_request_is_a_body(is_chunked: bool) -> None:
 @given(
     st.lists(requests(), min_size=1, max_size=6),
     st.lists(st.integers(0, 400_000), max_size=12),
+    st.lists(st.booleans(), max_size=6),
+    st.lists(st.booleans(), max_size=12),
     st.lists(st.booleans(), max_size=12),
 )
 def test_pipelined_stream_cut_anywhere(
-    asked: list[tuple[bytes, bytes]], cuts: list[int], releases: list[bool]
+    asked: list[tuple[bytes, bytes]],
+    cuts: list[int],
+    around: list[bool],
+    releases: list[bool],
+    busy: list[bool],
 ) -> None:
+    """Around bodies that are a request that is known, too; and in turns that are over."""
+    asked = [(KNOWN, said(b"", "/g", "GET", "q")), *asked]
     stream = b"".join(sent for sent, _ in asked)
-    edges = [0, *sorted(c % (len(stream) + 1) for c in cuts), len(stream)]
+    known = [found.span() for found in re.finditer(re.escape(KNOWN), stream)]
+    spans = [span for span, is_cut in zip(known, around, strict=False) if is_cut]
+    edges = [0, *sorted([*(c % len(stream) for c in cuts), *itertools.chain(*spans)]), len(stream)]
 
     async def test() -> None:
         route = echo_route()
         w = wire(route)
         pieces = [stream[start:end] for start, end in itertools.pairwise(edges)]
-        for piece, release in itertools.zip_longest(pieces, releases, fillvalue=b""):
+        for piece, release, is_over in itertools.zip_longest(pieces, releases, busy):
+            if is_over:
+                w.connection.port.turns.worked_us = WORK_A_TURN_US
             w.send(piece or b"")
             if release and route.held:
                 route.held.pop().release()  # the newest first: answers are put in order
