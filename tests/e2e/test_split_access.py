@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key, revoke_key
 from services.access.rates import BURST_S
@@ -30,6 +31,8 @@ RATE = 2.0
 BURST = RATE * BURST_S
 RATE_KEY = "flambeau:rate:{key:greedy requests}"
 """Where the gateways tell Redis what that key has spent."""
+FENCE = "fence"
+"""A channel of ours; what it brings comes behind all that was told before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,16 @@ def test_what_is_spent_at_one_gateway_is_spent_at_the_other(fleet: Fleet) -> Non
         assert gateway.metric("flambeau_access_refusals_total", reason="rate_limited") == 1
 
 
+async def pass_over_told(redis: Redis, told: PubSub) -> None:
+    """Takes all that was told until now: what is told of next is news."""
+    await redis.publish(FENCE, "")
+    while True:
+        message = await told.get_message(timeout=WAIT_S)
+        assert message, "the fence comes behind what was told before"
+        if (message["type"], message["channel"]) == ("message", FENCE.encode()):
+            return
+
+
 async def spend_at_both(fleet: Fleet, key: str) -> tuple[int, int, float]:
     """Asks each gateway until it refuses, the second once it can know what the first let in.
 
@@ -162,7 +175,7 @@ async def spend_at_both(fleet: Fleet, key: str) -> tuple[int, int, float]:
     spent = let_in = 0
     async with Redis.from_url(fleet.redis.url) as redis, redis.pubsub() as told:
         await redis.config_set("notify-keyspace-events", "Kh")
-        await told.subscribe(f"__keyspace@0__:{RATE_KEY}")
+        await told.subscribe(f"__keyspace@0__:{RATE_KEY}", FENCE)
         assert await told.get_message(timeout=WAIT_S), "that it listens"
         began = time.monotonic()
         while (reply := over_rest(fleet.gateways[0], key)).status == 200:
@@ -174,10 +187,12 @@ async def spend_at_both(fleet: Fleet, key: str) -> tuple[int, int, float]:
             if left <= BURST - spent + RATE * (time.monotonic() - began):
                 break
             assert await told.get_message(timeout=WAIT_S), "the first tells what it has let in"
+        await pass_over_told(redis, told)
         with grpc.insecure_channel(fleet.gateways[1].grpc) as channel:
             while (code := code_of(channel, key)) == "OK":
                 let_in += 1
                 assert await told.get_message(timeout=WAIT_S), "the second tells, and hears"
+                await pass_over_told(redis, told)
         assert code == "RESOURCE_EXHAUSTED"
     return spent, let_in, time.monotonic() - refused_at
 
