@@ -123,7 +123,7 @@ demo: $(SERVING) ## The whole path once, checked: train, serve, classify over RE
 	@$(BIN)/flambeau demo $(ARGS)
 
 # Training has processes of its own: behind tests of all other kinds, torch's loaders ended a process
-# of pytest's by a segmentation fault, about one run in ten.
+# of pytest's by a segmentation fault in some runs.
 .PHONY: test
 test: $(DEVELOPING) ## Every test but the slow suites.
 	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
