@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from services.access.door import Door
     from services.gateway.wire.http_protocol import HttpConnection
 
-_DOCS = "/docs"
-_OPENAPI = "/openapi.json"
 _HTML = b"content-type: text/html; charset=utf-8\r\n"
 _JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
@@ -58,19 +56,18 @@ class RestEdge:
     ) -> None:
         self._admission = admission
         self._door = door
-        self._has_jobs = desk is not None
         self._jobs = JobRoutes(admission, ledger, desk, self._visitor)
         self._facts = facts
         self._ledger = ledger
         page = files("services.gateway.edges").joinpath("docs.html").read_bytes()
-        document = orjson.dumps(openapi_document(facts.version, with_jobs=self._has_jobs))
+        document = orjson.dumps(openapi_document(facts.version, with_jobs=desk is not None))
         live = orjson.dumps({"live": True})
         # What says nothing of the models, and is for everybody.
         self._open: dict[str, Callable[[], _Said]] = {
             LIVE_PATH: lambda: (200, JSON, live),
             READY_PATH: self._ready,
-            _OPENAPI: lambda: (200, JSON, document),
-            _DOCS: lambda: (200, _HTML, page),
+            "/openapi.json": lambda: (200, JSON, document),
+            "/docs": lambda: (200, _HTML, page),
         }
         application = self._application()
         self._open_other = asgi_opener(application)

@@ -34,7 +34,7 @@ from services.gateway.wire.http2_frames import (
 )
 from services.gateway.wire.http2_headers import HeaderBlocks
 from services.gateway.wire.http2_sending import Sender
-from services.gateway.wire.http_errors import ReceiveTimeoutError, TooManyConnectionsError
+from services.gateway.wire.http_errors import TooManyConnectionsError, too_slow
 from services.gateway.wire.loop_turns import READ_BYTES
 
 UNFINISHED_MESSAGES = 4
@@ -407,12 +407,7 @@ class GrpcConnection(Http2Connection):
             if now - call.since <= limit_s:
                 continue
             if not call.has_ended and not call.is_over:
-                call.refuse(
-                    ReceiveTimeoutError(
-                        f"the message did not arrive within {limit_s:g} s (receive_timeout_s); "
-                        "send it faster or in smaller batches"
-                    )
-                )
+                call.refuse(too_slow(limit_s, "message"))
             elif call.unsent is not None:
                 self._reset(call, Fault.CANCEL)
 

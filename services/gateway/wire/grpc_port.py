@@ -70,13 +70,11 @@ class GrpcPort(OpenPort):
         if left > DROPPED_A_TURN:
             lend_lock()
         for _ in range(min(DROPPED_A_TURN, left)):
-            if self._abandoned:
-                call = self._abandoned.popleft()
-                call.connection.release(call)
+            waits = bool(self._abandoned)
+            call = (self._abandoned if waits else self._over).popleft()
+            call.connection.release(call)
+            if waits:
                 call.abandon()
-            else:
-                call = self._over.popleft()
-                call.connection.release(call)
 
     def head_of(self, fields: Fields) -> GrpcHead:
         """Judges the fields of a call, and finds who answers it.

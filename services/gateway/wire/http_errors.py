@@ -28,10 +28,10 @@ class TooManyConnectionsError(OverloadedError):
     """The HTTP port holds `max_connections` connections."""
 
 
-def too_slow(limit_s: float) -> ReceiveTimeoutError:
-    """The refusal of a request that takes too long to arrive."""
+def too_slow(limit_s: float, what: str = "request") -> ReceiveTimeoutError:
+    """The refusal of a request, or of a message, that takes too long to arrive."""
     return ReceiveTimeoutError(
-        f"the request did not arrive within {limit_s:g} s (receive_timeout_s); "
+        f"the {what} did not arrive within {limit_s:g} s (receive_timeout_s); "
         "send it faster or in smaller batches"
     )
 

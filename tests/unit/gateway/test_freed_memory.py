@@ -1,11 +1,13 @@
 """Memory goes back to the system behind the highest points of what is held, and not too often."""
 
 import asyncio
+import os
 import threading
 
 from services.gateway.wire import freed_memory
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.freed_memory import FreedMemory
+from services.inference.backends.device_memory import resident_bytes
 from tests.unit.gateway.http_wire import on_loop
 
 MIB = 2**20
@@ -45,12 +47,11 @@ def test_not_again_at_once_nor_beside_itself() -> None:
     async def test() -> None:
         library = Library()
         library.free.clear()
-        freed = FreedMemory(10, library.give_back, pause_s=0.01)
+        freed = FreedMemory(10, library.give_back, pause_s=0)
         for _ in range(2):
             freed.high_bytes = 20
             freed.look(0)
         await library.asked.acquire()
-        await asyncio.sleep(0.02)
         freed.look(0)  # the first is still at work
         assert (library.calls, freed.high_bytes) == (1, 20)
         library.free.set()
@@ -81,14 +82,10 @@ def test_budget_says_what_it_charges() -> None:
 def test_memory_below_a_piece_in_use_goes_back() -> None:
     """What this is for; where the C library cannot, it is left as it is."""
 
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
-
     pieces = [bytearray(100_000) for _ in range(1000)]
     last = pieces.pop()
-    held = resident()
+    held = resident_bytes(os.getpid())
     pieces.clear()
     freed_memory.give_back()
-    assert held - resident() > 50 * MIB
+    assert held - resident_bytes(os.getpid()) > 50 * MIB
     assert last

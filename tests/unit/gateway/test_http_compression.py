@@ -5,6 +5,7 @@ import contextlib
 import errno
 import gzip
 import mmap
+import os
 import threading
 import zlib
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from services.gateway.wire.http_compression import (
     compress,
     decompress,
 )
+from services.inference.backends.device_memory import resident_bytes
 from tests.unit.gateway.http_wire import make_budget
 
 PLAIN: dict[str, Callable[[bytes], bytes]] = {
@@ -189,13 +191,9 @@ def test_a_body_takes_the_memory_that_it_is_charged() -> None:
     """Where the system provides 2 MiB at a time, each took up to as much again."""
     packed = b"".join(compress([bytes(2_000_000)], "gzip"))
 
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
-
-    before = resident()
+    before = resident_bytes(os.getpid())
     plain = [decompress(packed, "gzip", 2**26) for _ in range(30)]
-    assert resident() - before < 1.3 * sum(map(len, plain))
+    assert resident_bytes(os.getpid()) - before < 1.3 * sum(map(len, plain))
 
 
 async def test_a_body_that_there_is_no_memory_for_is_refused(
