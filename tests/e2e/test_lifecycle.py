@@ -21,6 +21,7 @@ from model_store.store import ModelStore
 from tests.e2e.grpc_calls import TIMEOUT_S, error_of, linear_request, lookup_request, outputs
 from tests.e2e.rest_calls import call, call_on, infer, infer_path, linear_input, lookup_inputs
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
+from tests.fixtures.redis_setups import wait_until
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
@@ -208,7 +209,8 @@ def test_server_of_named_models_is_ready_when_all_are_live(tmp_path: Path) -> No
         assert not stub.ServerReady(pb.ServerReadyRequest()).ready
         publish(str(tmp_path), "late", linear())
         server.wait_for_log(message="version live", model="late")
-        assert call(server, "GET", "/v2/health/ready").status == 200
+        # Said a little later, at the end of the look at the store.
+        wait_until(lambda: call(server, "GET", "/v2/health/ready").status == 200)
         assert stub.ServerReady(pb.ServerReadyRequest()).ready
 
 

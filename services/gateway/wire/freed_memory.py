@@ -6,10 +6,15 @@ large bodies, each in memory of its own, cannot use: a flood of those would come
 
 import asyncio
 import ctypes
+import time
 from collections.abc import Callable
 
 PAUSE_S = 0.5
 """Between two calls: a server whose callers send large messages asks for the same memory again."""
+_SHORT_PAUSES = 4
+"""Where memory is short, between two calls: so many times what the last took."""
+_SHORT_PART = 4
+"""Where memory is short, this part of what is worth a call at other times is."""
 
 
 def give_back() -> None:
@@ -19,41 +24,87 @@ def give_back() -> None:
         library.malloc_trim(0)
 
 
+class Drawdown:
+    """The largest fall of a number below its highest point before."""
+
+    __slots__ = ("_high", "fall")
+
+    def __init__(self) -> None:
+        self.restart(0)
+
+    def restart(self, value: int) -> None:
+        """Forgets what was; the number is `value`."""
+        self._high, self.fall = value, 0
+
+    def see(self, value: int) -> None:
+        """The number is `value` now."""
+        if value > self._high:
+            self._high = value
+        elif self._high - value > self.fall:
+            self.fall = self._high - value
+
+
 class FreedMemory:
-    """Watches a number of bytes that are held, and gives memory back behind its highest points.
+    """Watches the bytes that are held, and gives back the memory of those that were.
+
+    What has been freed counts until it is given back, whatever is held since. Large buffers and
+    small pieces are watched apart: neither takes the memory that the other has left.
 
     Args:
-        least_bytes: that are worth it.
+        least_bytes: of freed memory that are worth it.
+        limit_bytes: of what is held and what is freed, before memory is short.
         give_back: run in a thread.
-        pause_s: between two runs.
+        pause_s: between two runs while memory is not short.
     """
 
-    __slots__ = ("_give_back", "_least_bytes", "_pause_s", "_running", "_since", "high_bytes")
+    __slots__ = (
+        "_give_back", "_large", "_least_bytes", "_limit_bytes", "_pause_s", "_running", "_since",
+        "_small", "_took_s",
+    )  # fmt: skip
 
     def __init__(
         self,
         least_bytes: int,
+        limit_bytes: int,
         give_back: Callable[[], None] = give_back,
         pause_s: float = PAUSE_S,
     ) -> None:
-        self._least_bytes = least_bytes
+        self._least_bytes, self._limit_bytes = least_bytes, limit_bytes
         self._give_back = give_back
         self._pause_s = pause_s
-        self._since = 0.0
+        self._since = self._took_s = 0.0
         self._running: asyncio.Future[None] | None = None
-        self.high_bytes = 0
-        """The most that was held since memory was given back; whoever holds more writes it here."""
+        self._small, self._large = Drawdown(), Drawdown()
 
-    def look(self, held_bytes: int) -> None:
-        """Gives back, in a thread, if enough is free and the last time was long ago.
+    @property
+    def is_running(self) -> bool:
+        """Whether memory is being given back."""
+        return self._running is not None and not self._running.done()
+
+    def look(self, held_bytes: int, large_bytes: int) -> None:
+        """Gives memory back, in a thread, if enough of it is free and the last time was long ago.
 
         Args:
-            held_bytes: now.
+            held_bytes: now, all of them.
+            large_bytes: of those, in large buffers.
         """
-        if self.high_bytes - held_bytes < self._least_bytes:
+        small, large = self._small, self._large
+        small.see(held_bytes - large_bytes)
+        large.see(large_bytes)
+        freed_bytes = small.fall + large.fall
+        is_short = held_bytes + freed_bytes > self._limit_bytes
+        least_bytes = self._least_bytes // _SHORT_PART if is_short else self._least_bytes
+        if freed_bytes < least_bytes or self.is_running:
             return
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if now - self._since >= self._pause_s and (self._running is None or self._running.done()):
-            self._since, self.high_bytes = now, held_bytes
-            self._running = loop.run_in_executor(None, self._give_back)
+        if now - self._since >= (_SHORT_PAUSES * self._took_s if is_short else self._pause_s):
+            self._since = now
+            small.restart(held_bytes - large_bytes)
+            large.restart(large_bytes)
+            self._running = loop.run_in_executor(None, self._run)
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        self._give_back()
+        self._took_s = time.monotonic() - began
