@@ -93,31 +93,19 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class _Known:
     """Kinds of requests of one signature that have been checked, so that none is checked twice."""
 
-    __slots__ = ("_kinds", "_signature")
+    __slots__ = ("_signature", "kinds")
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
-        self._kinds: dict[_Kind, tuple[int, int | None]] = {}
+        self.kinds: dict[_Kind, tuple[int, int | None]] = {}
+        """The rows of each and, for a padded model, their length."""
 
-    def check(self, inputs: Sequence[InputTensor]) -> tuple[int, int | None]:
-        """The rows of inputs and, for a padded model, their length.
-
-        Raises:
-            SignatureError: a rule of the signature that they break.
-        """
-        return self.check_kind(
-            tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
-        )
-
-    def check_kind(self, kind: _Kind) -> tuple[int, int | None]:
-        """The same, of what the inputs are said to be.
+    def learn(self, kind: _Kind) -> tuple[int, int | None]:
+        """What `kinds` has not yet.
 
         Raises:
-            SignatureError: a rule of the signature that they break.
+            SignatureError: a rule of the signature that the inputs break.
         """
-        return self._kinds.get(kind) or self._learn(kind)
-
-    def _learn(self, kind: _Kind) -> tuple[int, int | None]:
         given = {name: (datatype, shape) for name, datatype, shape in kind}
         if len(given) != len(kind):
             twice = next(
@@ -127,9 +115,9 @@ class _Known:
         signature = self._signature
         rows = signature.check_inputs(given)
         length = signature.length_of({name: shape for name, (_, shape) in given.items()})
-        if len(self._kinds) >= MAX_KINDS:
-            self._kinds.clear()
-        self._kinds[kind] = rows, length
+        if len(self.kinds) >= MAX_KINDS:
+            self.kinds.clear()
+        self.kinds[kind] = rows, length
         return rows, length
 
 
@@ -208,10 +196,15 @@ class Admission:
         lane, degrade_to = served.lane, None
         if call.wish is not None or self._degrades:
             lane, degrade_to, answered = self._by_wish(call.wish, served, answered)
+        inputs = call.inputs
         request = InferRequest(
             request_id=call.request_id,
             lane=lane,
-            inputs={tensor.name: tensor.array for tensor in call.inputs},
+            inputs=(
+                {inputs[0].name: inputs[0].array}
+                if len(inputs) == 1
+                else {tensor.name: tensor.array for tensor in inputs}
+            ),
             rows=rows,
             deadline=now + timeout_s,
             priority=call.priority or DEFAULT_PRIORITY,
@@ -244,8 +237,9 @@ class Admission:
         try:
             served, signature = self.directory.resolve(model, version)
             known = self._known.get(id(signature)) or self._learn(signature)
+            kind = tuple(inputs)
             try:
-                known.check_kind(tuple(inputs))
+                known.kinds.get(kind) or known.learn(kind)
             except SignatureError as error:
                 raise InvalidRequestError(f"model {served.lane}: {error}") from error
         except ServingError:
@@ -309,8 +303,14 @@ class Admission:
     def _check(self, call: InferCall, lane: Lane, signature: Signature) -> tuple[int, int | None]:
         """Every rule of the signature. Returns the rows and, for a padded model, the length."""
         known = self._known.get(id(signature)) or self._learn(signature)
+        inputs = call.inputs
+        kind: _Kind
+        if len(inputs) == 1:  # written out here and in `infer`, as most are
+            kind = ((inputs[0].name, inputs[0].datatype, inputs[0].array.shape),)
+        else:
+            kind = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
         try:
-            found = known.check(call.inputs)
+            found = known.kinds.get(kind) or known.learn(kind)
             if call.outputs:
                 signature.check_outputs(call.outputs)
         except SignatureError as error:

@@ -78,7 +78,10 @@ class BatchArrays:
         for entry in batch.entries:
             stop = start + entry.request.rows
             names = entry.request.outputs or self._outputs
-            part = {name: outputs[name][start:stop] for name in names}
+            if len(names) == 1:  # as most are
+                part = {names[0]: outputs[names[0]][start:stop]}
+            else:
+                part = {name: outputs[name][start:stop] for name in names}
             if self._padding is not None and entry.request.length != batch.length:
                 self._cut(part, entry.request.length or 0)
             parts.append(part)

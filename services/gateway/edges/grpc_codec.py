@@ -5,6 +5,7 @@ input) or as typed `contents`, never both; the answer takes the form the request
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Reserve
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
 from services.gateway.scheduling import checked_scheduling
 from services.gateway.sliced_work import Slices
-from services.queueing.records import InferReply
+from services.queueing.records import InferReply, Lane
 
 CONTENTS_FIELDS = {
     "BOOL": "bool_contents",
@@ -43,6 +44,8 @@ CONTENTS_FIELDS = {
     "BYTES": "bytes_contents",
 }
 """The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
+_USUAL_ELEMENTS = 8192
+"""Of an answer whose beginning is kept; that of a larger one takes a small part of its time."""
 Raw = bytes | memoryview | None
 """The raw data of an input, or None where its contents are in the message."""
 _WIRE_TYPES = {
@@ -160,6 +163,40 @@ def artifact_wish(request: pb.ModelInferRequest) -> ArtifactWish | None:
     return checked_wish(
         _parameter(parameters, "artifact", ""), _parameter(parameters, "accuracy", "")
     )
+
+
+def encode_serialized(reply: InferReply, request: pb.ModelInferRequest) -> bytes:
+    """What `encode` makes, serialised; of the usual answer, one raw output, in half the time."""
+    outputs = reply.outputs
+    if len(outputs) == 1 and request.raw_input_contents and not request.id:
+        ((name, array),) = outputs.items()
+        datatype = reply.datatypes[name]
+        if datatype != "BYTES" and 0 < array.size <= _USUAL_ELEMENTS:
+            start = _start_of_one(
+                reply.lane, reply.artifact, reply.degraded, name, datatype, array.shape
+            )
+            return start + encode_raw(datatype, array)
+    return encode(reply, request).SerializeToString()
+
+
+@lru_cache(maxsize=1024)
+def _start_of_one(
+    lane: Lane, artifact: str, degraded: bool, name: str, datatype: str, shape: tuple[int, ...]
+) -> bytes:
+    """An answer up to the bytes of its one output: `raw_output_contents` is its last field."""
+    zeros = np.zeros(shape, DATATYPES[datatype])
+    reply = InferReply(
+        lane=lane,
+        outputs={name: zeros},
+        datatypes={name: datatype},
+        artifact=artifact,
+        degraded=degraded,
+        batch_rows=0,
+        queue_s=0.0,
+        execution_s=0.0,
+    )
+    request = pb.ModelInferRequest(raw_input_contents=[b""])
+    return encode(reply, request).SerializeToString()[: -zeros.nbytes]
 
 
 def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferResponse:

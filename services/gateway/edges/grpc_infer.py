@@ -247,7 +247,7 @@ class InferenceCall(UnaryCall):
         assert record is not None
         assert request is not None
         try:
-            message = grpc_codec.encode(outcome, request).SerializeToString()
+            message = grpc_codec.encode_serialized(outcome, request)
         except Exception as error:
             logger.exception("an answer failed in the gateway")
             self._fail(failure(error))

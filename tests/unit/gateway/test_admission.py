@@ -124,7 +124,7 @@ async def test_kinds_of_requests_that_are_remembered_are_limited() -> None:
             mask = ("mask", "BOOL", (1, length))
             assert place.ask([("x", "INT64", (1, length)), mask]) == (1, length)
         (known,) = place.admission._known.values()
-        assert len(known._kinds) <= 5
+        assert len(known.kinds) <= 5
 
 
 async def test_a_signature_that_is_served_no_more_is_forgotten() -> None:

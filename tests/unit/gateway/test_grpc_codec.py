@@ -3,6 +3,7 @@
 import struct
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from services.gateway.edges.grpc_codec import (
     decode_in_slices,
     decode_inputs,
     encode,
+    encode_serialized,
 )
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.gateway.sliced_work import at_once
@@ -126,6 +128,20 @@ def test_answer_names_the_model_the_version_and_the_id() -> None:
     request.id = "7"
     response = encode(answer_of(X), request)
     assert (response.model_name, response.model_version, response.id) == ("m", "3", "7")
+
+
+@given(
+    st.lists(tensors(), min_size=1, max_size=2), st.booleans(), st.sampled_from(["", "7"]),
+    st.sampled_from([("", False), ("onnx", False), ("onnx-int8", True)]),
+)  # fmt: skip
+def test_serialised_answer_is_the_answer(
+    outputs: list[Tensor], raw: bool, given_id: str, artifact: tuple[str, bool]
+) -> None:
+    request = (raw_request if raw else typed_request)(X)
+    request.id = given_id
+    reply = msgspec.structs.replace(answer_of(*outputs), artifact=artifact[0], degraded=artifact[1])
+    found = pb.ModelInferResponse.FromString(encode_serialized(reply, request))
+    assert found == encode(reply, request)
 
 
 MESSAGES = st.builds(
