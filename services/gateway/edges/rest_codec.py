@@ -173,9 +173,9 @@ def encode_one(reply: InferReply) -> bytes | None:
         The same as `encode`.
     """
     ((name, array),) = reply.outputs.items()
-    if array.size > ELEMENTS_A_PIECE or (array.dtype.hasobject and is_large(array)):
-        return None
     datatype = reply.datatypes[name]
+    if array.size > ELEMENTS_A_PIECE or (datatype == "BYTES" and is_large(array)):
+        return None
     try:
         data = to_json(name, datatype, array)
     except TensorError as error:

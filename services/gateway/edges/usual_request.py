@@ -18,7 +18,7 @@ from model_store.tensors import MAX_RANK, decode_raw
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import checked_wish
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Buffer
-from services.gateway.edges.json_numbers import has_slow_numbers
+from services.gateway.edges.json_numbers import MIN_COUNTED_BYTES, has_slow_numbers
 from services.gateway.edges.json_tensors import packed
 from services.gateway.edges.rest_request import RestRequest
 from services.gateway.scheduling import checked_scheduling
@@ -94,7 +94,7 @@ def read_usual(head: Buffer, binary: memoryview) -> RestRequest:
         InvalidRequestError: its timeout or priority is out of range, or no artifact can be as it
             wishes.
     """
-    if has_slow_numbers(head):
+    if len(head) >= MIN_COUNTED_BYTES and has_slow_numbers(head):
         raise ValueError("numbers that the other parser reads faster")
     document = _DECODE(head)
     inputs = []

@@ -112,13 +112,12 @@ class Exchange:
         if self.last or port.stopping or not self.head.plain:
             fields = self._connection_field() + fields
         length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        start = b"%b%b%bcontent-length: %d\r\n\r\n" % (
-            _STATUS_LINES[status], port.date, fields, length
-        )  # fmt: skip
+        head = (_STATUS_LINES[status], port.date, fields, b"content-length: %d\r\n\r\n" % length)
         response: list[bytes | memoryview]
         if length <= _JOINED_BYTES and self.head.plain:
-            response = [b"".join((start, *parts))]
+            response = [b"".join((*head, *parts))]
         else:
+            start = b"".join(head)
             response = [start] if self.head.method == "HEAD" else [start, *parts]
         self.response = response
         connection.finish(self, response)
