@@ -106,7 +106,8 @@ class GrpcConnection(Http2Connection):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is there any more."""
+        """Nobody is there any more; what is held is charged until the calls are dropped."""
+        self.port.keep_charge(self._held_bytes)
         super().connection_lost(exc)
         self._forget_heads()
         self.port.closed(self)

@@ -49,6 +49,13 @@ class GrpcPort(OpenPort):
         self._abandoned: deque[Call] = deque()
         self._over: deque[Call] = deque()
         self._drop_asked = False
+        self._leaving_bytes = 0
+        """Charged for them until they are dropped: their memory is not free before."""
+
+    def keep_charge(self, size: int) -> None:
+        """Charges what a connection that is lost holds, until its calls are dropped."""
+        self._leaving_bytes += size
+        self.budget.held_bytes += size
 
     def drop(self, waiting: "Iterable[Call]", over: "Iterable[Call]") -> None:
         """Drops calls of a lost connection, some in each turn of the loop: there may be thousands.
@@ -69,12 +76,16 @@ class GrpcPort(OpenPort):
             asyncio.get_running_loop().call_soon(self._drop_some)
         if left > DROPPED_A_TURN:
             lend_lock()
-        for _ in range(min(DROPPED_A_TURN, left)):
+        dropped = min(DROPPED_A_TURN, left)
+        for _ in range(dropped):
             waits = bool(self._abandoned)
             call = (self._abandoned if waits else self._over).popleft()
             call.connection.release(call)
             if waits:
                 call.abandon()
+        freed_bytes = self._leaving_bytes * dropped // left if left else self._leaving_bytes
+        self._leaving_bytes -= freed_bytes
+        self.budget.held_bytes -= freed_bytes
 
     def head_of(self, fields: Fields) -> GrpcHead:
         """Judges the fields of a call, and finds who answers it.
