@@ -101,7 +101,7 @@ class _Known:
         """The rows of each and, for a padded model, their length."""
 
     def learn(self, kind: _Kind) -> tuple[int, int | None]:
-        """What `kinds` has not yet.
+        """Checks a kind that `kinds` does not have, and keeps it there.
 
         Raises:
             SignatureError: a rule of the signature that the inputs break.

@@ -166,7 +166,7 @@ def artifact_wish(request: pb.ModelInferRequest) -> ArtifactWish | None:
 
 
 def encode_serialized(reply: InferReply, request: pb.ModelInferRequest) -> bytes:
-    """What `encode` makes, serialised; of the usual answer, one raw output, in half the time."""
+    """Serialises what `encode` makes; the usual answer, one raw output, in a third of the time."""
     outputs = reply.outputs
     if len(outputs) == 1 and request.raw_input_contents and not request.id:
         ((name, array),) = outputs.items()

@@ -78,7 +78,7 @@ class FreedMemory:
 
     @property
     def is_running(self) -> bool:
-        """Whether memory is being given back."""
+        """True while memory is being given back."""
         return self._running is not None and not self._running.done()
 
     def look(self, held_bytes: int, large_bytes: int) -> None:

@@ -86,6 +86,7 @@ def test_small_pieces_that_go_while_large_buffers_come() -> None:
         for gone in range(0, 21, 4):
             freed.look(20, gone)
         await library.asked.acquire()
+        assert library.calls == 1
 
     on_loop(test)
 
