@@ -1,6 +1,7 @@
 """Bytes that a server has to hold: bodies that do not end, bombs, answers that nobody reads."""
 
 import asyncio
+import contextlib
 import gzip
 import struct
 import time
@@ -29,6 +30,8 @@ from tests.adversarial.http2_bytes import (
 INFER = "/v2/models/linear/infer"
 MIB = 2**20
 CONNECTIONS = 200
+RISING = [64 * 1024 * 2**step for step in range(8)]
+"""Sizes of bodies, from 64 KiB to 8 MiB."""
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json")
 
 
@@ -278,6 +281,59 @@ async def calls_unread(target: Target, random: Random) -> None:
     await asyncio.gather(*(flood() for _ in range(8)))
 
 
+async def _send_unfinished(target: Target, peer: Peer, size: int, count: int) -> None:
+    """Messages of gRPC of which the first `size` bytes come, each in a call of its own."""
+    part = b"\x00" + struct.pack(">I", 60 * MIB) + bytes(size)
+    coded = block(GRPC_INFER)
+    with contextlib.suppress(ConnectionError):
+        await peer.send(
+            PREFACE, frame(SETTINGS, 0, 0), frame(WINDOW_UPDATE, 0, 0, b"\x3f\x00\x00\x00")
+        )
+        for stream in range(1, 2 * count, 2):
+            if target.over:
+                break
+            await peer.send(frame(HEADERS, END_HEADERS, stream, coded), data_frames(stream, part))
+
+
+async def many_messages_a_connection(target: Target, random: Random) -> None:
+    """Thousands of unfinished messages a connection: those that make room have many of them."""
+    size = random.choice((3_000, 9_000, 30_000))
+    async with AsyncExitStack() as stack:
+        for _ in range(random.choice((1, 3))):
+            peers = [
+                await stack.enter_async_context(target.connection(target.grpc_port))
+                for _ in range(20)
+            ]
+            await asyncio.gather(*(_send_unfinished(target, one, size, 3_900) for one in peers))
+
+
+async def messages_then_large(target: Target, random: Random) -> None:
+    """Many small messages on connections that are reset, and then bodies that need large memory."""
+    size = random.choice((8_300, 12_000))
+    async with AsyncExitStack() as stack:
+        peers = [
+            await stack.enter_async_context(target.connection(target.grpc_port)) for _ in range(18)
+        ]
+        count = 390 * MIB // size // len(peers)
+        await asyncio.gather(*(_send_unfinished(target, one, size, count) for one in peers))
+        for peer in peers:
+            peer.writer.transport.abort()
+    await asyncio.sleep(random.choice((0.0, 1.2, 3.0)))
+    kind = random.choice(("bombs", "bodies", "rising bodies"))
+    if kind == "bombs":
+        await bombs(target, random)
+        return
+    sizes = [random.choice((8 * MIB, 30 * MIB))] if kind == "bodies" else RISING
+    first = head("POST", INFER, f"content-length: {60 * MIB}")
+    async with AsyncExitStack() as stack:
+        for size in sizes:
+            for _ in range(480 * MIB // len(sizes) // size):
+                peer = await stack.enter_async_context(target.connection(target.http_port))
+                with contextlib.suppress(ConnectionError):
+                    await peer.send(first, bytes(size))
+        await asyncio.sleep(0.5)
+
+
 ATTACKS = (
     Attack("memory: unfinished bodies", unfinished_bodies),
     Attack("memory: unfinished bodies of callers with a key", unfinished_bodies, "keyed"),
@@ -292,6 +348,8 @@ ATTACKS = (
     Attack("memory: reflection unread", reflection_unread),
     Attack("memory: reflection unread by strangers", reflection_unread, "keyed"),
     Attack("memory: bombs", bombs),
+    Attack("memory: many messages a connection", many_messages_a_connection),
+    Attack("memory: messages, then large bodies", messages_then_large),
     Attack("memory: pipelines unread", pipelines_unread),
     Attack("memory: calls unread", calls_unread),
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from services.resident_memory import resident_bytes
 from tests.e2e.rest_calls import infer, tensor
 from tests.fixtures.fresh_clone import link_clone
 from tests.fixtures.onnx_models import publish, slow_lookup
@@ -67,12 +68,6 @@ def await_end(pid: int) -> None:
         finally:
             os.close(descriptor)
         assert ready, f"{pid} goes on"
-
-
-def resident_bytes(pid: int) -> int:
-    """What a process has in memory."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def start(command: list[str], folder: Path) -> "subprocess.Popen[str]":

@@ -30,7 +30,7 @@ _FREED_PART = 32
 """Room is made for this part of the budget beyond what was asked for, so that a flood of small
 pieces does not have all connections compared for each."""
 _GIVEN_BACK_PART = 8
-"""Memory goes back to the system when this part of the budget was held and is no more."""
+"""Memory goes back to the system when this part of the budget was held and has been freed."""
 _RETRY_S = 0.1
 """After a search that found no slow connection, the next one: a search looks at all of them."""
 
@@ -65,15 +65,14 @@ class ByteBudget:
         grace_s: as given.
         held_bytes: charged now. Where it is hot, callers add and subtract here themselves; whoever
             has made it larger than `limit_bytes` calls `make_room`.
-        large_bytes: of those, in buffers of bodies that arrive or are decompressed.
         share_bytes: that one connection may hold of answers that its peer has not read, and begin
             another, and of messages that are not whole.
         waiting: connections that may wait for their peer; they add and remove themselves.
     """
 
     __slots__ = (
-        "_freed", "_large_limit_bytes", "_next_search", "grace_s", "held_bytes", "large_bytes",
-        "limit_bytes", "share_bytes", "waiting",
+        "_freed", "_large_limit_bytes", "_next_search", "grace_s", "held_bytes", "limit_bytes",
+        "share_bytes", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +82,7 @@ class ByteBudget:
         self.grace_s = grace_s
         self._large_limit_bytes = limit_bytes - limit_bytes // RESERVED_PART
         self.share_bytes = limit_bytes // SHARES
-        self.held_bytes = self.large_bytes = 0
+        self.held_bytes = 0
         self.waiting: set[Holder] = set()
         self._next_search = 0.0
         self._freed = freed or FreedMemory(limit_bytes // _GIVEN_BACK_PART, limit_bytes)
@@ -104,7 +103,7 @@ class ByteBudget:
         if self.held_bytes > limit and not self.make_room(limit):
             self.held_bytes -= size
             raise self.full()
-        self._freed.look(self.held_bytes, self.large_bytes)
+        self._freed.look(self.held_bytes)
 
     def full(self) -> BufferFullError:
         """The refusal of what there is no room for."""
@@ -120,7 +119,7 @@ class ByteBudget:
 
     def look_for_freed(self) -> None:
         """Gives memory back to the system if much was held and is no more."""
-        self._freed.look(self.held_bytes, self.large_bytes)
+        self._freed.look(self.held_bytes)
 
     def make_room(self, limit: int) -> bool:
         """Sheds the slowest connections until what is held is below a limit.

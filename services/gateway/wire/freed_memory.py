@@ -1,16 +1,22 @@
 """Memory that was freed goes back to the system.
 
 malloc keeps what lies below a piece in use. After a flood of small messages that was 550 MiB, which
-large bodies, each in memory of its own, cannot use: a flood of those would come on top.
+large bodies cannot use: a flood of those would come on top.
 """
 
 import asyncio
 import ctypes
+import math
+import os
 import time
 from collections.abc import Callable
 
+from services.resident_memory import resident_bytes
+
 PAUSE_S = 0.5
 """Between two calls: a server whose callers send large messages asks for the same memory again."""
+LOOK_S = 0.01
+"""Between two looks at the process's memory, of some 20 µs each."""
 _SHORT_PAUSES = 4
 """Where memory is short, between two calls: so many times what the last took."""
 _SHORT_PART = 4
@@ -24,42 +30,28 @@ def give_back() -> None:
         library.malloc_trim(0)
 
 
-class Drawdown:
-    """The largest fall of a number below its highest point before."""
-
-    __slots__ = ("_high", "fall")
-
-    def __init__(self) -> None:
-        self.restart(0)
-
-    def restart(self, value: int) -> None:
-        """Forgets what was; the number is `value`."""
-        self._high, self.fall = value, 0
-
-    def see(self, value: int) -> None:
-        """The number is `value` now."""
-        if value > self._high:
-            self._high = value
-        elif self._high - value > self.fall:
-            self.fall = self._high - value
+def _own_resident_bytes() -> int:
+    return resident_bytes(os.getpid())
 
 
 class FreedMemory:
-    """Watches the bytes that are held, and gives back the memory of those that were.
+    """Has memory given back that the process keeps beyond what is held.
 
-    What has been freed counts until it is given back, whatever is held since. Large buffers and
-    small pieces are watched apart: neither takes the memory that the other has left.
+    What the process has besides, such as its models, is taken to be the least that there was since
+    memory was last given back.
 
     Args:
-        least_bytes: of freed memory that are worth it.
+        least_bytes: of freed memory that are worth it, once as many have been held.
         limit_bytes: of what is held and what is freed, before memory is short.
         give_back: run in a thread.
+        resident: what the process has in RAM.
         pause_s: between two runs while memory is not short.
+        look_s: between two looks at what the process has.
     """
 
     __slots__ = (
-        "_give_back", "_large", "_least_bytes", "_limit_bytes", "_pause_s", "_running", "_since",
-        "_small", "_took_s",
+        "_besides", "_give_back", "_least_bytes", "_limit_bytes", "_look_s", "_looked", "_most",
+        "_pause_s", "_resident", "_running", "_since", "_took_s",
     )  # fmt: skip
 
     def __init__(
@@ -67,41 +59,51 @@ class FreedMemory:
         least_bytes: int,
         limit_bytes: int,
         give_back: Callable[[], None] = give_back,
+        resident: Callable[[], int] = _own_resident_bytes,
         pause_s: float = PAUSE_S,
+        look_s: float = LOOK_S,
     ) -> None:
         self._least_bytes, self._limit_bytes = least_bytes, limit_bytes
-        self._give_back = give_back
-        self._pause_s = pause_s
-        self._since = self._took_s = 0.0
+        self._give_back, self._resident = give_back, resident
+        self._pause_s, self._look_s = pause_s, look_s
+        self._looked = self._since = -math.inf
+        self._took_s = 0.0
         self._running: asyncio.Future[None] | None = None
-        self._small, self._large = Drawdown(), Drawdown()
+        # The most that was held since memory was last given back; and what there was besides,
+        # None until the first look: what was held then, and is no more, may not have gone back.
+        self._most = 0
+        self._besides: int | None = None
 
     @property
     def is_running(self) -> bool:
         """True while memory is being given back."""
         return self._running is not None and not self._running.done()
 
-    def look(self, held_bytes: int, large_bytes: int) -> None:
+    def look(self, held_bytes: int) -> None:
         """Gives memory back, in a thread, if enough of it is free and the last time was long ago.
 
         Args:
-            held_bytes: now, all of them.
-            large_bytes: of those, in large buffers.
+            held_bytes: now.
         """
-        small, large = self._small, self._large
-        small.see(held_bytes - large_bytes)
-        large.see(large_bytes)
-        freed_bytes = small.fall + large.fall
-        is_short = held_bytes + freed_bytes > self._limit_bytes
-        least_bytes = self._least_bytes // _SHORT_PART if is_short else self._least_bytes
-        if freed_bytes < least_bytes or self.is_running:
+        self._most = max(self._most, held_bytes)
+        if self._most < self._least_bytes // _SHORT_PART or self.is_running:
             return
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if now - self._since >= (_SHORT_PAUSES * self._took_s if is_short else self._pause_s):
+        if now - self._looked < self._look_s:
+            return
+        self._looked = now
+        resident_bytes = self._resident()
+        if self._besides is None:
+            self._besides, self._most = resident_bytes - self._most, held_bytes
+        self._besides = min(self._besides, resident_bytes - held_bytes)
+        freed_bytes = resident_bytes - held_bytes - self._besides
+        is_short = held_bytes + freed_bytes > self._limit_bytes
+        least_bytes = self._least_bytes // _SHORT_PART if is_short else self._least_bytes
+        pause_s = _SHORT_PAUSES * self._took_s if is_short else self._pause_s
+        if freed_bytes >= least_bytes and now - self._since >= pause_s:
             self._since = now
-            small.restart(held_bytes - large_bytes)
-            large.restart(large_bytes)
+            self._most, self._besides = held_bytes, None
             self._running = loop.run_in_executor(None, self._run)
 
     def _run(self) -> None:

@@ -17,14 +17,13 @@ from services.gateway.wire.open_port import OpenConnection
 class ChargedConnection(OpenConnection):
     """The charges of one `HttpConnection`, which has the state that is declared here."""
 
-    __slots__ = ("_large_bytes", "_left_bytes")
+    __slots__ = ("_left_bytes",)
 
     port: HttpPort
     _body: SizedBody | ChunkedBody | None
     _data: bytes
     _ended: bool
     _incoming: Exchange | None
-    _large_bytes: int
     _left_bytes: int
     _partial: bytearray
 
@@ -45,17 +44,6 @@ class ChargedConnection(OpenConnection):
     def _moved(self) -> int:
         received = self._body.received_bytes if self._body is not None else len(self._partial)
         return received - self._transport.get_write_buffer_size()
-
-    def _settle(self) -> None:
-        body, before = self._body, self._large_bytes
-        self._large_bytes = body.held_bytes if type(body) is SizedBody else 0
-        self._budget.large_bytes += self._large_bytes - before
-        super()._settle()
-
-    def _forget_held(self) -> None:
-        self._budget.large_bytes -= self._large_bytes
-        self._large_bytes = 0
-        super()._forget_held()
 
     def shed(self, error: BufferFullError) -> None:
         """Refuses the request that arrives; gives up a peer that does not read."""

@@ -255,10 +255,6 @@ class CompressionThreads:
                 return _no_memory(error)
             return None
 
-        def give() -> None:
-            budget.give(charged_bytes)
-            budget.large_bytes -= charged_bytes
-
         def stepped(error: ServingError | None) -> None:
             nonlocal charged_bytes
             more = inflation.held_bytes - charged_bytes
@@ -270,13 +266,12 @@ class CompressionThreads:
                 budget.take(more, charged_bytes)
             except ServingError as refusal:
                 inflation.take()
-                give()
+                budget.give(charged_bytes)
                 done(refusal)
                 return
             charged_bytes += more
-            budget.large_bytes += more
             if inflation.is_over:
-                give()
+                budget.give(charged_bytes)
                 done(inflation.take())
             else:
                 self._run(step, stepped)

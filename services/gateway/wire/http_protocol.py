@@ -83,7 +83,7 @@ class HttpConnection(ChargedConnection):
         self._unread = False
         self._dropped_bytes = self._empty_bytes = 0
         # What the peer had not read at the last sweep.
-        self._left_bytes = self._large_bytes = 0
+        self._left_bytes = 0
 
     # What the transport calls.
 

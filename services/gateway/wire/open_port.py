@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ ACCEPTED_A_TURN = 16
 """Connections that one turn of a busy loop takes, some 60 µs each. libuv takes one (since 1.46): of
 200 callers at once, the last waited for 200 turns, each as long as `loop_turns.py` lets it be."""
 _MAX_SWEEP_S = 1.0
+_SWEEP_TURN_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +304,7 @@ class PortServer:
         self._listening: asyncio.Server | None = None
         self._opening: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._unswept: list[OpenConnection] = []
         # Coarse on purpose: one timer looks through all connections.
         limits = port.limits
         times_s = (limits.keep_alive_timeout_s, limits.receive_timeout_s, limits.max_age_s)
@@ -377,5 +380,20 @@ class PortServer:
         self._timer = loop.call_later(self._sweep_s, self._sweep)
         self._port.tick()
         self._port.budget.look_for_freed()
-        for connection in tuple(self._port.connections):
-            connection.sweep()
+        if not self._unswept:
+            self._unswept = list(self._port.connections)
+            self._sweep_some()
+
+    def _sweep_some(self) -> None:
+        """Sweeps for a millisecond, and goes on in the next turn: there may be 100,000 calls."""
+        unswept, connections = self._unswept, self._port.connections
+        if not unswept:
+            return
+        later = asyncio.get_running_loop().call_soon(self._sweep_some)
+        until = time.monotonic() + _SWEEP_TURN_S
+        while unswept and time.monotonic() < until:
+            connection = unswept.pop()
+            if connection in connections:
+                connection.sweep()
+        if not unswept:
+            later.cancel()

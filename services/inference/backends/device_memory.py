@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.inference.backends.device import Device
+from services.resident_memory import resident_bytes
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LIMIT_FILES = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
@@ -38,15 +39,6 @@ def device_memory_bytes(device: Device) -> DeviceMemory:
         return DeviceMemory(total - free, total)
     used = resident_bytes(os.getpid())
     return DeviceMemory(used, min([used + _available_bytes(), *control_group_limits()]))
-
-
-def resident_bytes(pid: int) -> int:
-    """What a process has in RAM; 0 if there is no such process."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def control_group_limits(

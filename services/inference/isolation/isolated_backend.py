@@ -33,11 +33,11 @@ from services.errors import (
 )
 from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
-from services.inference.backends.device_memory import resident_bytes
 from services.inference.backends.python_step import StepCode
 from services.inference.gentle_thread import run_gently
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
+from services.resident_memory import resident_bytes
 
 _WORKER = "services.inference.isolation.worker_process"
 

@@ -4,8 +4,8 @@ import gzip
 from typing import Any
 
 from services.gateway.wire.byte_budget import ByteBudget
-from services.gateway.wire.grpc_connection import CALL_BYTES, MAX_SILENT_CALLS
-from services.gateway.wire.grpc_port import GrpcPort
+from services.gateway.wire.grpc_connection import CALL_BYTES, MAX_SHED_CALLS, MAX_SILENT_CALLS
+from services.gateway.wire.grpc_port import DROPPED_A_TURN, GrpcPort
 from services.gateway.wire.http2_frames import (
     DATA,
     END_STREAM,
@@ -162,7 +162,7 @@ async def test_peer_with_no_window_is_bounded_while_its_calls_run() -> None:
 async def test_silent_calls_are_charged_once_they_are_many() -> None:
     port = make_port()
     w = connect(port)
-    count = MAX_SILENT_CALLS + 1
+    count = MAX_SILENT_CALLS + DROPPED_A_TURN
     for stream in range(1, 2 * count + 1, 2):
         w.send(begin(stream))
         await settle()
@@ -176,6 +176,19 @@ async def test_silent_calls_are_charged_once_they_are_many() -> None:
         await settle()
     assert port.budget.held_bytes == 0
     assert not port.budget.waiting
+
+
+async def test_connection_with_many_calls_frees_their_memory_when_it_makes_room() -> None:
+    port = make_port()
+    slow, count = connect(port), 2 * MAX_SHED_CALLS
+    for stream in range(1, 2 * count, 2):
+        slow.send(begin(stream) + sent_of(stream, message(b"x" * 3_000)[:-1]))
+        await settle()
+    assert kept(port) > count * 3_000
+    other = connect(port)
+    other.send(begin(1) + sent_of(1, message(b"y" * (LIMIT_BYTES - count * 3_000))[:-1]))
+    assert slow.is_closing()
+    assert slow.connection.unfinished_bytes == 0, "not in later turns: others take the room now"
 
 
 async def test_little_messages_are_limited_where_no_more_is_needed() -> None:

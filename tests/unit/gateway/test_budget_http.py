@@ -95,23 +95,6 @@ def test_small_requests_are_charged_until_the_answer() -> None:
     on_loop(test)
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_bodies_that_arrive_are_large_buffers(is_lost: bool) -> None:
-    async def test() -> None:
-        port = make_port(echo_route())
-        w = Wire(port)
-        w.send(head(300_000) + b"x" * 200_000)
-        assert 200_000 <= port.budget.large_bytes <= port.budget.held_bytes
-        if is_lost:
-            w.lose()
-        else:
-            w.send(b"x" * 100_000)
-            assert len(w.answers()) == 1
-        assert port.budget.large_bytes == port.budget.held_bytes == 0
-
-    on_loop(test)
-
-
 def test_full_budget_refuses_a_request_and_keeps_its_connection() -> None:
     async def test() -> None:
         route = echo_route()

@@ -11,25 +11,42 @@ from services.errors import BufferFullError
 from services.gateway.wire import freed_memory
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.freed_memory import FreedMemory
-from services.inference.backends.device_memory import resident_bytes
+from services.resident_memory import resident_bytes
 from tests.unit.gateway.http_wire import on_loop
 
 MIB = 2**20
 
 
-class Library:
-    """Counts what the C library is asked, and may take long to do it."""
+class Process:
+    """Keeps what was freed until it is given back, which may take long."""
 
     def __init__(self) -> None:
+        self.held = 0
+        self.kept = 0
         self.calls = 0
         self.asked = asyncio.Semaphore(0)
         self.free = threading.Event()
         self.free.set()
         self._loop = asyncio.get_running_loop()
 
+    def watched(self, pause_s: float = 1000.0) -> FreedMemory:
+        """10 bytes are worth a call; 100 are the limit."""
+        return FreedMemory(10, 100, self.give_back, self.resident, pause_s, look_s=0)
+
+    def resident(self) -> int:
+        """Models take 1000."""
+        return 1000 + self.held + self.kept
+
+    def change(self, held: int, freed: int = 0) -> int:
+        """What is held now, and what has been freed meanwhile."""
+        self.held = held
+        self.kept += freed
+        return held
+
     def give_back(self) -> None:
         """One call."""
         self.calls += 1
+        self.kept = 0
         self._loop.call_soon_threadsafe(self.asked.release)
         self.free.wait()
 
@@ -40,97 +57,125 @@ async def rest(freed: FreedMemory) -> None:
         await asyncio.sleep(0)
 
 
-def test_given_back_once_much_is_held_no_more() -> None:
+def test_given_back_once_much_has_been_freed() -> None:
     async def test() -> None:
-        library = Library()
-        freed = FreedMemory(10, 100, library.give_back)
-        freed.look(20, 0)
-        freed.look(11, 0)
-        assert library.calls == 0
-        freed.look(10, 0)
-        await library.asked.acquire()
-        freed.look(10, 0)
-        assert library.calls == 1
+        process = Process()
+        freed = process.watched()
+        freed.look(process.change(20))
+        freed.look(process.change(11, freed=9))
+        assert process.calls == 0
+        freed.look(process.change(10, freed=1))
+        await process.asked.acquire()
+        await rest(freed)
+        freed.look(process.change(10))
+        assert process.calls == 1
 
     on_loop(test)
 
 
-def test_fall_counts_though_more_is_held_again() -> None:
-    """Memory of small pieces stays, and other pieces need not fit into it."""
-
+def test_memory_that_goes_back_by_itself_is_not_freed() -> None:
     async def test() -> None:
-        library = Library()
-        freed = FreedMemory(10, 100, library.give_back, pause_s=0)
-        library.free.clear()
-        freed.look(20, 0)
-        freed.look(0, 0)
-        await library.asked.acquire()
-        freed.look(20, 0)
-        freed.look(0, 0)  # the first run is still at work
-        freed.look(20, 0)
-        assert library.calls == 1
-        library.free.set()
-        while library.calls == 1:
-            freed.look(20, 0)
-            await asyncio.sleep(0)
+        process = Process()
+        freed = process.watched()
+        freed.look(process.change(90))
+        freed.look(process.change(0))
+        assert not freed.is_running
 
     on_loop(test)
 
 
-def test_small_pieces_that_go_while_large_buffers_come() -> None:
-    """What is held in all never falls."""
+def test_pieces_that_go_while_others_come() -> None:
+    """What is held in all never falls; what was freed before counts once more has been."""
 
     async def test() -> None:
-        library = Library()
-        freed = FreedMemory(10, 100, library.give_back)
-        for gone in range(0, 21, 4):
-            freed.look(20, gone)
-        await library.asked.acquire()
-        assert library.calls == 1
+        process = Process()
+        freed = process.watched(pause_s=0)
+        process.free.clear()
+        freed.look(process.change(20))
+        freed.look(process.change(20, freed=12))
+        await process.asked.acquire()
+        freed.look(process.change(20, freed=12))  # the first run is still at work
+        assert process.calls == 1
+        process.free.set()
+        await rest(freed)
+        freed.look(process.change(20))
+        freed.look(process.change(20, freed=12))
+        await process.asked.acquire()
+        assert process.calls == 2
+
+    on_loop(test)
+
+
+def test_what_is_freed_while_memory_is_given_back_counts() -> None:
+    async def test() -> None:
+        process = Process()
+        freed = process.watched(pause_s=0)
+        process.free.clear()
+        freed.look(process.change(50))
+        freed.look(process.change(40, freed=10))
+        await process.asked.acquire()
+        process.change(5, freed=35)
+        process.free.set()
+        await rest(freed)
+        freed.look(5)
+        await process.asked.acquire()
+        assert process.calls == 2
 
     on_loop(test)
 
 
 def test_no_pause_between_two_runs_while_memory_is_short() -> None:
     async def test() -> None:
-        library = Library()
-        freed = FreedMemory(10, 100, library.give_back, pause_s=math.inf)
-        freed.look(95, 0)
+        process = Process()
+        freed = process.watched(pause_s=math.inf)
+        freed.look(process.change(98))
         for number in (1, 2):
-            freed.look(80, 0)
-            assert not freed.is_running
-            while library.calls < number:
-                freed.look(95, 0)  # 95 and the 15 that were freed are more than 100
+            freed.look(process.change(98, freed=3))
+            while process.calls < number:
+                freed.look(98)  # 98 and 3 are more than 100
                 await asyncio.sleep(0)
             await rest(freed)
+            freed.look(98)
+
+    on_loop(test)
+
+
+def test_little_that_is_held_is_not_looked_at() -> None:
+    """Models take memory and give it back; callers who send little make none of it move."""
+
+    async def test() -> None:
+        process = Process()
+        freed = process.watched()
+        freed.look(process.change(1))
+        freed.look(process.change(1, freed=500))
+        assert not freed.is_running
 
     on_loop(test)
 
 
 def test_budget_says_what_it_charges() -> None:
     async def test() -> None:
-        library = Library()
-        budget = ByteBudget(80, freed=FreedMemory(10, 80, library.give_back))
-        budget.take(30)
+        process = Process()
+        budget = ByteBudget(80, freed=process.watched())
+        budget.take(process.change(30))
         budget.give(30)
-        budget.take(1)
-        await library.asked.acquire()
-        assert library.calls == 1
-        budget.take(30)
-        budget.give(30)
-        assert library.calls == 1
+        process.change(0, freed=30)
+        budget.look_for_freed()
+        await process.asked.acquire()
+        assert process.calls == 1
 
     on_loop(test)
 
 
 def test_refused_charge_is_not_what_was_held() -> None:
     async def test() -> None:
-        library = Library()
-        budget = ByteBudget(80, freed=FreedMemory(10, 80, library.give_back))
+        process = Process()
+        budget = ByteBudget(80, freed=process.watched())
         with pytest.raises(BufferFullError):
             budget.take(1000)
+        process.change(0, freed=500)
         budget.look_for_freed()
-        assert library.calls == 0
+        assert process.calls == 0
 
     on_loop(test)
 

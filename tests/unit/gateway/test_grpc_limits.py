@@ -306,6 +306,7 @@ async def test_calls_of_lost_connections_are_dropped_in_turns() -> None:
         w.lose()
     assert len(desk.abandoned) == DROPPED_A_TURN
     assert desk.open_calls == 0, "none is answered any more"
+    assert port.turns.is_busy, "a busy loop takes new connections faster"
     await asyncio.sleep(0)
     assert len(desk.abandoned) == 2 * DROPPED_A_TURN
     for _ in range(10):

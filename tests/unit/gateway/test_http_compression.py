@@ -30,7 +30,7 @@ from services.gateway.wire.http_compression import (
     compress,
     decompress,
 )
-from services.inference.backends.device_memory import resident_bytes
+from services.resident_memory import resident_bytes
 from tests.unit.gateway.http_wire import make_budget
 
 PLAIN: dict[str, Callable[[bytes], bytes]] = {

@@ -6,6 +6,7 @@ import resource
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -306,6 +307,44 @@ def test_tls(certificate: Path) -> None:
             assert (await everything(reader, writer))[0].status == 400
 
     on_loop(test)
+
+
+def test_sweeps_that_take_long_take_turns() -> None:
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        turns = 0
+        swept: dict[object, int] = {}
+        all_swept = asyncio.Event()
+        port = make_port(Echo, keep_alive_timeout_s=0.2)
+
+        class Slow(HttpConnection):
+            __slots__ = ()
+
+            def sweep(self) -> None:
+                time.sleep(0.002)
+                swept.setdefault(self, turns)
+                if len(swept) == 4:
+                    all_swept.set()
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+            if not all_swept.is_set():
+                loop.call_soon(count)
+
+        server = PortServer(port, partial(Slow, port))
+        listening = socket.create_server(("127.0.0.1", 0))
+        await server.start(listening)
+        writers = [(await asyncio.open_connection(*listening.getsockname()))[1] for _ in range(4)]
+        count()
+        async with asyncio.timeout(WAIT_S):
+            await all_swept.wait()
+        assert len(set(swept.values())) == 4, "one connection in each turn"
+        for writer in writers:
+            writer.close()
+        await server.stop(WAIT_S)
+
+    on_loop(body)
 
 
 def test_fault_in_a_sweep_ends_no_later_one() -> None:
