@@ -5,7 +5,8 @@ answer leaves. With a thousand callers at once the device got one batch every 30
 came was refused, and the server answered a tenth of what it could until callers gave up.
 
 Rules kept here:
-- requests begin in the order in which they came; a large one counts as several;
+- connections take turns, so that none waits for thousands of another's; of each, requests begin in
+  the order in which they came; a large one counts as several;
 - one that nobody waits for any more is passed over;
 - none is refused for having waited: that takes as long as to serve it, for most of either is the
   system call that sends the answer, and a burst would be lost that could have been served.
@@ -25,7 +26,10 @@ BEGUN_A_TURN = 32
 COUNTED_BYTES = 4096
 """A request counts once more for each so many bytes: the worst JSON takes 0.3 ms to read them."""
 MAX_WAITING = 16_384
-"""Requests whose bodies are held."""
+"""Requests whose bodies are held. Beyond them, a connection that has more than its part of them
+waiting is refused more."""
+PASSED_A_TURN = 512
+"""Requests that nobody waits for any more."""
 _ASKED_AT = BEGUN_A_TURN // 2
 """A turn that begins fewer is not worth a call to count anew."""
 
@@ -52,43 +56,77 @@ class Inference(Protocol):
 class TurnShare:
     """The share of one event loop's turns that goes to new requests."""
 
-    __slots__ = ("_begun", "_waiting")
+    __slots__ = ("_begun", "_next", "_queues", "_waiting")
 
     def __init__(self) -> None:
         self._begun = 0
         """In this turn; too many while any wait, so that what comes now waits behind them."""
-        self._waiting: deque[tuple[Inference, Body, float]] = deque()
+        self._queues: dict[object, deque[tuple[Inference, Body, float]]] = {}
+        """By connection, of those that wait."""
+        self._next: deque[object] = deque()
+        """Their connections; the first is the next to begin one."""
+        self._waiting = 0
+        """Requests in all of them."""
 
-    def begin(self, request: Inference, body: Body) -> None:
-        """Begins a request now, or in a later turn."""
+    def begin(self, request: Inference, body: Body, connection: object) -> None:
+        """Begins a request now, or in a later turn.
+
+        Args:
+            request: whole.
+            body: of it, plain.
+            connection: on which it came.
+        """
         before = self._begun
         begun = self._begun = before + 1 + len(body) // COUNTED_BYTES
         if before < BEGUN_A_TURN:
             if before < _ASKED_AT <= begun:
                 asyncio.get_running_loop().call_soon(self._turn)
             request.begin_in_turn(body, 0.0)
-        elif len(self._waiting) < MAX_WAITING:
-            self._waiting.append((request, body, time.monotonic()))
         else:
+            self._wait(request, body, connection)
+
+    def _wait(self, request: Inference, body: Body, connection: object) -> None:
+        queue = self._queues.get(connection)
+        if queue is None:
+            queue = self._queues[connection] = deque()
+            self._next.append(connection)
+        elif self._waiting >= MAX_WAITING and len(queue) * len(self._queues) >= MAX_WAITING:
             request.refuse(
                 TooManyInFlightError(
-                    f"{MAX_WAITING} requests wait here to be read, the limit; "
-                    "retry later or add servers"
+                    f"{self._waiting} requests wait here to be read, {len(queue)} of this "
+                    f"connection ({MAX_WAITING} is the limit); retry later or add servers"
                 )
             )
+            return
+        queue.append((request, body, time.monotonic()))
+        self._waiting += 1
+
+    def _take(self) -> tuple[Inference, Body, float]:
+        """The first request of the connection whose turn it is."""
+        connection = self._next.popleft()
+        queue = self._queues[connection]
+        found = queue.popleft()
+        self._waiting -= 1
+        if queue:
+            self._next.append(connection)
+        else:
+            del self._queues[connection]
+        return found
 
     def _turn(self) -> None:
-        """A new turn: begins those that have waited longest."""
-        waiting, begun, now = self._waiting, 0, time.monotonic()
-        if len(waiting) > BEGUN_A_TURN:
+        """A new turn: each connection begins one, as often as it lasts."""
+        begun, passed, now = 0, 0, time.monotonic()
+        if self._waiting > BEGUN_A_TURN:
             lend_lock()
         try:
-            while waiting and begun < BEGUN_A_TURN:
-                request, body, since = waiting.popleft()
-                if not request.is_over:
+            while self._waiting and begun < BEGUN_A_TURN and passed < PASSED_A_TURN:
+                request, body, since = self._take()
+                if request.is_over:
+                    passed += 1
+                else:
                     begun += 1 + len(body) // COUNTED_BYTES
                     request.begin_in_turn(body, now - since)
         finally:
-            self._begun = BEGUN_A_TURN if waiting else begun
-            if waiting or begun >= _ASKED_AT:
+            self._begun = BEGUN_A_TURN if self._waiting else begun
+            if self._waiting or begun >= _ASKED_AT:
                 asyncio.get_running_loop().call_soon(self._turn)

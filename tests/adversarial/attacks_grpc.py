@@ -13,7 +13,19 @@ from random import Random
 import numpy as np
 
 from tests.adversarial.attack import Attack, Target
-from tests.adversarial.http2_bytes import GRPC_INFER, call_all
+from tests.adversarial.http2_bytes import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GRPC_INFER,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    block,
+    call_all,
+    frame,
+    message,
+)
 
 MIB = 2**20
 SUBMIT = "/flambeau.v1.JobService/SubmitJob"
@@ -226,6 +238,28 @@ async def by_strangers(target: Target, random: Random) -> None:
             target.wrong(f"{status} to a stranger")
 
 
+async def right_calls(target: Target, random: Random) -> None:
+    """Calls that are to be served, 4,000 at once on each connection; answers are read, or wait."""
+    asked, coded = message(USUAL), block(GRPC_INFER)
+    is_read = random.choice((True, False))
+
+    async def flood() -> None:
+        async with target.connection(target.grpc_port) as peer:
+            reading = asyncio.create_task(peer.reader.read()) if is_read else None
+            await peer.send(PREFACE, frame(SETTINGS, 0, 0))
+            for stream in range(1, 8_001, 2):
+                if target.over:
+                    break
+                await peer.send(
+                    frame(HEADERS, END_HEADERS, stream, coded),
+                    frame(DATA, END_STREAM, stream, asked),
+                )
+            if reading is not None:
+                reading.cancel()
+
+    await asyncio.gather(*(flood() for _ in range(random.choice((1, 8)))))
+
+
 KINDS: tuple[tuple[str, Make], ...] = (
     ("fields by the thousand", many_fields),
     ("contents by the thousand", many_contents),
@@ -238,6 +272,7 @@ KINDS: tuple[tuple[str, Make], ...] = (
 ATTACKS = (
     *(Attack(f"gRPC: {name}", relatives(make)) for name, make in KINDS),
     Attack("gRPC: numbers that do not fit", numbers_that_do_not_fit),
+    Attack("gRPC: right calls by the thousand", right_calls),
     Attack("gRPC: contents of callers with a key", relatives(many_contents), "keyed"),
     Attack("gRPC: numbers of callers with a key", numbers_that_do_not_fit, "keyed"),
     Attack("gRPC: messages of strangers", by_strangers, "keyed"),

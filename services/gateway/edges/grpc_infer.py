@@ -110,7 +110,7 @@ class InferenceCall(UnaryCall):
 
     def begin(self, message: Body) -> None:
         """Starts the work in its turn."""
-        self._route.admission.turns.begin(self, message)
+        self._route.admission.turns.begin(self, message, self.connection)
 
     def begin_in_turn(self, body: Body, waited_s: float) -> None:
         """Reads the request and lets it in."""

@@ -116,7 +116,7 @@ class InferExchange(Exchange):
 
     def begin(self, body: Body) -> None:
         """Starts the work in its turn."""
-        self._route.admission.turns.begin(self, body)
+        self._route.admission.turns.begin(self, body, self._connection)
 
     def begin_in_turn(self, body: Body, waited_s: float) -> None:
         """Decodes the request and lets it in."""

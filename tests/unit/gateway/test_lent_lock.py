@@ -91,7 +91,7 @@ class Request:
 async def test_between_turns_of_requests(lent: list[str]) -> None:
     share = TurnShare()
     for _ in range(TURNS * BEGUN_A_TURN):
-        share.begin(Request(), b"{}")
+        share.begin(Request(), b"{}", "one")
     await settle()
     assert lent == ["turn_share"] * (TURNS - 2)  # the last is one that no other follows
 

@@ -51,11 +51,11 @@ class Place:
         self.share, self.log = TurnShare(), list[tuple[int, str]]()
         self.requests: list[Request] = []
 
-    def ask(self, count: int = 1) -> list[Request]:
+    def ask(self, count: int = 1, connection: object = "one") -> list[Request]:
         asked = [Request(len(self.requests) + n, self.log) for n in range(count)]
         self.requests += asked
         for request in asked:
-            self.share.begin(request, b"%d" % request.number)
+            self.share.begin(request, b"%d" % request.number, connection)
         return asked
 
     def begun(self) -> list[int]:
@@ -121,9 +121,29 @@ async def test_more_than_may_wait_are_refused_at_once() -> None:
         place.ask(BEGUN_A_TURN + 3)
         refused = place.ask()[0]
         assert isinstance(refused.error, TooManyInFlightError)
-        assert str(refused.error).startswith("3 requests wait here to be read, the limit")
+        assert "3 requests wait here to be read, 3 of this connection" in str(refused.error)
         await turns(2)
     assert place.begun() == list(range(BEGUN_A_TURN + 3))
+
+
+async def test_connection_with_few_requests_is_not_refused_for_those_of_others() -> None:
+    with patch.object(turn_share, "MAX_WAITING", 4):
+        place = Place()
+        place.ask(BEGUN_A_TURN + 4)
+        beside = place.ask(3, "other")
+        assert [request.error is None for request in beside] == [True, True, False]
+        assert place.ask()[0].error is not None
+
+
+async def test_connections_take_turns() -> None:
+    place = Place()
+    place.ask(5 * BEGUN_A_TURN)
+    place.ask(2, "another")
+    place.ask(1, "third")
+    await turns(1)
+    first, others = BEGUN_A_TURN, 5 * BEGUN_A_TURN
+    expected = [first, others, others + 2, first + 1, others + 1, first + 2]
+    assert place.begun()[BEGUN_A_TURN:][:6] == expected
 
 
 async def test_a_request_that_fails_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
