@@ -1,13 +1,14 @@
 """Data: what a data set is, and scikit-learn's digits. No torch.
 
-A data set is a function `f(seed, **args)` that returns a mapping with `train`, `validation` and
-`test`, each a pair `(inputs, labels)`: inputs are NumPy arrays by tensor name, each [rows, ...],
-and labels are one array, [rows, ...], whose type and shape follow from the loss: whole numbers for
-classes, 0 and 1, or numbers (`training/rows/label_arrays.py`). For a sum of losses labels may be a
-mapping of several arrays, of which `labels` judges the model. The names of the inputs become those
-of the published model. A split may also be an object that gives its rows one by one, see
-`training.rows.lazy_rows`: training rows are then read as they are needed, and the rows of the other
-splits all at once. What recipes name instead of a function is in `training.sources`.
+A data set is a function that returns a mapping with `train`, `validation` and `test`, each a pair
+`(inputs, labels)`. It is called with `args` of the recipe and, if it has a parameter `seed`, with
+the seed of the run. Inputs are NumPy arrays by tensor name, each [rows, ...], and labels are one
+array, [rows, ...], whose type and shape follow from the loss: whole numbers for classes, 0 and 1,
+or numbers (`training/rows/label_arrays.py`). For a sum of losses labels may be a mapping of several
+arrays, of which `labels` judges the model. The names of the inputs become those of the published
+model. A split may also be an object that gives its rows one by one, see `training.rows.lazy_rows`:
+training rows are then read as they are needed, and the rows of the other splits all at once. What
+recipes name instead of a function is in `training.sources`.
 """
 
 import hashlib
@@ -125,7 +126,7 @@ def load_splits(recipe: Recipe, reach: DataReach | None = None) -> Splits:
     """
     data = recipe.data
     if data.target is not None:
-        found = call_target(data.target, {"seed": recipe.seed, **data.args}, "data")
+        found = call_target(data.target, data.args, "data", {"seed": recipe.seed})
         return replace(_splits(found, recipe), origin=DataOrigin(source=data.target))
     classes = recipe.loss.judged_task == "classes"
     told = recipe.labels.get(recipe.model.outputs[0], ())

@@ -31,6 +31,7 @@ from training.reporting.examiner import examine
 from training.reporting.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
 from training.sources.data_files import DataReach
+from training.sources.named_files import check_named_files
 from training.together.ranks import ALONE, Ranks
 from training.tracking.progress import say
 from training.watcher import Watcher
@@ -68,6 +69,7 @@ def run(
         StoreError: the store cannot be opened or written; nothing is published.
     """
     console = console or Console()
+    check_named_files(recipe.data, reach)
     check_packages(recipe)
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
     prepared = prepare(recipe, store, reach, ranks)

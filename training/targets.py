@@ -59,32 +59,31 @@ def load_target(target: str, key: str) -> Callable[..., Any]:
         sys.path.append(str(Path.cwd()))
     module = _file_module(place, key) if place.endswith(".py") else _named_module(place, key)
     if not hasattr(module, name):
-        public = [known for known in vars(module) if not known.startswith("_")]
-        raise TargetError(
-            f"{key}: {place} has no {name!r}{nearest_name(name, public)}{hidden_by(place)}"
-        )
+        near = nearest_of_few(name, _classes_and_functions(module))
+        raise TargetError(f"{key}: {place} has no {name!r}{near}{hidden_by(place)}")
     found = getattr(module, name)
     if not callable(found):
         raise TargetError(f"{key}: {target} is a {type(found).__name__}; name a class or function")
     return found  # type: ignore[no-any-return]
 
 
-def call_target(target: str, args: Mapping[str, Any], key: str) -> Any:
+def call_target(
+    target: str, args: Mapping[str, Any], key: str, offered: Mapping[str, Any] | None = None
+) -> Any:
     """Calls a target with keyword arguments, after checking that it takes them.
 
     Args:
         target: see `load_target`.
         args: keyword arguments.
         key: the part of the recipe, such as `model`.
+        offered: keyword arguments for a target that has parameters of these names; `args` go first.
 
     Raises:
         TargetError: the target cannot be found, an argument is unknown or missing, or it raised.
     """
     function = load_target(target, f"{key}.target")
-    # Things written in C may not say what they take.
-    with contextlib.suppress(ValueError):
-        _check_arguments(inspect.signature(function), args, target, key)
-    return call_named(function, f"{key}.target {target}", **args)
+    given = _checked_arguments(function, args, target, key, offered)
+    return call_named(function, f"{key}.target {target}", **given)
 
 
 def call_named(function: Callable[..., Any], named: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -121,32 +120,67 @@ def target_failure(what: str, error: BaseException) -> TrainingError:
     return TargetError(f"{what}: {failure_in_words(error)}")
 
 
-def check_target(target: str, args: Mapping[str, Any], key: str) -> None:
+def check_target(
+    target: str, args: Mapping[str, Any], key: str, offered: Mapping[str, Any] | None = None
+) -> None:
     """Checks that a target is there and takes its arguments, without calling it.
 
     Raises:
         TargetError: see `call_target`.
     """
-    with contextlib.suppress(ValueError):
-        _check_arguments(inspect.signature(load_target(target, f"{key}.target")), args, target, key)
+    _checked_arguments(load_target(target, f"{key}.target"), args, target, key, offered)
 
 
-def _check_arguments(
-    signature: inspect.Signature, args: Mapping[str, Any], target: str, key: str
-) -> None:
+def _checked_arguments(
+    function: Callable[..., Any],
+    args: Mapping[str, Any],
+    target: str,
+    key: str,
+    offered: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The arguments that a target is called with."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # things written in C may not say what they take
+        return {**(offered or {}), **args}
+    return fitting_arguments(signature, args, target, key, offered)
+
+
+def fitting_arguments(
+    signature: inspect.Signature,
+    args: Mapping[str, Any],
+    target: str,
+    key: str,
+    offered: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The arguments that a target is called with: the recipe's, and what it takes of the offered.
+
+    Args:
+        signature: of the target.
+        args: the recipe's.
+        target: its name, for messages.
+        key: the part of the recipe, such as `model`.
+        offered: see `call_target`.
+
+    Raises:
+        TargetError: it does not take one of `args`, or needs more.
+    """
     parameters = signature.parameters.values()
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not takes_any:
         for name in args:
             if name not in known:
                 raise TargetError(
                     f"unknown key '{name}' in '{key}.args': {target} does not take it"
                     f"{nearest_name(name, known)}"
                 )
+    taken = {n: value for n, value in (offered or {}).items() if takes_any or n in known}
     try:
-        signature.bind(**args)
+        signature.bind(**{**taken, **args})
     except TypeError as error:
         raise TargetError(f"{key}.args do not fit {target}: {error}") from error
+    return {**taken, **args}
 
 
 def _file_module(place: str, key: str) -> ModuleType:
@@ -218,7 +252,7 @@ def _nearest_file(path: Path) -> str:
         part = path
         while not part.parent.is_dir():
             part = part.parent
-        return _nearest(
+        return nearest_of_few(
             part.name,
             [
                 found.name
@@ -227,6 +261,22 @@ def _nearest_file(path: Path) -> str:
             ],
         )
     return ""
+
+
+def _classes_and_functions(module: ModuleType) -> list[str]:
+    """Names of what a target may be: what the module's own package has made, if it has any."""
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value)
+    }
+    package = module.__name__.partition(".")[0]
+    own = [
+        name
+        for name, value in found.items()
+        if str(getattr(value, "__module__", "")).partition(".")[0] == package
+    ]
+    return own or list(found)
 
 
 def _missing_module(place: str, error: BaseException) -> str | None:
@@ -241,12 +291,12 @@ def _nearest_module(missing: str) -> str:
     if not package:
         # Folders without `__init__.py` are packages too, and not listed as such.
         folders = [found.name for found in Path.cwd().iterdir() if found.is_dir()]
-        return _nearest(name, [*folders, *(found.name for found in pkgutil.iter_modules())])
+        return nearest_of_few(name, [*folders, *(found.name for found in pkgutil.iter_modules())])
     siblings = pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []))
-    return _nearest(name, [found.name for found in siblings])
+    return nearest_of_few(name, [found.name for found in siblings])
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    """As `nearest_name`; nothing, where none is near and there are too many to tell."""
+def nearest_of_few(name: str, known: Collection[str]) -> str:
+    """As `nearest_name`; nothing, where none is near and there are more than `NAMES_TOLD`."""
     near = difflib.get_close_matches(name, known, n=1)
     return nearest_name(name, near or known) if near or len(known) <= NAMES_TOLD else ""

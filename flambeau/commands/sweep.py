@@ -73,21 +73,22 @@ def sweep(
     """Search for better values of a recipe, and publish the best trial.
 
     The same command goes on where it was interrupted. Exits with 0 when the best trial is
-    published, or done with --no-publish; 2 when the recipe or a parameter is wrong, 1 when anything
-    else is.
+    published, or done with --no-publish; 2 when the recipe, its data or a parameter is wrong, 1
+    when anything else is.
     """
     from model_store.errors import StoreError
     from model_store.key_folder import KeyFolder
     from model_store.signing import signer_with
     from model_store.store import ModelStore
-    from training.errors import RecipeError, TrainingError
+    from training.errors import DataError, RecipeError, TrainingError
     from training.needed_packages import OPTUNA, check_packages
     from training.recipe_file import load_recipe
-    from training.sweep.parameter import parse_parameters
+    from training.sources.named_files import check_named_files
+    from training.sweep.parameter import check_parameters, parse_parameters
     from training.target_names import check_target_names
 
     with (
-        failing_with({RecipeError: 2, TrainingError: 1, StoreError: 1, OSError: 1}),
+        failing_with({RecipeError: 2, DataError: 2, TrainingError: 1, StoreError: 1, OSError: 1}),
         needing("sweep"),
     ):
         base, parameters = load_recipe(recipe, set_ or []), parse_parameters(param)
@@ -95,6 +96,8 @@ def sweep(
         told = base.unknown_metric("--metric", metric)
         if metric.startswith("val/") and told:
             raise RecipeError(told)
+        check_parameters(base, parameters, imports=False)
+        check_named_files(base.data)
         check_packages(base, OPTUNA)
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None

@@ -50,21 +50,22 @@ def train(
 ) -> None:
     """Train a recipe, export and prove its artifacts, and publish what kept its tolerance.
 
-    Exits with 0 when a version is published, 2 when the recipe is wrong, 75 when SIGTERM has
-    stopped several processes behind a checkpoint, 1 when anything else is wrong.
+    Exits with 0 when a version is published, 2 when the recipe or its data are wrong, 75 when
+    SIGTERM has stopped several processes behind a checkpoint, 1 when anything else is wrong.
     """
     from pathlib import Path
 
     from model_store.errors import StoreError
     from model_store.key_folder import KeyFolder
     from model_store.signing import signer_with
-    from training.errors import RecipeError, StoppedError, TrainingError
+    from training.errors import DataError, RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
     from training.user_code import own_code_named
 
     # The disk is the user's, so its failures are theirs to read.
-    codes: dict[type[Exception], int] = {RecipeError: 2, TrainingError: 1, StoppedError: STOPPED}
-    with failing_with(codes | {StoreError: 1, OSError: 1}), needing("train"):
+    codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
+    codes |= {RecipeError: 2, DataError: 2, StoppedError: STOPPED}
+    with failing_with(codes), needing("train"):
         loaded = _load(recipe, set_ or [], store)
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None  # before training: a bad key fails here
@@ -88,11 +89,13 @@ def _load(source: str, overrides: list[str], store: str) -> "Recipe":
     from model_store.store import ModelStore
     from training.needed_packages import check_packages
     from training.recipe_file import load_recipe
+    from training.sources.named_files import check_named_files
     from training.stored_version import stored_version
     from training.target_names import check_target_names
 
     loaded = load_recipe(source, overrides)
     check_target_names(loaded)
+    check_named_files(loaded.data)
     if loaded.model.from_ is not None:
         stored_version(ModelStore(store), loaded.model.from_)
     check_packages(loaded)

@@ -212,8 +212,9 @@ class DataPart(OneOf, LoadingFields):
     huggingface: HuggingFace | None = None
     """A data set of Hugging Face's `datasets` on disk. Take it for what was downloaded there."""
     target: str | None = None
-    """A function `f(seed, **args)` that returns the splits (see `training.datasets`). Take it for
-    data that none of the others reads."""
+    """A function that returns the splits (see `training.datasets`); it is called with `args` and,
+    if it has a parameter `seed`, with the seed of the run. Take it for data that none of the others
+    reads."""
     args: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of `target`. Give `seed` here to keep the same splits while the seed of the
     run changes."""

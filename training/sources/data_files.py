@@ -78,7 +78,7 @@ class DataFiles:
         Raises:
             DataError: there is none, it lies where it must not, or it is too large.
         """
-        found = self._checked(path)
+        found = self.place(path)
         if not found.is_file():
             raise DataError(f"data: {path} is no file; {_what_it_is(found)}")
         size = found.stat().st_size
@@ -92,7 +92,7 @@ class DataFiles:
         Raises:
             DataError: as for `file`, of it and of every file in it.
         """
-        found = self._checked(path)
+        found = self.place(path)
         if not found.is_dir():
             raise DataError(f"data: {path} is no folder; {_what_it_is(found)}")
         names = self._files_in(found, path)
@@ -127,9 +127,14 @@ class DataFiles:
 
     def is_folder(self, path: str) -> bool:
         """Whether a path that may be read is a folder."""
-        return self._checked(path).is_dir()
+        return self.place(path).is_dir()
 
-    def _checked(self, path: str) -> Path:
+    def place(self, path: str) -> Path:
+        """A path that may be read, whatever is there.
+
+        Raises:
+            DataError: nothing is there, or it lies where it must not.
+        """
         if "\0" in path:
             raise DataError(f"data: path {path!r} has a NUL in it; give a path of this machine")
         found = Path(path)

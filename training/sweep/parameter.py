@@ -20,6 +20,8 @@ from model_store.strict import nearest_name
 from training.errors import RecipeError
 from training.recipe import Recipe
 from training.recipe_file import parse_value, set_value, validate_recipe
+from training.target_names import check_target_arguments
+from training.targets import check_target
 
 Kind = Literal["log", "float", "int", "choice"]
 Value = Any
@@ -149,7 +151,7 @@ def with_values(base: Recipe, values: Mapping[str, Value]) -> Recipe:
     return validate_recipe(document, told)
 
 
-def check_parameters(base: Recipe, parameters: Sequence[Parameter]) -> None:
+def check_parameters(base: Recipe, parameters: Sequence[Parameter], imports: bool = True) -> None:
     """Refuses what no trial could be made of, before anything runs.
 
     A value is refused if the recipe never takes it: neither alone, nor among the first, nor among
@@ -158,6 +160,7 @@ def check_parameters(base: Recipe, parameters: Sequence[Parameter]) -> None:
     Args:
         base: what all trials share.
         parameters: what the search may change.
+        imports: whether code may be imported to see what it takes; else its source is read.
 
     Raises:
         RecipeError: a path is unknown, a value is refused, or a parameter decides nothing.
@@ -171,7 +174,7 @@ def check_parameters(base: Recipe, parameters: Sequence[Parameter]) -> None:
             digests.add(taken.training_digest())
             for part in _CODE:
                 if parameter.path.startswith(f"{part}.args"):
-                    _check_code(taken, part)
+                    _check_code(taken, part, imports)
         if len(digests) < len(parameter.ends()):
             raise RecipeError(
                 f"--param {parameter} changes nothing about the trained weights; search for "
@@ -191,10 +194,11 @@ def _taken(base: Recipe, path: str, value: Value, among: Sequence[Mapping[str, V
     raise refusal
 
 
-def _check_code(recipe: Recipe, part: str) -> None:
-    from training.targets import check_target
-
+def _check_code(recipe: Recipe, part: str, imports: bool) -> None:
+    if not imports:
+        check_target_arguments(recipe)
+        return
     named = recipe.model if part == "model" else recipe.data
-    given = {} if part == "model" else {"seed": recipe.seed}
+    offered = {} if part == "model" else {"seed": recipe.seed}
     if named.target is not None:
-        check_target(named.target, {**given, **named.args}, part)
+        check_target(named.target, named.args, part, offered)

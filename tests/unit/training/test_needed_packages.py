@@ -56,26 +56,87 @@ def test_all_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
-def test_the_command_line_says_it_without_importing_torch(tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        "model: {target: 'torch.nn:Linear', args: {in_features: 1, out_features: 1}}\n"
-        "data: {csv: {path: nowhere.csv, label: price}}\n"
+PROGRAM = """
+import sys
+sys.modules["pyarrow"] = sys.modules["optuna"] = None
+from flambeau.cli import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+"""The command line, where neither is installed."""
+NETS = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, inputs: int, *, outputs: int = 1) -> None:
+        super().__init__()
+"""
+RIGHT = {
+    "path": "houses.csv",
+    "label": "price",
+    "column": "area",
+    "args": "{inputs: 1}",
+    "epochs": "epochs",
+}
+
+
+def told(folder: Path, *words: str, **changes: str) -> str:
+    """What a command says of a recipe, in one line."""
+    right = RIGHT | changes
+    (folder / "nets.py").write_text(NETS)
+    (folder / "houses.csv").write_text("area,price\n1,2\n")
+    (folder / "recipe.yaml").write_text(
+        f"model: {{target: 'nets.py:Net', args: {right['args']}}}\n"
+        f"data: {{csv: {{path: {right['path']}, label: {right['label']}, "
+        f"inputs: {{x: [{right['column']}]}}}}}}\n"
+        f"train: {{{right['epochs']}: 3}}\n"
         "loss: {mse: {}}\n"
         "name: houses\n"
         "publish: {model: houses}\n"
     )
-    program = (
-        "import sys\n"
-        "sys.modules['pyarrow'] = None\n"
-        "from flambeau.cli import main\n"
-        "try:\n"
-        "    main()\n"
-        "finally:\n"
-        "    assert 'torch' not in sys.modules\n"
-    )
-    command = [sys.executable, "-c", program, "train", str(file), "--store", str(tmp_path / "s")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    verb, *more = words or ("train",)
+    command = [sys.executable, "-c", PROGRAM, verb, "recipe.yaml", *more]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert "data.csv needs pyarrow, which is not installed" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_the_command_line_says_it_without_importing_torch(tmp_path: Path) -> None:
+    assert "data.csv needs pyarrow, which is not installed" in told(tmp_path)
+    search = ("sweep", "--param", "model.args.outputs=int(1, 3)")
+    words = "data.csv needs pyarrow and a search needs optuna, which are not installed"
+    assert words in told(tmp_path, *search)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": "hoses.csv"}, "there is no hoses.csv (did you mean 'houses.csv'?)"),
+        ({"label": "prize"}, "houses.csv has no column 'prize' (did you mean 'price'?)"),
+        ({"column": "aera"}, "houses.csv has no column 'aera' (did you mean 'area'?)"),
+        ({"epochs": "epoch"}, "unknown key 'epoch' in 'train' (did you mean 'epochs'?)"),
+        ({"args": "{input: 1}"}, "unknown key 'input' in 'model.args'"),
+        ({"args": "{}"}, "model.args do not fit nets.py:Net: missing a required argument"),
+    ],
+)
+def test_what_is_wrong_in_the_recipe_is_told_before_it(
+    changes: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    assert words in told(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [
+        ("model.args.outptus=int(1, 3)", "unknown key 'outptus' in 'model.args'"),
+        ("optim.adamw.lrr=log(1e-4, 1e-1)", "unknown key 'lrr' in 'optim.adamw'"),
+    ],
+)
+def test_a_parameter_of_a_search_that_names_nothing_is_told_before_it(
+    parameter: str, words: str, tmp_path: Path
+) -> None:
+    assert words in told(tmp_path, "sweep", "--param", parameter)

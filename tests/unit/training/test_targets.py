@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from training.errors import TargetError
-from training.targets import load_target
+from training.targets import call_target, check_target, load_target
 
 
 @pytest.fixture
@@ -47,3 +47,31 @@ def test_nothing_is_guessed_where_nothing_is_near(project: Path, target: str) ->
         load_target(target, "model.target")
     assert "did you mean" not in str(refused.value)
     assert "known:" not in str(refused.value)
+
+
+def test_only_classes_and_functions_are_named_where_nothing_is_near(project: Path) -> None:
+    (project / "nets" / "deep.py").write_text(
+        "import json\nfrom pathlib import Path\nSIZE = 3\ndef made(): ...\nclass Deep: ...\n"
+    )
+    with pytest.raises(TargetError, match=r"has no 'Zzzz' \(known: Deep, made\)$"):
+        load_target("nets/deep.py:Zzzz", "model.target")
+    with pytest.raises(TargetError, match=r"torch\.nn has no 'Zzzz'$"):
+        load_target("torch.nn:Zzzz", "model.target")
+    with pytest.raises(TargetError, match=r"torch\.nn has no 'Lineer' \(did you mean 'Linear'\?\)"):
+        load_target("torch.nn:Lineer", "model.target")
+
+
+def test_what_is_offered_goes_to_those_who_take_it(project: Path) -> None:
+    (project / "rows.py").write_text(
+        "def seeded(seed, side=1): return seed, side\n"
+        "def plain(side=1): return side\n"
+        "def open_to_all(**more): return more\n"
+    )
+    offered = {"seed": 7}
+    assert call_target("rows.py:seeded", {"side": 2}, "data", offered) == (7, 2)
+    assert call_target("rows.py:seeded", {"seed": 3}, "data", offered) == (3, 1)
+    assert call_target("rows.py:plain", {}, "data", offered) == 1
+    assert call_target("rows.py:open_to_all", {}, "data", offered) == {"seed": 7}
+    check_target("rows.py:plain", {"side": 2}, "data", offered)
+    with pytest.raises(TargetError, match=r"unknown key 'seed' in 'data\.args'"):
+        call_target("rows.py:plain", {"seed": 3}, "data", offered)

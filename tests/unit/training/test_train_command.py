@@ -59,6 +59,30 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "part", "words"),
+    [
+        ("", "path: houses.csv, label: kind", "there is no houses.csv"),
+        ("area,kind\n1,2\n", "path: rows.csv, label: sort", "no column 'sort'"),
+        ("area,kind\n1,2\nx,3\n", "path: rows.csv, label: kind", "column 'area' has 'x'"),
+        ("area,kind\n1,0\n2,1\n", "path: rows.csv, label: kind", "class 0 has 1 rows"),
+    ],
+)
+def test_wrong_data_are_exit_code_2_as_a_wrong_recipe_is(
+    rows: str, part: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text(rows)
+    (tmp_path / "recipe.yaml").write_text(
+        "name: rows\nmodel: {target: 'torch.nn:Linear', args: {in_features: 1, out_features: 2}}\n"
+        f"data: {{csv: {{{part}}}}}\npublish: {{model: rows}}\n"
+    )
+    result = run("recipe.yaml")
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "training.pipeline", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)

@@ -1,0 +1,59 @@
+"""Files and columns of CSV that a recipe names and that are not there. No pyarrow.
+
+In: the `data` part of a recipe. Out: nothing, or an error with the nearest name.
+
+Rule kept here: it reads the first line of a file at most, so that a misspelt name is told before
+packages are asked for and imported; what that line leaves open is told where the file is read.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+from training.errors import DataError
+from training.recipe_parts.data_parts import Arrays, Csv, DataPart, ImageFolder, Table
+from training.sources.data_files import DataFiles, DataReach
+from training.sources.paths import paths_by_split
+from training.sources.table import columns_read
+
+MAX_HEADER_BYTES = 1024 * 1024
+"""Of the first line; a longer one is left to the reader of the file."""
+
+
+def check_named_files(data: DataPart, reach: DataReach | None = None) -> None:
+    """Looks for every file, and for every column of CSV files.
+
+    Args:
+        data: of the recipe; a target of its own has no files that are known.
+        reach: what may be read; None for any file.
+
+    Raises:
+        DataError: a path or a column is not there, or a path leads where it must not.
+    """
+    part = data.chosen
+    if not isinstance(part, Table | ImageFolder | Arrays):
+        return
+    files = DataFiles(reach or DataReach())
+    for path in paths_by_split(part.path).values():
+        found = files.place(path)
+        header = _header(found, part.delimiter) if isinstance(part, Csv) else None
+        if isinstance(part, Csv) and header is not None:
+            columns_read(part, header, path)
+
+
+def _header(file: Path, delimiter: str) -> list[str] | None:
+    """The names of the columns; None if they cannot be told from the first line."""
+    if not file.is_file():
+        return None
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(MAX_HEADER_BYTES)
+        text = start.decode("utf-8-sig", "ignore" if len(start) == MAX_HEADER_BYTES else "strict")
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        names = next((row for row in rows if row), None)
+        is_whole = len(start) < MAX_HEADER_BYTES or next(rows, None) is not None
+    except (csv.Error, UnicodeDecodeError, TypeError):
+        return None
+    except OSError as error:
+        raise DataError(f"data: {file} cannot be read: {error}") from error
+    return names if is_whole else None
