@@ -8,6 +8,7 @@ of an epoch that was cut off are those of one that was not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,8 +111,7 @@ class RunCheckpoints:
         path = self.checkpoints.path
         if resume and self.checkpoints.exists:
             state = self.checkpoints.load(self.evaluated, self.optimizer, self._restore)
-            steps = f" and {state.in_epoch} steps" if state.in_epoch else ""
-            say(console, f"resuming after epoch {state.epoch}{steps} from {path}")
+            say(console, _where(state, path))
             return state
         if resume:
             say(console, f"nothing to resume in {path}; starting anew")
@@ -129,3 +129,11 @@ class RunCheckpoints:
         if seen is not None:
             self.figures = EpochFigures.restored(seen["figures"], self._ranks)
             self.watch.restore(seen["watch"])
+
+
+def _where(state: TrainState, path: Path) -> str:
+    """Where a run goes on, in words."""
+    if state.finished:
+        return f"trained already, to the end of epoch {state.epoch}: its weights are in {path}"
+    steps = f" and {state.in_epoch} steps" if state.in_epoch else ""
+    return f"resuming after epoch {state.epoch}{steps} from {path}"

@@ -10,7 +10,7 @@ from html import escape
 from model_store.metric import better_of
 from training.reporting.plot import STYLE, Mark, Point, draw_plot, table_cells
 from training.sweep.parameter import Parameter, parse_parameter
-from training.sweep.records import SweepRecord, TrialRecord
+from training.sweep.records import SweepRecord, TrialRecord, figure_text
 from training.sweep.table import cells, headings
 
 Across = Callable[[TrialRecord], float]
@@ -43,7 +43,9 @@ def _summary(record: SweepRecord) -> str:
     best, published = record.best(), record.published
     texts = [f"{len(record.trials)} trials: {states}."]
     if best is not None:
-        texts.append(f"The best is trial {best.number}, with {record.metric} {best.value:.4f}.")
+        texts.append(
+            f"The best is trial {best.number}, with {record.metric} {figure_text(best.value)}."
+        )
     if published is not None:
         texts.append(
             f"Trial {published.trial} is published as {published.model} {published.version}."

@@ -31,6 +31,17 @@ class TrialRecord(StrictModel):
     folder: str | None = None
     """Of its run, in the search's folder."""
 
+    def words(self, metric: str) -> str:
+        """The trial in one line: `trial 3 (train.epochs 7): val/accuracy 0.9750 after 7 epochs`.
+
+        Args:
+            metric: of the search.
+        """
+        values = ", ".join(f"{path} {value_text(value)}" for path, value in self.values.items())
+        value = "-" if self.value is None else figure_text(self.value)
+        epochs = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+        return f"trial {self.number} ({values}): {metric} {value} after {epochs}"
+
 
 class Published(StrictModel):
     """What became of the best trial."""
@@ -70,6 +81,11 @@ class SweepRecord(StrictModel):
     def to_json(self) -> bytes:
         """The bytes of `sweep.json`."""
         return (self.model_dump_json(indent=2) + "\n").encode()
+
+
+def figure_text(value: float) -> str:
+    """A metric as people read it: four decimals, or four digits where those would be zeros."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 0.001 else f"{value:.4g}"
 
 
 def values_text(values: Mapping[str, Any]) -> str:

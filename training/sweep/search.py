@@ -45,6 +45,7 @@ from training.sweep.trial_process import (
     TrialProcess,
     facts_of,
 )
+from training.tracking.progress import say
 
 RECORD, PAGE, BEST, RUNS, LOGS = "sweep.json", "report.html", "best.yaml", "runs", "trials"
 
@@ -269,12 +270,13 @@ def sweep(
         finally:
             record = _record(plan, study, before)
             write_files(folder, record)
-        console.print(f"search in {folder}: {PAGE}, {RECORD}", soft_wrap=True, highlight=False)
+        say(console, f"search in {folder}: {PAGE}, {RECORD}")
         best = record.best()
         if best is None:
             raise SweepError(_nothing_done(record, folder))
         recipe = with_values(plan.base, best.values)
         write_atomically(folder / BEST, resolved_yaml(recipe).encode())
+        say(console, f"the best is {best.words(plan.metric)}; its recipe is {folder / BEST}")
         if store_url is None:
             return record
         record = record.model_copy(
@@ -351,11 +353,9 @@ def _publish(
 
     model = recipe.publish.model
     if before and (before.trial, before.store, before.model) == (best.number, store_url, model):
-        console.print(
-            f"trial {best.number} is still the best, and published as {model} {before.version}",
-            highlight=False,
-        )
+        say(console, f"trial {best.number} is published already, as {model} {before.version}")
         return before
+    say(console, f"exporting, proving and publishing trial {best.number} as {model}")
     manifest = run(
         recipe,
         store_url,

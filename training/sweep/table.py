@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 
 from training.sweep.parameter import Parameter
-from training.sweep.records import TrialRecord, short, value_text, values_text
+from training.sweep.records import TrialRecord, figure_text, short, value_text, values_text
 from training.tracking.progress import say
 
 OVER = ("done", "pruned", "failed")
@@ -85,7 +85,7 @@ class SweepLines:
             if trial.state not in OVER or trial.number in self._said:
                 continue
             self._said.add(trial.number)
-            value = "" if trial.value is None else f"  {self._metric} {trial.value:.4f}"
+            value = "" if trial.value is None else f"  {self._metric} {figure_text(trial.value)}"
             reason = "" if trial.reason is None else f": {trial.reason}"
             say(
                 self._console,
@@ -113,7 +113,7 @@ def cells(trial: TrialRecord, paths: Sequence[str]) -> list[str]:
         trial.state,
         *(value_text(trial.values.get(path, "")) for path in paths),
         str(trial.epochs),
-        "-" if trial.value is None else f"{trial.value:.4f}",
+        "-" if trial.value is None else figure_text(trial.value),
         "-" if trial.took_s is None else f"{trial.took_s:.1f} s",
         trial.reason or "",
     ]

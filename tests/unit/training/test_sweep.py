@@ -31,7 +31,7 @@ from training.run_folder import locked_folder
 from training.sweep import search as search_module
 from training.sweep.page import sweep_page
 from training.sweep.parameter import parse_parameters
-from training.sweep.records import SweepRecord, TrialRecord
+from training.sweep.records import SweepRecord, TrialRecord, figure_text
 from training.sweep.search import SweepPlan, sweep
 from training.sweep.table import LiveSweepTable
 from training.sweep.trial_process import Epoch, Failed, Finished, Pruned, Told
@@ -99,7 +99,11 @@ def test_the_best_of_real_trials_is_published_and_not_trained_again(tmp_path: Pa
     assert store.models() == ["base"]
     result = home.run(*what, "--processes", "2", "--trials", "4")
     assert result.exit_code == 0, result.output
-    assert "resuming after epoch 1" in result.stdout
+    assert "resuming" not in result.stdout, "nothing was interrupted"
+    lines = result.stdout.splitlines()
+    winner = next(place for place, line in enumerate(lines) if line.startswith("the best is trial"))
+    assert re.fullmatch(r"exporting, proving and publishing trial \d+ as tiny", lines[winner + 1])
+    assert "\ntrained already, to the end of epoch 1: its weights are in" in result.stdout
     assert "published tiny 1 (1.0.0) → production" in result.stdout
 
     record = home.record()
@@ -128,7 +132,8 @@ def test_the_best_of_real_trials_is_published_and_not_trained_again(tmp_path: Pa
 
     again = home.run(*what, "--trials", "4")
     assert again.exit_code == 0, again.output
-    assert f"trial {best.number} is still the best, and published as tiny 1" in again.stdout
+    assert f"the best is trial {best.number} (optim.adamw.lr" in again.stdout
+    assert f"trial {best.number} is published already, as tiny 1" in again.stdout
     assert store.versions("tiny") == [1]
     assert home.record() == record
 
@@ -241,6 +246,17 @@ def test_hopeless_trials_end_early_but_never_after_their_last_epoch(scripted: Sc
         "a line for each trial, where there is no terminal"
     )
     assert lines[5].endswith("val/accuracy 0.1000  pruned: worse than the median of the others")
+    (folder,) = scripted.folder.iterdir()
+    values = f"optim.adamw.lr {best.values['optim.adamw.lr']:.4g}"
+    assert lines[-1] == (
+        f"the best is trial 1 ({values}): val/accuracy 0.9000 after 3 epochs; its recipe is "
+        f"{folder / 'best.yaml'}"
+    )
+
+
+def test_small_figures_keep_their_digits() -> None:
+    found = [figure_text(value) for value in (0.0, 0.97501, 53.27, -0.5, 5.2464e-7)]
+    assert found == ["0.0000", "0.9750", "53.2700", "-0.5000", "5.246e-07"]
 
 
 def test_a_failed_trial_does_not_end_the_search(scripted: Scripted) -> None:
