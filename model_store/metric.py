@@ -24,6 +24,8 @@ BETTER: dict[str, Better] = {
 """By the metric's name without its split: of `val/rmse` it is `rmse`."""
 SHARES = frozenset({"accuracy", "exact_match", "f1", "macro_f1"})
 """From 0 to 1, and written in percent."""
+MORE_DIGITS = range(14)
+"""Up to the 17 that tell any two numbers apart."""
 
 
 class MeasuredMetric(StrictModel):
@@ -79,15 +81,34 @@ def how_much_worse(better: Better, before: float, after: float) -> float:
     return 0.0 if after <= before else float("inf")
 
 
-def metric_text(name: str, value: float | None) -> str:
+def metric_text(name: str, value: float | None, more_digits: int = 0) -> str:
     """A value as people read it: shares in percent; `-` for None.
 
     Args:
         name: of the metric, with or without its split.
         value: None where it was not measured.
+        more_digits: than usual.
     """
     if value is None:
         return "-"
     if not is_share(name):
-        return f"{value:.4g}"
-    return "100 %" if value == 1 else f"{100 * value:.1f} %"
+        return f"{value:.{4 + more_digits}g}"
+    return "100 %" if value == 1 else f"{100 * value:.{1 + more_digits}f} %"
+
+
+def metric_texts(name: str, one: float, other: float) -> tuple[str, str]:
+    """Two values as `metric_text` writes them, with as many digits as show that they differ."""
+    texts = [(metric_text(name, one, more), metric_text(name, other, more)) for more in MORE_DIGITS]
+    return _first_that_differ(texts)
+
+
+def figure_texts(name: str, one: float, other: float) -> tuple[str, str]:
+    """The same as plain numbers: `0.9722`, not `97.2 %`."""
+    style = "f" if is_share(name) else "g"
+    texts = [(f"{one:.{4 + more}{style}}", f"{other:.{4 + more}{style}}") for more in MORE_DIGITS]
+    return _first_that_differ(texts)
+
+
+def _first_that_differ(texts: list[tuple[str, str]]) -> tuple[str, str]:
+    """The shortest pair of two texts; the first pair where none differ."""
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])

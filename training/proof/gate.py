@@ -14,11 +14,12 @@ own unit, and the reason why an artifact is refused.
 import numpy as np
 import numpy.typing as npt
 
-from model_store.metric import MeasuredMetric, how_much_worse
+from model_store.metric import MeasuredMetric, figure_texts, how_much_worse, is_share
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.metrics.task_metric import TaskMetric
-from training.recipe_parts.export_entries import Export
+from training.recipe_parts.export_entries import Export, Fp32Tolerance
+from training.recipe_parts.task import Task
 from training.rows.label_arrays import LabelArray, spreads
 
 ROUNDING = 1e-9
@@ -26,6 +27,9 @@ ROUNDING = 1e-9
 LEAST_ERROR_SHARE = 0.01
 """Of the labels' spread, over all columns as the RMSE is: an RMSE below it counts as that much, for
 what is nearly exact, or is, may double for nothing."""
+NO_DIFFERENCE_SHARE = LEAST_ERROR_SHARE * Fp32Tolerance().max_error_rise
+"""Of the labels' spread: how much the error of one model may differ from run to run and from
+artifact to artifact, since the proof lets the least error rise by that much."""
 
 
 def tolerance_of(
@@ -113,22 +117,47 @@ def too_much_worse(
     """
     if before is None or after is None:
         return "the test split: the answers are no numbers"
+    texts = figure_texts(before.name, before.value, after.value)
     if before.better == "higher":
         limit = entry.tolerance.max_metric_drop
         if how_much_worse("higher", before.value, after.value) <= limit + ROUNDING:
             return None
         return (
-            f"the test split: {before.name} fell from {before.value:.4f} to {after.value:.4f}, by "
-            f"more than {limit:.4f}"
+            f"the test split: {before.name} fell from {texts[0]} to {texts[1]}, by more "
+            f"than {limit:.4f}"
         )
     limit = entry.tolerance.max_error_rise
-    least = LEAST_ERROR_SHARE * float(np.sqrt((spreads(labels) ** 2).mean()))
+    least = LEAST_ERROR_SHARE * _whole_spread(labels)
     if how_much_worse("lower", max(before.value, least), after.value) <= limit + ROUNDING:
         return None
     return (
-        f"the test split: {before.name} rose from {before.value:.4g} to {after.value:.4g}, by more "
-        f"than {limit:.2%}"
+        f"the test split: {before.name} rose from {texts[0]} to {texts[1]}, by more than "
+        f"{limit:.2%}"
     )
+
+
+def no_difference(name: str, task: Task, labels: LabelArray, value: float) -> float:
+    """The largest difference of two values of a metric that is rounding, in the metric's unit.
+
+    Args:
+        name: of the metric, with or without its split.
+        task: of the model.
+        labels: of the test split.
+        value: one of the two.
+    """
+    if is_share(name):
+        return 0.0  # rows are counted
+    kind = name.rpartition("/")[2]
+    if kind in ("rmse", "mae"):
+        return NO_DIFFERENCE_SHARE * _whole_spread(labels)
+    if kind == "r2" or task in ("classes", "multi_label"):
+        return NO_DIFFERENCE_SHARE
+    return NO_DIFFERENCE_SHARE * abs(value)
+
+
+def _whole_spread(labels: LabelArray) -> float:
+    """Of all columns together, as the RMSE is."""
+    return float(np.sqrt((spreads(labels) ** 2).mean()))
 
 
 def _units(

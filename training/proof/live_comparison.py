@@ -32,6 +32,7 @@ from training.learning.evaluation import evaluate
 from training.learning.loop import Trained
 from training.metrics.confidence import paired_interval, wilson_interval
 from training.metrics.task_metric import TaskMetric
+from training.proof.gate import no_difference
 from training.proof.runners import file_runner
 from training.proof.verify import Reference, run_in_batches
 from training.python_step import Step
@@ -107,10 +108,11 @@ def _compared(
     artifact = _nearest_to_checkpoint(manifest, store.is_local)
     outputs = _outputs(recipe, manifest, artifact, store, splits.test)
     theirs = _value(condition.metric, recipe, trained, outputs, splits.test)
+    rounding = no_difference(condition.metric, recipe.loss.judged_task, splits.test.labels, theirs)
     figures: dict[str, object] = {
         "artifact": artifact.name,
         "live": theirs,
-        "met": condition.met(found.new, theirs),
+        "met": condition.met(found.new, theirs, rounding),
     }
     if condition.metric == ACCURACY:
         ours = expected.test_outputs[trained.signature.outputs[0].name]

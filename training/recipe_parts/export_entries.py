@@ -85,8 +85,9 @@ ErrorRise = Annotated[
     Field(
         ge=0,
         description="For the same, in place of the fall of a metric: largest rise of the RMSE over "
-        "the test split, as a share of it: 0.01 is a hundredth more. Widen it when the model errs "
-        "little anyway.",
+        "the test split, as a share of it: 0.01 is a hundredth more. An RMSE below a hundredth of "
+        "the labels' standard deviation counts as that hundredth, also where this is 0. Widen it "
+        "when the model errs little anyway.",
     ),
 ]
 Cosine = Annotated[

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from model_store.metric import BETTER, better_of, is_share, metric_text
+from model_store.metric import BETTER, better_of, is_share, metric_texts
 from model_store.strict import nearest_name
 
 FIRST, ALWAYS = "first", "always"
@@ -57,17 +57,18 @@ class Condition:
         """Whether the live version must be run for it."""
         return self.against == LIVE
 
-    def met(self, new: float, other: float) -> bool:
+    def met(self, new: float, other: float, rounding: float = 0.0) -> bool:
         """Whether a new version is as good as it must be.
 
         Args:
             new: the new version's value.
             other: that of what it is compared with, on the same rows.
+            rounding: a difference up to this counts as none.
         """
         # Differences of equal counts of rows are not exactly equal numbers.
         sign = -1 if better_of(self.metric) == "lower" else 1
         ahead = round((new - other - self.margin) * sign, 12)
-        return ahead > 0 if self.strict else ahead >= 0
+        return ahead > rounding if self.strict else ahead >= -rounding
 
     def limit(self, metrics: Mapping[str, float]) -> float | None:
         """What the metric is held to, without the margin; None where that is not known here.
@@ -134,9 +135,9 @@ class Finding:
         name, text = self.condition.metric, f"{self.condition} is {'' if self.met else 'not '}met"
         if self.value is None or self.limit is None:
             return f"{text}: this run has no such figure"
-        value = metric_text(name, self.value)
+        value, limit = metric_texts(name, self.value, self.limit)
         if self.condition.against == GUESS:
-            return f"{text}: {value} against {metric_text(name, self.limit)}"
+            return f"{text}: {value} against {limit}"
         return f"{text}: it is {value}"
 
 

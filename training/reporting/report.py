@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from model_store.manifest import ArtifactKind, MadeWith, Precision, speed_key
-from model_store.metric import MeasuredMetric, metric_text
+from model_store.metric import MeasuredMetric, figure_texts, metric_text
 from model_store.strict import StrictModel
 from model_store.tolerance import Tolerance
 from training.metrics.guess import Guess
@@ -114,9 +114,12 @@ class LiveComparison(StrictModel):
             return "nothing is live yet"
         if self.refusal is not None:
             return f"live version {self.version} was not compared: {self.refusal}"
+        assert self.new is not None, "both were compared"
+        assert self.live is not None, "both were compared"
+        new, live = figure_texts(self.condition.partition(" ")[0], self.new, self.live)
         text = (
-            f"{self.condition} is {'met' if self.met else 'not met'}: {self.new:.4f} against "
-            f"{self.live:.4f} of version {self.version} ({self.artifact})"
+            f"{self.condition} is {'met' if self.met else 'not met'}: {new} against {live} of "
+            f"version {self.version} ({self.artifact})"
         )
         if self.difference_interval is None:
             return text

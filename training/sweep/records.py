@@ -38,9 +38,8 @@ class TrialRecord(StrictModel):
             metric: of the search.
         """
         values = ", ".join(f"{path} {value_text(value)}" for path, value in self.values.items())
-        value = "-" if self.value is None else figure_text(self.value)
         epochs = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
-        return f"trial {self.number} ({values}): {metric} {value} after {epochs}"
+        return f"trial {self.number} ({values}): {metric} {figure_text(self.value)} after {epochs}"
 
 
 class Published(StrictModel):
@@ -83,8 +82,10 @@ class SweepRecord(StrictModel):
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
-def figure_text(value: float) -> str:
+def figure_text(value: float | None) -> str:
     """A metric as people read it: four decimals, or four digits where those would be zeros."""
+    if value is None:
+        return "-"
     return f"{value:.4f}" if value == 0 or abs(value) >= 0.001 else f"{value:.4g}"
 
 

@@ -113,7 +113,7 @@ def cells(trial: TrialRecord, paths: Sequence[str]) -> list[str]:
         trial.state,
         *(value_text(trial.values.get(path, "")) for path in paths),
         str(trial.epochs),
-        "-" if trial.value is None else figure_text(trial.value),
+        figure_text(trial.value),
         "-" if trial.took_s is None else f"{trial.took_s:.1f} s",
         trial.reason or "",
     ]

@@ -9,7 +9,7 @@ from tests.fixtures.store_versions import draft_in
 from tests.unit.training.recipes import recipe
 from tests.unit.training.test_promotion import Place, comparison
 from training.promotion import Promotion, promote
-from training.recipe_parts.promotion_condition import parse_rule
+from training.recipe_parts.promotion_condition import parse_condition, parse_rule
 from training.reporting.report import LiveComparison
 
 
@@ -76,3 +76,27 @@ def test_a_rule_tells_its_parts() -> None:
     assert not rule.first
     assert str(parse_rule("always")) == "always"
     assert parse_rule("first").first
+
+
+def test_rounding_neither_breaks_a_condition_nor_meets_a_strict_one() -> None:
+    """The same recipe once more: its errors differ by what FP32 rounds."""
+    new, live, rounding = 5.272e-07, 5.246e-07, 1e-5
+    assert not parse_condition("test/rmse <= live").met(new, live)
+    assert parse_condition("test/rmse <= live").met(new, live, rounding)
+    assert not parse_condition("test/rmse < live").met(live, new, rounding)
+    assert not parse_condition("test/rmse <= live").met(2e-5, live, rounding)
+    assert parse_condition("test/rmse < live").met(live, 2e-5, rounding)
+    assert parse_condition("test/r2 >= live - 0.1").met(0.799995, 0.9, rounding)
+
+
+def test_values_that_are_close_are_told_apart() -> None:
+    found = LiveComparison(
+        condition="test/rmse <= live",
+        version=1,
+        new=5.272e-07,
+        live=5.246e-07,
+        artifact="onnx",
+        met=True,
+    )
+    words = "test/rmse <= live is met: 5.272e-07 against 5.246e-07 of version 1 (onnx)"
+    assert found.text() == words

@@ -1,13 +1,22 @@
 """What the gate lets through: numbers by their spread and their error, labels by F1."""
 
+import math
+
 import numpy as np
 import pytest
 
-from model_store.metric import MeasuredMetric, how_much_worse, is_better, metric_text
+from model_store.metric import (
+    MeasuredMetric,
+    figure_texts,
+    how_much_worse,
+    is_better,
+    metric_text,
+    metric_texts,
+)
 from model_store.tolerance import Tolerance
 from training.metrics.task_metric import TaskMetric
-from training.proof.gate import tolerance_of, too_far_off, too_much_worse
-from training.recipe_parts.export_entries import OnnxExport, OnnxInt8Export
+from training.proof.gate import no_difference, tolerance_of, too_far_off, too_much_worse
+from training.recipe_parts.export_entries import Fp32Tolerance, OnnxExport, OnnxInt8Export
 from training.recipe_parts.task import Task
 from training.rows.label_arrays import spreads
 
@@ -123,3 +132,42 @@ def test_directions() -> None:
     assert how_much_worse("lower", 0.0, 1.0) == float("inf")
     assert how_much_worse("higher", 0.9, 0.8) == pytest.approx(0.1)
     assert (metric_text("test/f1", 0.5), metric_text("rmse", 53.2711)) == ("50.0 %", "53.27")
+
+
+def test_texts_have_as_many_digits_as_show_a_difference() -> None:
+    assert figure_texts("test/rmse", 5.272e-07, 5.246e-07) == ("5.272e-07", "5.246e-07")
+    assert figure_texts("test/rmse", 53.27111, 53.27112) == ("53.27111", "53.27112")
+    assert figure_texts("test/accuracy", 0.9, 0.8) == ("0.9000", "0.8000")
+    assert figure_texts("test/accuracy", 0.97221, 0.97222) == ("0.97221", "0.97222")
+    assert figure_texts("test/r2", 0.5, 0.5) == ("0.5", "0.5")
+    nearly = math.nextafter(0.3, 1)
+    assert len(set(figure_texts("test/rmse", 0.3, nearly))) == 2
+    assert metric_texts("test/f1", 0.8996, 0.9) == ("89.96 %", "90.00 %")
+    assert metric_texts("test/f1", 0.8, 0.6) == ("80.0 %", "60.0 %")
+
+
+def test_the_least_error_counts_although_none_may_rise() -> None:
+    """As docs/training.md says of `max_error_rise: 0`."""
+    entry = OnnxExport.model_validate({"tolerance": {"max_error_rise": 0}})
+    labels = np.array([0.0, 2.0], np.float32)
+    assert too_much_worse(metric("rmse", 0.001), metric("rmse", 0.01), entry, labels) is None
+    refusal = too_much_worse(metric("rmse", 0.001), metric("rmse", 0.0101), entry, labels)
+    assert refusal == "the test split: rmse rose from 0.001 to 0.0101, by more than 0.00%"
+    assert "also where this is 0" in str(
+        Fp32Tolerance.model_json_schema()["properties"]["max_error_rise"]["description"]
+    )
+
+
+def test_a_difference_below_the_rounding_of_a_metric_is_none() -> None:
+    spread = float(np.sqrt((1 + 200**2) / 2))
+    cases: tuple[tuple[str, Task, float], ...] = (
+        ("test/rmse", "regression", 1e-5 * spread),
+        ("test/mae", "counts", 1e-5 * spread),
+        ("test/r2", "regression", 1e-5),
+        ("test/loss", "classes", 1e-5),
+        ("test/loss", "regression", 5e-5),
+        ("test/accuracy", "classes", 0),
+        ("test/macro_f1", "classes", 0),
+    )
+    for name, task, expected in cases:
+        assert no_difference(name, task, LABELS, 5.0) == pytest.approx(expected)

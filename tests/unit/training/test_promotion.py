@@ -333,6 +333,7 @@ class Compared:
         self.splits = Splits(split, split, split)
         self.signature = SIGNATURE
         self.wrong = 0
+        self.drift = 0.0
         self.fails: Exception | None = None
         monkeypatch.setattr(live_comparison, "check_onnx", lambda *_: None)
         monkeypatch.setattr(live_comparison, "run_isolated", self._here)
@@ -343,7 +344,7 @@ class Compared:
             raise self.fails
         logits = self.splits.test.inputs["image"].reshape(ROWS, -1)[:, :CLASSES].copy()
         logits[: self.wrong] = np.roll(logits[: self.wrong], 1, axis=1)
-        return logits
+        return (logits * (1 + self.drift)).astype(np.float32)
 
     def live(self, **changes: Any) -> None:
         folder = self.place.folder
@@ -398,6 +399,19 @@ def test_a_loss_is_better_when_it_is_lower(compared: Compared) -> None:
     assert found.live is not None
     assert found.new < found.live
     assert found.difference_interval is None
+
+
+def test_a_loss_that_differs_by_rounding_is_as_good(compared: Compared) -> None:
+    compared.live()
+    compared.drift = 4e-6
+    found = compared.compare("test/loss <= live")
+    assert found.met
+    assert found.new is not None
+    assert found.live is not None
+    assert 0 < found.new - found.live < 1e-5
+    assert not compared.compare("test/loss < live").met
+    compared.drift = 1e-3
+    assert not compared.compare("test/loss <= live").met
 
 
 def test_without_a_live_version_nothing_is_run(compared: Compared) -> None:
