@@ -17,6 +17,7 @@ from model_store.tensors import Array, datatype_of
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError, TrainingError
 from training.initialisation import initialise
+from training.learning.debugging import failing_layer
 from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
 from training.rows.label_fit import check_labels_fit
@@ -163,7 +164,10 @@ def _try(model: nn.Module, inputs: Mapping[str, Array], target: str) -> list[Arr
     except TrainingError:
         raise
     except Exception as error:  # the model is the user's: it may raise anything
-        raise target_failure(f"{named} fails on inputs {_shapes(inputs)}", error) from error
+        again = [torch.from_numpy(array.copy()) for array in inputs.values()]
+        layer = failing_layer(model, lambda: model(*again))
+        what = f"{named} fails on inputs {_shapes(inputs)}{layer}"
+        raise target_failure(what, error) from error
     if not isinstance(found, Tensor | tuple | list) or not all(
         isinstance(tensor, Tensor) for tensor in found
     ):

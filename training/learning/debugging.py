@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from training.model_names import matching_any, named_layers, named_parameters
 from training.recipe_parts.debug_parts import DebugPart, ProfilePart
 
+MADE_CHARACTERS = 120
+"""Of how a layer was made, in a message."""
+
 
 class Watch:
     """Gradients of parameters and outputs of layers, step by step.
@@ -129,6 +132,45 @@ def first_not_finite(model: nn.Module, run: Callable[[], object], inputs: Sequen
     if found:
         return f"the first output that is not finite is that of '{found[0]}'"
     return "all outputs of its layers are finite"
+
+
+def failing_layer(model: nn.Module, run: Callable[[], object]) -> str:
+    """The innermost layer in which a run fails, with what it was given, in words.
+
+    Args:
+        model: what has failed.
+        run: sends the same inputs through it once more.
+
+    Returns:
+        ` in layer 'head' (Linear(in_features=4, ...)), which was given [2, 3]`; nothing, where it
+        fails in no layer, or does not fail again.
+    """
+    entered: list[tuple[str, nn.Module, Any]] = []
+
+    def enter(name: str, module: nn.Module, inputs: Any) -> None:
+        entered.append((name, module, inputs))
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        entered.pop()
+
+    try:
+        with contextlib.ExitStack() as stack, torch.no_grad():
+            for name, layer in named_layers(model).items():
+                stack.callback(layer.register_forward_pre_hook(partial(enter, name)).remove)
+                stack.callback(layer.register_forward_hook(leave).remove)
+            run()
+    except Exception:  # it is told already
+        return f" in layer {_layer_in_words(*entered[-1])}" if entered else ""
+    return ""
+
+
+def _layer_in_words(name: str, layer: nn.Module, inputs: Any) -> str:
+    """A layer, how it was made, and the shapes of what it was given."""
+    made = repr(layer) if not any(layer.children()) else type(layer).__name__
+    shapes = ", ".join(
+        str(list(one.shape)) if isinstance(one, Tensor) else type(one).__name__ for one in inputs
+    )
+    return f"'{name}' ({made[:MADE_CHARACTERS]}), which was given {shapes or 'nothing'}"
 
 
 @contextlib.contextmanager

@@ -294,19 +294,38 @@ class Stepper:
     def _diverged(
         self, lost: str, places: Places, step: int, rate: float, where: str
     ) -> DivergedError:
-        optim = self._recipe.optim
         norms = ", ".join(f"{norm:.3g}" for norm in self._norms) or "none yet"
         largest = ", ".join(f"{name} {norm:.3g}" for name, norm in self._largest_gradients())
         rows = ", ".join(str(row) for row in places[:ROWS_TOLD])
         more = f" and {len(places) - ROWS_TOLD} more" if len(places) > ROWS_TOLD else ""
         return DivergedError(
             f"{lost} at step {step} (epoch {step // self._epoch_steps + 1}, learning rate "
-            f"{rate:.3g}); lower optim.{optim.choice}.lr ({optim.chosen.lr:g}) or optim.clip "
-            f"({_clip_in_words(optim.clip)}), and look for NaN in the inputs; {where}; gradient "
+            f"{rate:.3g}); {self._what_to_do(step)}; {where}; gradient "
             f"norms of the steps before: {norms}; of parameters now, largest first: "
             f"{largest or 'none yet'}; training rows of the batch: {rows}{more}; the "
             "last checkpoint is kept"
         )
+
+    def _what_to_do(self, step: int) -> str:
+        """What may be the cause: not the learning rate, where no step was taken."""
+        optim = self._recipe.optim
+        if step > 0 or self._last is not None or optim.lbfgs is not None:
+            return (
+                f"lower optim.{optim.choice}.lr ({optim.chosen.lr:g}) or optim.clip "
+                f"({_clip_in_words(optim.clip)}), and look for NaN in the inputs"
+            )
+        words = (
+            "no step was taken yet, so the learning rate is not the cause: look for NaN, infinity "
+            "and very large numbers in the inputs and labels, at the first weights, and for a "
+            "division by 0, the logarithm or root of 0, and torch.empty in forward and in the loss"
+        )
+        lost = [
+            name
+            for name, parameter in named_parameters(self._model).items()
+            if not self.replica.is_sharded and not parameter.isfinite().all()
+        ]
+        told = f"; first weights that are not finite: {', '.join(lost[:NORMS_TOLD])}"
+        return words + told if lost else words
 
 
 def _scaler(precision: str, device: str) -> torch.amp.GradScaler:

@@ -117,6 +117,16 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a network that fails": (
         target("FailsInForward"), code("model.target .*", "RuntimeError: mat1 .*", "forward"),
     ),
+    "a network that fails in a layer": (
+        target("FailsInForward"),
+        r"fails on inputs 'features' \[2, 4\] in layer 'second' \(Linear\(in_features=8, "
+        r"out_features=3, bias=True\)\), which was given \[2, 4\]: RuntimeError",
+    ),
+    "a network of another width": (
+        {"model": {"target": "training.models.mlp:Mlp", "args": {"features": 30}}},
+        r"fails on inputs 'features' \[2, 4\] in layer 'standardise' \(BatchNorm1d\(30, .*\)\), "
+        r"which was given \[2, 4\]: RuntimeError",
+    ),
     "a network that fails in training": (
         target("FailsInTraining"), code("model.target .*", "KeyError: 'teacher'", "forward"),
     ),

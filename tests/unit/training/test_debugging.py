@@ -148,6 +148,7 @@ def test_a_lost_run_names_step_rows_norms_and_keeps_the_last_good_checkpoint(
         trained(tmp_path, chosen)
     text = str(error.value)
     assert re.match(rf"the loss is (nan|inf) at step {blow_up + 1} \(epoch 2,", text)
+    assert "lower optim.sgd.lr (10) or optim.clip" in text
     assert "the first output that is not finite is that of '" in text
     norms = text.split("steps before: ")[1].split(";")[0].split(", ")
     assert len(norms) == 5
@@ -206,6 +207,23 @@ def test_a_gradient_that_nothing_looked_at_is_named_by_its_own_step_before_anyth
     state = checkpoints.load(kept, build_optimizer(kept, chosen.optim))
     assert state.step == EPOCH_STEPS
     assert kept.head.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("optim", "is_named"), [({"adamw": {}}, True), ({"lbfgs": {}}, False)], ids=["adamw", "lbfgs"]
+)
+def test_first_weights_that_are_no_numbers_are_named(
+    optim: dict[str, Any], is_named: bool, tmp_path: Path
+) -> None:
+    """L-BFGS moves the weights within a step, so that they may be lost by its own doing."""
+    model = network()
+    with torch.no_grad():
+        next(reversed(list(model.parameters())))[0, 0] = float("inf")
+    with pytest.raises(DivergedError) as caught:
+        stepper(model, recipe(optim=optim)).step([batches()[0]], 0, 1.0)
+    text = str(caught.value)
+    assert ("first weights that are not finite: 3.weight;" in text) is is_named
+    assert ("lower optim" in text) is not is_named
 
 
 def test_inputs_that_are_no_numbers_are_named(tmp_path: Path) -> None:

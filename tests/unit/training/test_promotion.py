@@ -344,7 +344,7 @@ class Compared:
             raise self.fails
         logits = self.splits.test.inputs["image"].reshape(ROWS, -1)[:, :CLASSES].copy()
         logits[: self.wrong] = np.roll(logits[: self.wrong], 1, axis=1)
-        return (logits * (1 + self.drift)).astype(np.float32)
+        return logits.astype(np.float32) * np.float32(1 + self.drift)
 
     def live(self, **changes: Any) -> None:
         folder = self.place.folder
