@@ -123,10 +123,12 @@ def publish(
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     if not report.published():
         reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
+        advice = "widen its tolerance in export if that is acceptable, or export another kind"
+        if any(artifact.mixes_rows for artifact in report.artifacts):
+            advice = "no tolerance and no other kind helps a network that mixes rows"
         raise NothingProvenError(
             f"no artifact of '{recipe.publish.model}' kept its tolerance, so nothing is published "
-            f"({reasons}); widen its tolerance in export if that is acceptable, or export another "
-            f"kind; figures in {folder / REPORT}"
+            f"({reasons}); {advice}; figures in {folder / REPORT}"
         )
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
     shutil.copyfile(trained.weights, folder / CHECKPOINT)

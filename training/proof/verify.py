@@ -43,6 +43,7 @@ from training.isolated_run import run_isolated
 from training.learning.loop import Trained
 from training.metrics.task_metric import TaskMetric
 from training.proof.gate import tolerance_of, too_far_off, too_much_worse
+from training.proof.row_dependence import ADVICE, depends_on_others, rows_alone
 from training.proof.runners import Runner, file_runner, load_libraries, module_runner
 from training.recipe import ExportLimits, Recipe
 from training.reporting.report import ArtifactReport, CheckpointReport
@@ -78,6 +79,8 @@ class Reference:
     """How answers are judged."""
     padded: PaddedRows | None = None
     """The golden rows alone and padded, for a model with `padding`."""
+    single_outputs: dict[str, Array] = field(default_factory=dict)
+    """The outputs of the first golden rows, each in a batch of its own."""
     alone_outputs: list[dict[str, Array]] = field(default_factory=list)
     """The outputs of each row alone, [1, ...]."""
     embeddings: tuple[str, ...] = ()
@@ -118,6 +121,7 @@ def reference(
             metric=metric or TaskMetric(),
             embeddings=embeddings,
             padded=padded,
+            single_outputs=rows_alone(run, golden),
             alone_outputs=[] if padded is None else [run(inputs) for inputs in padded.alone],
             sized=[(inputs, run(inputs)) for inputs in _sized(golden, trained.signature)],
         )
@@ -225,6 +229,10 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     metric, labels = expected.metric, expected.test.labels
     judged = expected.signature.outputs[0].name
     before, after = _measured(expected, expected.test_outputs), _measured(expected, outputs)
+    failure, mixes = first_failure(compared, tolerance), None
+    if failure is not None:
+        outputs_together, outputs_alone = expected.golden_outputs, expected.single_outputs
+        mixes = depends_on_others(outputs_together, outputs_alone, tolerance, expected.embeddings)
     return unmeasured.model_copy(
         update={
             "size_bytes": sum(path.stat().st_size for path in exported.paths()),
@@ -235,7 +243,8 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "metric": after,
             "latency_ms": latency_ms,
             "peak_memory_bytes": peak_memory_bytes,
-            "refusal": first_failure(compared, tolerance)
+            "mixes_rows": mixes is not None,
+            "refusal": (f"{failure}; {mixes}; {ADVICE}" if mixes else failure)
             or (None if repeats else "two runs of the same rows gave different numbers")
             or (
                 None

@@ -44,6 +44,8 @@ class ArtifactReport(StrictModel):
     tolerance: Tolerance
     refusal: str | None
     """Why it may not be published; None if it is proven."""
+    mixes_rows: bool = False
+    """Whether it was refused and the checkpoint's own answer to a row depends on its batch."""
     dropped: str | None = None
     """Why `export: auto` does not publish it although it is proven."""
     departs_at: str | None = None

@@ -122,6 +122,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         r"fails on inputs 'features' \[2, 4\] in layer 'second' \(Linear\(in_features=8, "
         r"out_features=3, bias=True\)\), which was given \[2, 4\]: RuntimeError",
     ),
+    "a network that mixes rows": (
+        target("MixesRows"),
+        r"the trained network's own answer to a row depends on the other rows of its batch .*; "
+        r"no tolerance and no other kind helps a network that mixes rows; figures in",
+    ),
     "a network of another width": (
         {"model": {"target": "training.models.mlp:Mlp", "args": {"features": 30}}},
         r"fails on inputs 'features' \[2, 4\] in layer 'standardise' \(BatchNorm1d\(30, .*\)\), "

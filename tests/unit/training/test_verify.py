@@ -15,6 +15,7 @@ from model_store.tolerance import Tolerance
 from training.datasets import Split
 from training.exporters.export import Exported
 from training.proof import verify as verify_module
+from training.proof.row_dependence import depends_on_others, rows_alone
 from training.proof.runners import Runner
 from training.proof.verify import Reference, replay, run_in_batches, verify
 from training.recipe_parts.export_entries import OnnxExport, OnnxInt8Export
@@ -223,3 +224,53 @@ def test_a_file_that_was_never_made_is_refused(expected: Reference, tmp_path: Pa
     missing = Exported(OnnxInt8Export(), tmp_path / "model.int8.onnx", "export failed: why")
     found = verify(missing, expected)
     assert (found.refusal, found.size_bytes) == ("export failed: why", None)
+
+
+def with_mean(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Mixes the rows of a batch."""
+    logits = right(inputs)["logits"]
+    return {"logits": logits + logits.mean(axis=0)}
+
+
+def test_a_network_that_mixes_rows_is_told_from_an_artifact_that_differs(
+    expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = expected.golden_inputs
+    mixing = replace(
+        expected,
+        golden_outputs=with_mean(golden),
+        single_outputs=rows_alone(with_mean, golden),
+        test_outputs=run_in_batches(with_mean, expected.test.inputs, 50),
+    )
+    words = (
+        "; the trained network's own answer to a row depends on the other rows of its batch "
+        "(in a batch of its own: largest difference"
+    )
+    monkeypatch.setattr(verify_module, "file_runner", opening(with_mean))
+    report = verify(exported(tmp_path), mixing)
+    assert report.refusal is not None
+    assert report.refusal.startswith("golden rows in batches of 1: ")
+    assert words in report.refusal
+    assert report.refusal.endswith("let forward compute each row by itself, as without a mean over "
+                                   "the rows of the batch")  # fmt: skip
+    assert report.mixes_rows
+
+    monkeypatch.setattr(verify_module, "file_runner", opening(wrong_at(1)))
+    other = verify(exported(tmp_path), replace(expected, single_outputs=rows_alone(right, golden)))
+    assert other.refusal is not None
+    assert words not in other.refusal
+    assert not other.mixes_rows
+
+
+def test_rounding_in_batches_of_another_size_is_no_mixing(expected: Reference) -> None:
+    together = {"logits": expected.golden_outputs["logits"] * np.float32(1e4)}
+    alone = {"logits": together["logits"][:8] * np.float32(1 + 1e-6)}
+    assert depends_on_others(together, alone, TIGHT) is None
+    assert depends_on_others(together, {"logits": alone["logits"] * 2}, TIGHT) is not None
+    assert depends_on_others(together, {}, TIGHT) is None
+    least = Tolerance(
+        max_abs_difference=1, min_agreement=0, embeddings=("logits",), min_cosine=0.99
+    )
+    turned = {"logits": np.roll(alone["logits"], 1, axis=0)}
+    assert depends_on_others(together, turned, least, ("logits",)) is not None
+    assert depends_on_others(together, alone, least, ("logits",)) is None

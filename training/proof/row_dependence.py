@@ -1,0 +1,66 @@
+"""Tells a network whose answer to a row depends on the other rows of its batch. No torch.
+
+In: what the checkpoint gives for some rows in one batch, and for each of them in a batch of its
+own. Out: the row that differs most, or nothing.
+
+No artifact of such a network keeps its tolerance in batches of every size, and no tolerance would
+help: a server makes batches of whatever requests come.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from model_store.parity import compare_rows
+from model_store.tensors import Array
+from model_store.tolerance import Tolerance
+
+ROWS = 8
+"""Golden rows that are run alone."""
+ROUNDING_SHARE = 1e-4
+"""Of the largest output: below this a difference is how FP32 rounds in batches of another size."""
+ADVICE = "let forward compute each row by itself, as without a mean over the rows of the batch"
+
+Run = Callable[[dict[str, Array]], dict[str, Array]]
+
+
+def rows_alone(run: Run, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of the first rows, each run in a batch of its own, [`ROWS`, ...].
+
+    Args:
+        run: the checkpoint.
+        inputs: by name, each [rows, ...].
+    """
+    rows = min(ROWS, len(next(iter(inputs.values()))))
+    parts = [run({n: a[row : row + 1] for n, a in inputs.items()}) for row in range(rows)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def depends_on_others(
+    together: Mapping[str, Array],
+    alone: Mapping[str, Array],
+    tolerance: Tolerance,
+    embeddings: Collection[str] = (),
+) -> str | None:
+    """Says which row is answered otherwise among others; None if none is.
+
+    Args:
+        together: outputs of the checkpoint for all rows in one batch.
+        alone: those of `rows_alone`; empty where that was not measured.
+        tolerance: a smaller difference is none.
+        embeddings: outputs that are compared by their cosine.
+    """
+    if not alone:
+        return None
+    rows = len(next(iter(alone.values())))
+    right = {name: array[:rows] for name, array in together.items()}
+    found = compare_rows("in a batch of its own", right, alone, embeddings)
+    largest = max((float(np.abs(array).max(initial=0)) for array in right.values()), default=0.0)
+    gap = found.parity.max_abs_difference
+    broken = found.failure(tolerance)
+    if broken is None or (not embeddings and gap <= ROUNDING_SHARE * largest):
+        return None
+    return (
+        "the trained network's own answer to a row depends on the other rows of its batch "
+        f"({broken})"
+    )
