@@ -13,6 +13,7 @@ from flambeau.commands.infer import infer
 from flambeau.commands.jobs import jobs_app
 from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
+from flambeau.commands.recipe_command import RecipeCommand
 from flambeau.commands.report import report
 from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
@@ -32,7 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, export, prove, publish and serve PyTorch models.",
 )
-for verb in (sweep, report, verify, push, pull, serve, infer, alerts, up, up_split, demo):
+app.command(cls=RecipeCommand)(sweep)
+for verb in (report, verify, push, pull, serve, infer, alerts, up, up_split, demo):
     app.command(cls=SettingsCommand if verb in (serve, up, up_split) else None)(verb)
 for process in (gateway, inference, trainer):
     app.command(context_settings=PASSED_ON)(process)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 _MAPPING = "write a mapping, as in {key: value}"
 _WORDS = {
@@ -50,6 +51,8 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     """Returns ` (did you mean 'x'?)` for the closest known name, or the list of known names."""
     names = sorted(known) if len(name) <= MAX_NAME else []
     close = difflib.get_close_matches(name, names, n=1)
+    # Two letters in the wrong order are half of a short name.
+    close = close or [known for known in names if sorted(known) == sorted(name)]
     if close:
         return f" (did you mean '{close[0]}'?)"
     return f" (known: {', '.join(names)})" if names else ""
@@ -84,6 +87,8 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
     if detail["type"] == "value_error" and not path:  # it names the keys itself
         return message
     message = _what_to_write(detail) or f"{message}{_nearest_value(detail)}"
+    if detail["input"] is None and _has_default(model, path):
+        message += f", or leave '{path[-1]}' out for its default"
     return f"'{place}' is {_short(detail['input'])}: {message}"
 
 
@@ -111,7 +116,7 @@ def _nearest_value(detail: Mapping[str, Any]) -> str:
 
 
 def _short(value: object) -> str:
-    return _shortened(_short_repr.repr(value))
+    return "null" if value is None else _shortened(_short_repr.repr(value))
 
 
 def _shortened(text: str) -> str:
@@ -120,12 +125,29 @@ def _shortened(text: str) -> str:
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     """The field names of the nested model that a location points into."""
+    found = _models_at(model, path)
+    return [f.alias or name for one in found for name, f in one.model_fields.items()]
+
+
+def _has_default(model: type[BaseModel], path: list[str]) -> bool:
+    """Whether a key may be left out."""
+    fields = [f for one in _models_at(model, path[:-1]) for f in _field(one, path[-1:])]
+    return bool(fields) and not any(field.is_required() for field in fields)
+
+
+def _field(model: type[BaseModel], path: list[str]) -> list[FieldInfo]:
+    """The field of a key, if the model has it."""
+    return [f for name, f in model.model_fields.items() if [f.alias or name] == path]
+
+
+def _models_at(model: type[BaseModel], path: list[str]) -> list[type[BaseModel]]:
+    """The nested models that a location points into."""
     current: list[type[BaseModel]] = [model]
     for part in path:
         fields = [m.model_fields[part].annotation for m in current if part in m.model_fields]
         if fields:  # other parts are list indexes, dictionary keys or the tags of a union
             current = [found for field in fields for found in _models_in(field)]
-    return [f.alias or name for found in current for name, f in found.model_fields.items()]
+    return current
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

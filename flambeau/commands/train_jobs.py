@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
+from flambeau.commands.recipe_command import RecipeCommand
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
@@ -42,7 +43,7 @@ train_app = typer.Typer(
     help="Train a recipe here (flambeau train RECIPE), or on a training service "
     "(flambeau train submit RECIPE).",
 )
-train_app.command(HERE)(train)
+train_app.command(HERE, cls=RecipeCommand)(train)
 
 Server = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The training service's gRPC address.")

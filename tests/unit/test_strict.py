@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from model_store.strict import StrictModel, explain
+from model_store.strict import StrictModel, explain, nearest_name
 
 
 class Inner(StrictModel):
@@ -19,6 +19,10 @@ class Outer(StrictModel):
     inner: Inner = Inner()
     share: float = 0.0
     flag: bool = False
+
+
+class Needing(StrictModel):
+    inner: Inner
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,27 @@ def test_the_message_says_what_to_write(given: dict[str, Any], words: str) -> No
     with pytest.raises(ValidationError) as refused:
         Outer.model_validate(given)
     assert words in explain(refused.value, Outer)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "words"),
+    [
+        (Outer, {"inner": None}, "'inner' is null: write a mapping, as in {key: value}, or leave "
+                                 "'inner' out for its default"),
+        (Outer, {"inner": {"number": None}}, "'inner.number' is null: write a whole number, or "
+                                             "leave 'number' out for its default"),
+        (Needing, {"inner": None}, "'inner' is null: write a mapping, as in {key: value}"),
+    ],
+)  # fmt: skip
+def test_null_is_told_as_it_is_written(
+    model: type[StrictModel], given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(given)
+    assert explain(refused.value, model) == words
+
+
+def test_letters_in_another_order_are_near() -> None:
+    assert nearest_name("rl", ["lr", "eps", "betas"]) == " (did you mean 'lr'?)"
+    assert nearest_name("epocsh", ["epochs", "eps"]) == " (did you mean 'epochs'?)"
+    assert nearest_name("zz", ["lr", "eps"]) == " (known: eps, lr)"

@@ -68,9 +68,7 @@ class AutoPart(RecipePart):
     you do not serve."""
 
 
-_ENTRIES: TypeAdapter[tuple[Export, ...]] = TypeAdapter(
-    Annotated[tuple[Export, ...], Field(min_length=1)]
-)
+_ENTRIES: TypeAdapter[tuple[Export, ...]] = TypeAdapter(tuple[Export, ...])
 
 
 def _choice(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[Export, ...] | AutoPart:
@@ -87,6 +85,8 @@ def _choice(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[Export, ...] |
         )
     if isinstance(value, dict | BaseModel):
         return AutoPart.model_validate(value)
+    if isinstance(value, list | tuple) and not value:
+        raise ValueError("the list is empty; give at least one entry, as in [{kind: onnx}]")
     return _ENTRIES.validate_python(value)
 
 

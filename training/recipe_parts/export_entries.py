@@ -6,9 +6,10 @@ one of each.
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from model_store.manifest import ArtifactKind, Precision
+from model_store.strict import nearest_name
 from training.recipe_parts.recipe_part import RecipePart
 
 SUFFIXES: dict[ArtifactKind, str] = {
@@ -19,6 +20,14 @@ SUFFIXES: dict[ArtifactKind, str] = {
     "openvino": "xml",
 }
 """How the file of each kind ends."""
+PRECISIONS: dict[ArtifactKind, tuple[Precision, ...]] = {
+    "torchscript": ("fp32",),
+    "onnx": ("fp32", "fp16", "int8"),
+    "pt2": ("fp32", "bf16", "int8"),
+    "aoti": ("fp32", "bf16", "int8"),
+    "openvino": ("fp32", "bf16", "int8"),
+}
+"""What each kind may compute in."""
 
 
 KIND = Field(description="Which kind of artifact this entry makes.")
@@ -387,6 +396,25 @@ def _artifact_name(entry: object) -> str | None:
     return f"{kind}" if precision == "fp32" else f"{kind}-{precision}{qat}"
 
 
+def _of_known_kind(entry: object) -> object:
+    """An entry as it stands, once its kind and its precision are those of an artifact."""
+    if isinstance(entry, ExportEntry):
+        return entry
+    if not isinstance(entry, dict):
+        raise ValueError("write a mapping, as in {kind: onnx}")
+    if "kind" not in entry:
+        raise ValueError(f"it has no kind; give one of {', '.join(SUFFIXES)}")
+    kind, precision = str(entry["kind"]), str(entry.get("precision", "fp32"))
+    precisions: tuple[str, ...] = next((p for k, p in PRECISIONS.items() if k == kind), ())
+    if not precisions:
+        raise ValueError(f"no kind '{kind}'{nearest_name(kind, SUFFIXES)}")
+    if precision not in precisions:
+        raise ValueError(
+            f"kind {kind} has no precision '{precision}'; it has {', '.join(precisions)}"
+        )
+    return entry
+
+
 Export = Annotated[
     Annotated[TorchScriptExport, Tag("torchscript")]
     | Annotated[OnnxExport, Tag("onnx")]
@@ -406,8 +434,7 @@ Export = Annotated[
     Discriminator(
         _artifact_name,
         custom_error_type="unknown_export",
-        custom_error_message="use {kind: torchscript}, {kind: onnx} or "
-        "{kind: onnx, precision: int8 or fp16}; or kind pt2, aoti or openvino with precision "
-        "fp32, bf16 or int8; method: qat is for kind pt2 or aoti with precision int8",
+        custom_error_message="method: qat is for kind pt2 or aoti with precision int8",
     ),
+    BeforeValidator(_of_known_kind),
 ]

@@ -49,7 +49,7 @@ def test_what_may_be_tried_can_be_narrowed() -> None:
         ("export={auto: {kinds: [onxx]}}", "'export.auto.kinds.0' is 'onxx'"),
         ("export={auto: {precisions: [fp8]}}", "'fp32', 'bf16', 'fp16' or 'int8'"),
         ("export=[]", "'export' is []"),
-        ("export=null", "'export' is None"),
+        ("export=null", "'export' is null: write a list"),
     ],
 )
 def test_a_bad_value_is_named_with_what_to_do(override: str, words: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from training.errors import RecipeError
 from training.recipe import Recipe
 from training.recipe_file import load_recipe, parse_recipe, resolved_yaml
-from training.recipe_parts.export_entries import OnnxInt8Export
+from training.recipe_parts.export_entries import PRECISIONS, SUFFIXES, OnnxInt8Export
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
 SMALLEST = """
@@ -82,9 +82,17 @@ def test_every_field_says_when_to_change_it() -> None:
         ("publish.model=../digits", "model name '../digits' is not allowed"),
         ("name=a/b", "name of a run 'a/b' is not allowed"),
         ("model.outputs=[a, a]", "every output needs a name of its own"),
-        ("export=[{kind: onxx}]", "use {kind: torchscript}, {kind: onnx} or"),
-        ("export=[{}]", "use {kind: torchscript}, {kind: onnx} or"),
-        ("export=[{kind: onnx, precision: bf16}]", "{kind: onnx, precision: int8 or fp16}"),
+        (
+            "export=[{kind: onx}]",
+            "'export.0' is {'kind': 'onx'}: no kind 'onx' (did you mean 'onnx'?)",
+        ),
+        ("export=[{}]", "it has no kind; give one of torchscript, onnx, pt2, aoti, openvino"),
+        ("export=[onnx]", "'export.0' is 'onnx': write a mapping, as in {kind: onnx}"),
+        ("export=[]", "the list is empty; give at least one entry, as in [{kind: onnx}]"),
+        ("export=[{kind: onnx, precision: bf16}]", "'bf16'; it has fp32, fp16, int8"),
+        ("export=[{kind: onnx, precision: int8, method: qat}]", "qat is for kind pt2 or aoti"),
+        ("stop=null", "'stop' is null: write a mapping, as in {key: value}, or leave 'stop' out"),
+        ("optim.adamw.rl=1", "unknown key 'rl' in 'optim.adamw' (did you mean 'lr'?)"),
         ("export=[{kind: onnx}, {kind: onnx}]", "twice in ['onnx', 'onnx']"),
         ("export.2.tolerance.min_agreement=99", "less than or equal to 1"),
         ("export.2.method=quick", "'static' or 'dynamic'"),
@@ -218,3 +226,24 @@ def test_every_recipe_that_ships_can_be_read() -> None:
     found = [load_recipe(str(path)) for path in sorted(folder.glob("*.yaml"))]
     assert len({recipe.name for recipe in found}) == len(found) >= 8
     assert len({recipe.publish.model for recipe in found}) == len(found)
+
+
+def test_every_precision_that_a_kind_has_is_an_entry() -> None:
+    assert set(PRECISIONS) == set(SUFFIXES)
+    for kind, precisions in PRECISIONS.items():
+        for precision in ("fp32", "bf16", "fp16", "int8"):
+            override = f"export=[{{kind: {kind}, precision: {precision}}}]"
+            if precision in precisions:
+                (entry,) = load_recipe(DIGITS, [override]).listed_exports()
+                assert (entry.kind, entry.precision) == (kind, precision)
+            else:
+                with pytest.raises(
+                    RecipeError, match=f"kind {kind} has no precision '{precision}'"
+                ):
+                    load_recipe(DIGITS, [override])
+
+
+def test_one_wrong_entry_is_one_fault() -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(DIGITS, ["export=[{kind: onx}]"])
+    assert str(refused.value).endswith("no kind 'onx' (did you mean 'onnx'?)")

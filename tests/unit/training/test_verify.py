@@ -263,7 +263,7 @@ def test_a_network_that_mixes_rows_is_told_from_an_artifact_that_differs(
 
 
 def test_rounding_in_batches_of_another_size_is_no_mixing(expected: Reference) -> None:
-    together = {"logits": expected.golden_outputs["logits"] * np.float32(1e4)}
+    together = {"logits": expected.golden_outputs["logits"].astype(np.float32) * np.float32(1e4)}
     alone = {"logits": together["logits"][:8] * np.float32(1 + 1e-6)}
     assert depends_on_others(together, alone, TIGHT) is None
     assert depends_on_others(together, {"logits": alone["logits"] * 2}, TIGHT) is not None
