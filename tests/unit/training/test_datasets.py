@@ -46,6 +46,22 @@ def test_the_seed_alone_decides_the_splits() -> None:
     assert load_splits(recipe(8, seed=7)).sha256() == first
 
 
+def test_a_function_without_a_seed_is_called_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ({"x": np.zeros((2, 1), np.float32)}, np.array([0, 1]))
+    told: list[int] = []
+
+    def mine(side: int = 1) -> dict[str, Any]:
+        told.append(side)
+        return dict.fromkeys(("train", "validation", "test"), rows)
+
+    monkeypatch.setattr(datasets, "mine", mine, raising=False)
+    load_splits(recipe(target="training.datasets:mine"))
+    load_splits(recipe(target="training.datasets:mine", side=2))
+    assert told == [1, 2]
+    with pytest.raises(RecipeError, match=r"unknown key 'seed' in 'data\.args'"):
+        load_splits(recipe(target="training.datasets:mine", seed=3))
+
+
 def test_every_split_has_its_inputs_in_the_order_of_the_training_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
