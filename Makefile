@@ -29,7 +29,7 @@ FOREGROUND := $(BIN)/python -I flambeau/foreground_job.py
 VERSIONS := $(VENV)/serving-versions.txt
 # Bytecode is made on all cores, and here: where nothing else may write it, every start of a process
 # would compile what it imports. Some packages ship files for other versions of Python.
-COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 TORCHED := $(VENV)/.torch-installed
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
@@ -77,7 +77,7 @@ $(CLIENTS_INSTALLED): pyproject.toml
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@$(CLIENTS)/bin/$(PIP_INSTALL) --upgrade pip
 	@$(CLIENTS)/bin/$(PIP_INSTALL) --group clients
-	@$(CLIENTS)/bin/python -m compileall -q -j 0 $(CLIENTS)/lib > /dev/null || true
+	@$(CLIENTS)/bin/python -m compileall -q -j 0 $(CLIENTS)/lib > /dev/null 2>&1 || true
 	@touch $@
 
 # The oldest of whatever pyproject.toml bounds from below. The marks are for tests that run make in
@@ -89,7 +89,7 @@ $(OLDEST_INSTALLED): pyproject.toml $(CLIENTS_INSTALLED)
 	@$(OLDEST)/bin/python -m deploy.torch_build "$(TORCH_INDEX)"
 	@$(OLDEST)/bin/python -m deploy.oldest_versions > $(OLDEST)/oldest-versions.txt
 	@$(OLDEST)/bin/$(PIP_INSTALL) --constraint $(OLDEST)/oldest-versions.txt --editable '.[$(EXTRAS),test]'
-	@$(OLDEST)/bin/python -m compileall -q -j 0 $(OLDEST)/lib > /dev/null || true
+	@$(OLDEST)/bin/python -m compileall -q -j 0 $(OLDEST)/lib > /dev/null 2>&1 || true
 	@touch $(OLDEST)/$(notdir $(TORCHED)) $(OLDEST)/$(notdir $(SERVING)) $@
 
 $(VALIDATING): pyproject.toml | $(DEVELOPING)

@@ -23,6 +23,8 @@ SIZES = {"cpu": ("0.2 GB", "1.6 GB"), "cuda": ("2.7 GB", "5.7 GB")}
 """By build: what torch and its libraries are to download, and the whole environment on disk;
 of torch 2.13.0 on x86-64."""
 
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C stopped, as shells count it."""
 FOR = {"cpu": " for the CPU", "cuda": " for CUDA", "": ""}
 
 
@@ -137,4 +139,8 @@ def _pip(verb: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted; the same command installs what is missing", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -7,7 +7,7 @@ worker has no other port, and where the others want a client's certificate a pro
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import prometheus_client
@@ -41,6 +41,20 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
         return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         raise port_error(port, setting, str(error)) from error
+
+
+def check_free(host: str, ports: Mapping[str, int]) -> None:
+    """Binds each port once and gives it back: for work that would be in vain without them.
+
+    Args:
+        host: address.
+        ports: number by setting; 0 is always free.
+
+    Raises:
+        PortError: one is taken.
+    """
+    for setting, port in ports.items():
+        listen(host, port, setting).close()
 
 
 def port_error(port: int, setting: str, reason: str) -> PortError:

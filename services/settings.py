@@ -3,10 +3,10 @@
 import argparse
 import difflib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_origin
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar, get_origin
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from model_store.strict import StrictModel, explain
@@ -34,6 +34,17 @@ class ServiceSettings(StrictModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to log."""
 
+    def ports(self) -> dict[str, int]:
+        """Every port to listen on, by its setting."""
+        names = sorted(name for name in type(self).model_fields if name.endswith("_port"))
+        return {name: getattr(self, name) for name in names}
+
+    @model_validator(mode="after")
+    def _has_a_port_for_each(self) -> Self:
+        if shared := shared_port(self.ports().items()):
+            raise ValueError(shared)
+        return self
+
 
 class ProcessSettings(ServiceSettings):
     """What those have in common that serve models."""
@@ -53,6 +64,20 @@ class ProcessSettings(ServiceSettings):
     trace_ratio: float = Field(0.01, ge=0, le=1)
     """The share of requests that is traced where the caller does not say (`traceparent`); raise it
     where requests are few, set it to 0 to trace only what callers ask for."""
+
+
+def shared_port(ports: Iterable[tuple[str, int]]) -> str:
+    """Says which two of these are one port; empty if none are. 0 is a free port for each.
+
+    Args:
+        ports: what each is for, and its number.
+    """
+    owners: dict[int, str] = {}
+    for owner, port in ports:
+        if port and port in owners:
+            return f"{owners[port]} and {owner} are both {port}: give each a port of its own"
+        owners[port] = owner
+    return ""
 
 
 Texts = tuple[str, ...]

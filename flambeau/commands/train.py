@@ -80,7 +80,8 @@ def train(
             with own_code_named():
                 run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
         except KeyboardInterrupt:
-            typer.echo("interrupted; the same command with --resume goes on from here", err=True)
+            option = "" if resume else " with --resume"
+            typer.echo(f"interrupted; the same command{option} goes on from here", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated
@@ -35,9 +36,12 @@ def up(
         from services.settings import ConfigError, checked
         from services.standalone.config import ServerConfig
 
+        from services.ports import PortError, check_free
+
     settings = {"store": store, **parse_settings(set_ or [])}
-    with failing_with({ConfigError: 2}):  # before a training, which takes longer
-        checked(ServerConfig, settings)
+    with failing_with({ConfigError: 2, PortError: 1}):  # before a training, which takes longer
+        config = checked(ServerConfig, settings)
+        check_free(config.host, config.ports())
     fill_if_empty(store, recipe)
     run(settings)
 
@@ -45,7 +49,7 @@ def up(
 def fill_if_empty(store: str, recipe: str | None = None) -> None:
     """Trains and publishes a recipe, unless the store holds a model already.
 
-    Training runs in a process of its own: it imports torch and starts helpers, of which nothing is
+    A training that was interrupted goes on from its last checkpoint. Training runs in a process of its own: it imports torch and starts helpers, of which nothing is
     to stay with a server.
 
     Raises:
@@ -63,7 +67,12 @@ def fill_if_empty(store: str, recipe: str | None = None) -> None:
     if not empty:
         return
     first = recipe or str(files("training") / "recipes" / "digits_cnn.yaml")
-    command = own_command("flambeau", "train", first, "--store", store)
+    typer.echo(
+        f"the store {opened.url} is empty: training {first} first; an interrupted training goes on "
+        "from its last checkpoint"
+    )
+    sys.stdout.flush()  # the training writes to the same place
+    command = own_command("flambeau", "train", first, "--store", store, "--resume")
     if code := _run_to_its_end(command):
         raise typer.Exit(code)
 

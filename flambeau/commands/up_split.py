@@ -48,20 +48,27 @@ def up_split(
 ) -> None:
     """Train a first model if the store is empty, then serve it with many processes."""
     from flambeau.errors import ClientError
-    from flambeau.split_processes import SplitProcessError, redis_process, split_process
+    from flambeau.split_processes import (
+        SplitProcessError,
+        redis_process,
+        redis_program,
+        split_process,
+    )
+    from services.ports import PortError, check_free
     from services.settings import ConfigError
 
-    # Before a training, which takes longer.
-    with failing_with({ConfigError: 2}), needing("split,train"):
-        plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
-    fill_if_empty(store, recipe)
-    asked = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: asked.set())
+    failures = {ConfigError: 2, PortError: 1, SplitProcessError: 1, ClientError: 1}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    failures = {SplitProcessError: 1, ClientError: 1}
-    with failing_with(failures), contextlib.ExitStack() as stack:
+    with failing_with(failures), needing("split,train"), contextlib.ExitStack() as stack:
+        # Whatever can be wrong is found before a training, which takes longer.
+        plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
         stack.enter_context(_alone_in(FOLDER))
+        check_free(plan["gateway"][0].get("host", "127.0.0.1"), dict(_ports(plan)))
+        redis_program()
+        fill_if_empty(store, recipe)
+        asked = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: asked.set())
         _, queue = stack.enter_context(redis_process(FOLDER))
         typer.echo(f"queue      {queue}")
         for n, settings in enumerate(plan["inference"]):
@@ -97,11 +104,12 @@ def plan_processes(
         given: settings by name.
 
     Raises:
-        ConfigError: none of them knows a setting, it has a bad value, or it is ours to give.
+        ConfigError: none of them knows a setting, it has a bad value, or it is ours to give; or
+            two ports are one.
     """
     from services.gateway.config import GatewayConfig
     from services.inference.config import InferenceConfig
-    from services.settings import ConfigError, ProcessSettings, checked
+    from services.settings import ConfigError, ProcessSettings, checked, shared_port
 
     if "queue" in given:
         raise ConfigError("'queue' is not to be set: up-split starts a Redis of its own")
@@ -126,7 +134,22 @@ def plan_processes(
             }
             checked(kind, needed | own | ports)
             plan[name].append(own | ports)
+    if shared := shared_port(_ports(plan)):
+        raise ConfigError(
+            f"{shared}, by other values of http_port, grpc_port and metrics_port, which are those "
+            f"of gateway 0: each further gateway or worker has ports {PORTS_EACH} higher, and "
+            f"worker 0 has metrics_port {METRICS_OF_WORKERS} higher"
+        )
     return plan
+
+
+def _ports(plan: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[str, int]]:
+    """Every port of a plan, with its setting and its owner."""
+    for kind, owner in (("gateway", "gateway"), ("inference", "worker")):
+        for n, settings in enumerate(plan[kind]):
+            for name in FIRST_PORTS:
+                if name in settings:
+                    yield f"{name} of {owner} {n}", settings[name]
 
 
 @contextlib.contextmanager

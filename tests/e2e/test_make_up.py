@@ -4,6 +4,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -169,9 +170,42 @@ def test_sigterm_during_the_training_ends_it_too(tmp_path: Path) -> None:
         up.ask_to_stop()
         assert up.wait() == 128 + signal.SIGTERM
         assert not below.keys() & processes().keys()
+        assert up.errors.all()[-1] == "interrupted; the same command goes on from here"
     finally:
         up.process.kill()
         up.wait()
+
+
+def test_up_again_goes_on_with_an_interrupted_training_and_says_so_at_once(tmp_path: Path) -> None:
+    command = [COMMAND, "up", f"--store={tmp_path / 'store'}", *FREE_PORTS.split()]
+    for resumed in (False, True):
+        up = ServerProcess(start(command, tmp_path))
+        try:
+            first = up.output.wait_for(lambda line: bool(line), TRAINED_S)
+            assert "store is empty: training " in first
+            line = up.output.wait_for(lambda line: "resum" in line, TRAINED_S)
+            assert line.startswith("resuming after epoch " if resumed else "nothing to resume")
+            up.output.wait_for(lambda line: line.startswith("training "), TRAINED_S)
+            up.ask_to_stop(signal.SIGINT)
+            assert up.wait() == 128 + signal.SIGINT
+            assert up.errors.all()[-1] == "interrupted; the same command goes on from here"
+        finally:
+            up.process.kill()
+            up.wait()
+
+
+@pytest.mark.parametrize("verb", ["up", "up-split"])
+def test_a_taken_port_is_told_before_a_training(tmp_path: Path, verb: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = ["--set=http_port=0", f"--set=grpc_port={port}", "--set=metrics_port=0"]
+        command = [COMMAND, verb, f"--store={tmp_path / 'store'}", *ports]
+        if verb == "up-split":
+            command += ["--gateways=1", "--workers=1"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: cannot listen on port {port} (grpc_port")
+    assert "training" not in done.stderr
 
 
 def test_nothing_of_the_training_is_left_while_a_server_runs(tmp_path: Path) -> None:

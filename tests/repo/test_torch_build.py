@@ -2,7 +2,10 @@
 
 import os
 import re
+import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +99,25 @@ def test_images_and_compose_take_the_same_values() -> None:
     assert {*re.findall(r"TORCH_INDEX: (.*?)}?$", compose, re.MULTILINE)} == {
         '"${TORCH_INDEX:-cpu}"'
     }
+
+
+def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
+    """While pip waits for an index that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        settings = {"PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull, "HOME": str(tmp_path)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.torch_build", "cpu"],
+            cwd=ROOT,
+            env=os.environ | settings,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert errors == "interrupted; the same command installs what is missing\n"
+    assert process.returncode == 130

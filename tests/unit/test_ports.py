@@ -1,6 +1,7 @@
 """What a process says of its health beside its metrics."""
 
 import asyncio
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -9,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from services import ports
-from services.ports import LIVE_PATH, READY_PATH, metrics_server
+from services.ports import LIVE_PATH, READY_PATH, PortError, check_free, listen, metrics_server
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
@@ -59,3 +60,13 @@ async def test_an_accept_header_that_cannot_be_read_asks_for_nothing(accept: str
         asked = urllib.request.Request(url, headers={"Accept": accept})
         with await asyncio.to_thread(urllib.request.urlopen, asked, timeout=20) as reply:
             assert reply.status == 200
+
+
+def test_a_port_that_is_taken_is_named_with_its_setting_and_a_free_one_stays_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, listen("127.0.0.1", 0, "") as free:
+        port, other = taken.getsockname()[1], free.getsockname()[1]
+        free.close()
+        with pytest.raises(PortError, match=rf"port {port} \(grpc_port\): .*choose another"):
+            check_free("127.0.0.1", {"http_port": other, "grpc_port": port})
+        check_free("127.0.0.1", {"http_port": other, "metrics_port": 0})
+        listen("127.0.0.1", other, "http_port").close()

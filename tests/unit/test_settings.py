@@ -4,8 +4,9 @@ import pytest
 
 from services.gateway.config import GatewayConfig
 from services.inference.config import InferenceConfig
-from services.settings import ConfigError, checked, command_line, settings_from
+from services.settings import ConfigError, ServiceSettings, checked, command_line, settings_from
 from services.standalone.config import ServerConfig
+from services.trainer.config import TrainerConfig
 
 QUEUE = "--queue=redis://here"
 
@@ -76,3 +77,16 @@ def test_one_kept_artifact_needs_no_list() -> None:
     assert found.model_settings["a"].keep_artifacts == ("exact",)
     with pytest.raises(ConfigError, match="'keep_artifacts' is 3: write a list, as in \\[3\\]"):
         checked(ServerConfig, {"store": "/store", "keep_artifacts": 3})
+
+
+@pytest.mark.parametrize("kind", [GatewayConfig, TrainerConfig])
+def test_one_port_for_two_is_refused_by_both_names(kind: type[ServiceSettings]) -> None:
+    options = [QUEUE] if kind is GatewayConfig else []
+    both = [*options, "--http-port=9000", "--metrics-port=9000"]
+    with pytest.raises(ConfigError, match="http_port and metrics_port are both 9000"):
+        settings_from(both, kind, "")
+    assert settings_from([*options, "--http-port=0", "--metrics-port=0"], kind, "").ports()
+
+
+def test_ports_are_told_by_setting() -> None:
+    assert ServerConfig().ports() == {"grpc_port": 8001, "http_port": 8000, "metrics_port": 8002}

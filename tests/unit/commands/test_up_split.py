@@ -51,3 +51,23 @@ def test_a_wrong_setting_is_named_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_processes(2, 2, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"http_port": 9000, "grpc_port": 9000}, "grpc_port and http_port are both 9000"),
+        ({"http_port": 8002}, "http_port and metrics_port are both 8002"),
+        (
+            {"http_port": 8000, "grpc_port": 8010},
+            "grpc_port of gateway 0 and http_port of gateway 1 are both 8010",
+        ),
+        (
+            {"http_port": 9003, "grpc_port": 9001, "metrics_port": 9000},
+            "http_port of gateway 0 and metrics_port of worker 0 are both 9003",
+        ),
+    ],
+)
+def test_two_ports_that_are_one_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_processes(2, 2, given)
