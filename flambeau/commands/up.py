@@ -33,10 +33,9 @@ def up(
 ) -> None:
     """Train a first model if the store is empty, then serve it."""
     with needing(EXTRAS):
+        from services.ports import PortError, check_free
         from services.settings import ConfigError, checked
         from services.standalone.config import ServerConfig
-
-        from services.ports import PortError, check_free
 
     settings = {"store": store, **parse_settings(set_ or [])}
     with failing_with({ConfigError: 2, PortError: 1}):  # before a training, which takes longer
@@ -49,8 +48,8 @@ def up(
 def fill_if_empty(store: str, recipe: str | None = None) -> None:
     """Trains and publishes a recipe, unless the store holds a model already.
 
-    A training that was interrupted goes on from its last checkpoint. Training runs in a process of its own: it imports torch and starts helpers, of which nothing is
-    to stay with a server.
+    A training that was interrupted goes on from its last checkpoint. It runs in a process of its
+    own: it imports torch and starts helpers, of which nothing is to stay with a server.
 
     Raises:
         typer.Exit: it failed, with its exit code; or 128 + the number of the signal that ended it;

@@ -18,6 +18,7 @@ from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.up import FirstRecipe, fill_if_empty
 from model_store.install_advice import needing
 
+EXTRAS = "split,train"
 FOLDER = Path("var/split")
 """For Redis' files and all logs."""
 FIRST_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
@@ -54,12 +55,14 @@ def up_split(
         redis_program,
         split_process,
     )
-    from services.ports import PortError, check_free
     from services.settings import ConfigError
+
+    with needing(EXTRAS):
+        from services.ports import PortError, check_free
 
     failures = {ConfigError: 2, PortError: 1, SplitProcessError: 1, ClientError: 1}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with failing_with(failures), needing("split,train"), contextlib.ExitStack() as stack:
+    with failing_with(failures), needing(EXTRAS), contextlib.ExitStack() as stack:
         # Whatever can be wrong is found before a training, which takes longer.
         plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
         stack.enter_context(_alone_in(FOLDER))

@@ -89,4 +89,8 @@ def test_one_port_for_two_is_refused_by_both_names(kind: type[ServiceSettings]) 
 
 
 def test_ports_are_told_by_setting() -> None:
-    assert ServerConfig().ports() == {"grpc_port": 8001, "http_port": 8000, "metrics_port": 8002}
+    assert checked(ServerConfig, {}).ports() == {
+        "grpc_port": 8001,
+        "http_port": 8000,
+        "metrics_port": 8002,
+    }
