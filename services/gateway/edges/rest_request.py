@@ -1,7 +1,8 @@
 """The JSON of a REST request to a `RestRequest`, every rule checked and every fault put in words.
 
-This is the exact way: it takes any document the protocol allows. `usual_request.py` reads what
-nearly every client sends in a quarter of the time, and leaves the rest to this.
+This is the exact way: it takes any document the protocol allows. A field that may be left out may
+be null too, as clients made from a schema write it. `usual_request.py` reads what nearly every
+client sends in a quarter of the time, and leaves the rest to this.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -113,7 +114,7 @@ def read_document(
         parameters.get("timeout", 0), parameters.get("priority", 0)
     )
     wish = checked_wish(parameters.get("artifact", ""), parameters.get("accuracy", ""))
-    request_id = _text(document.get("id", ""), "id")
+    request_id = _text(_given(document, "id", ""), "id")
     names, choices = yield from _requested_outputs(document)
     inputs = yield from _decode_inputs(document, binary, array_of, check, reserve)
     return RestRequest(
@@ -188,7 +189,7 @@ def _wanted(entry: Mapping[str, Any]) -> _Wanted:
 def _binary_size(entry: Mapping[str, Any], name: str) -> int | None:
     """Bytes of an input's binary data, or None when its data is JSON."""
     size = _parameters(entry, f"input '{name:.200}'").get("binary_data_size")
-    if (size is None) == ("data" not in entry):
+    if (size is None) == (entry.get("data") is None):
         raise InvalidRequestError(
             f"input '{name:.200}' needs either 'data' or parameters.binary_data_size, and not both"
         )
@@ -216,16 +217,14 @@ def _requested_outputs(
 
 
 def _objects(document: Mapping[str, Any], key: str, *, required: bool) -> list[dict[str, Any]]:
-    if key not in document and not required:
-        return []
-    entries = document.get(key)
+    entries = document.get(key) if required else _given(document, key, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise InvalidRequestError(f"'{key}' is missing or not a list of objects")
     return entries
 
 
 def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    parameters = owner.get("parameters", {})
+    parameters = _given(owner, "parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidRequestError(f"'parameters' of {what} must be an object")
     for key, value in parameters.items():
@@ -235,6 +234,12 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
             )
     refuse_unsupported(parameters, _as_is)
     return parameters
+
+
+def _given(owner: Mapping[str, Any], key: str, default: Any) -> Any:
+    """A field that may be left out; null is as good as that."""
+    value = owner.get(key)
+    return default if value is None else value
 
 
 def _as_is(value: object) -> object:
@@ -264,4 +269,4 @@ def _shown(value: object) -> str:
         if any(isinstance(element, list | dict) for element in value[:20]):
             return "a list of lists or objects"
         value = value[:20]
-    return f"{value!r:.60}"
+    return "null" if value is None else f"{value!r:.60}"

@@ -365,6 +365,39 @@ def test_a_request_of_no_sequence_is_served(parameters: dict[str, Any], is_none:
             decode(body, None, IMAGE)
 
 
+@pytest.mark.parametrize("rows", [1, 20_000], ids=["small", "large"])
+def test_null_is_as_good_as_leaving_a_field_out(rows: int) -> None:
+    entry = {"name": "x", "datatype": "FP32", "shape": [rows], "data": [1.5] * rows}
+    plain = decode(orjson.dumps({"inputs": [entry]}), None, None)
+    document = {
+        "id": None,
+        "parameters": None,
+        "inputs": [entry | {"parameters": None}],
+        "outputs": None,
+    }
+    found = decode(orjson.dumps(document), None, None)
+    assert (found.id, [*found.outputs], found.binary) == ("", [], {})
+    assert_same(found.inputs[0], plain.inputs[0])
+    named = document | {"outputs": [{"name": "y", "parameters": None}]}
+    assert list(decode(orjson.dumps(named), None, None).outputs) == ["y"]
+
+
+def test_null_for_the_data_of_a_binary_input() -> None:
+    entry = {
+        "name": "x", "datatype": "FP32", "shape": [1], "data": None,
+        "parameters": {"binary_data_size": 4},
+    }  # fmt: skip
+    head = orjson.dumps({"inputs": [entry]})
+    found = decode(head + b"\0\0\x80?", str(len(head)), None)
+    assert found.inputs[0].array.tolist() == [1.0]
+
+
+def test_a_field_that_must_be_there_is_told_in_json_s_words() -> None:
+    body = {"inputs": [{"name": None, "datatype": "FP32", "shape": [1], "data": [1]}]}
+    with pytest.raises(InvalidRequestError, match="name of an input must be a string, and is null"):
+        decode(orjson.dumps(body), None, None)
+
+
 def test_raw_body_with_one_dimension_that_varies() -> None:
     spec = TensorSpec(name="x", datatype="INT16", shape=(-1, -1, 2))
     signature = IMAGE.model_copy(update={"inputs": (spec,)})
