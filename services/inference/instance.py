@@ -28,6 +28,7 @@ from services.errors import (
 from services.inference.backends.backend import Backend
 from services.inference.batch_arrays import BatchArrays
 from services.inference.batcher import Batch, BatchRules
+from services.inference.failure_text import plain_line
 from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP, step_back
 from services.queueing.memory_queue import Entry
 from services.queueing.records import Lane
@@ -219,6 +220,9 @@ class Instance:
                    "request_id": entry.request.request_id},
             exc_info=error,
         )  # fmt: skip
-        if isinstance(error, BackendError):
-            return error
-        return BackendError(f"model {self._lane} failed on this input: {error}")
+        line = plain_line(str(error) or repr(error))
+        if isinstance(error, DeviceError):
+            return type(error)(line)
+        if str(self._lane) not in line:  # a BackendError may name it
+            line = f"model {self._lane} failed on this input: {line}"
+        return BackendError(line)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def ask(server: ServerProcess, model: str, *values: float, **fields: Any) -> Rep
     return infer(server, model, linear_input(*([value] * WIDTH for value in values)), **fields)
 
 
+def infer_over_grpc(server: ServerProcess, request: Any) -> Any:
+    """The answer to a request."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)
+        return stub.ModelInfer(request)
+
+
 def is_doubled(reply: Reply, *values: float) -> bool:
     return bool(reply.outputs() == {"y": [2 * value for value in values for _ in range(WIDTH)]})
 
@@ -85,6 +93,27 @@ def test_only_the_request_that_sets_it_off_fails(
     assert reason in bad.error()
     server.wait_for_log(message="batch failed; running its requests one by one", model=model)
     server.wait_for_log(message="backend failed", request_id=f"{model} {TRIGGER}")
+
+
+def test_a_caller_is_told_one_line_and_the_log_has_the_traceback(tmp_path: Path) -> None:
+    data = misbehaving_models.raising_with_a_traceback()
+    for model in ("scripted", "apart"):
+        misbehaving_models.publish(str(tmp_path), model, data)
+    with running_server(tmp_path, model_settings={"apart": {"isolate": True}}) as server:
+        for model in ("scripted", "apart"):
+            reply = ask(server, model, TRIGGER, id=model)
+            assert reply.status == 500
+            assert reply.error() == (
+                f"model '{model}' version 1 failed on this input: "
+                "RuntimeError: index out of range in self"
+            )
+            rows = {"x": ("FP32", np.full((1, WIDTH), TRIGGER, np.float32))}
+            assert error_of(partial(infer_over_grpc, server, raw_request(model, rows))) == (
+                grpc.StatusCode.INTERNAL,
+                reply.error(),
+            )
+            line = server.wait_for_log(message="backend failed", request_id=model)
+            assert "torch.embedding(x, torch.tensor([1000]))" in str(line)
 
 
 def test_nan_is_an_answer_where_the_form_can_say_it(server: ServerProcess) -> None:

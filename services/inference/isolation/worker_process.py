@@ -135,8 +135,11 @@ def _send_error(channel: Channel, error: Exception, limit_bytes: int) -> None:
     text = str(error) or repr(error)
     if limit_bytes:
         text = explained(error, text, limit_bytes)
+    if len(text) > _MAX_ERROR_CHARACTERS:  # a traceback says at its end what went wrong
+        half = _MAX_ERROR_CHARACTERS // 2
+        text = f"{text[:half]}\n...\n{text[-half:]}"
     content = {
-        "text": text[:_MAX_ERROR_CHARACTERS],
+        "text": text,
         "device": isinstance(error, DeviceError),
         "refused": isinstance(error, InputRefusedError),
     }
