@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from model_store.manifest import Artifact, Manifest
 from model_store.own_process import own_command
@@ -81,7 +81,7 @@ class ProbeHosts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._hosts: dict[str, tuple[subprocess.Popen[bytes], Channel]] = {}
+        self._hosts: dict[str, _Host] = {}
 
     def probe(
         self,
@@ -141,23 +141,30 @@ class ProbeHosts:
         return _Child(ours)
 
     def _host(self, package: str) -> Channel:
-        process, channel = self._hosts.get(package, (None, None))
-        if process is not None and process.poll() is not None:
+        host = self._hosts.get(package)
+        if host is not None and not host.waiter.is_alive():
             self._end(package)
-            channel = None
-        if channel is None:
-            process, channel = _start(package)
-            self._hosts[package] = process, channel
-        return channel
+            host = None
+        if host is None:
+            host = self._hosts[package] = _start(package)
+        return host.channel
 
     def _end(self, package: str) -> None:
-        process, channel = self._hosts.pop(package)
-        channel.close()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        host = self._hosts.pop(package)
+        host.channel.close()
+        host.waiter.join(GRACE_S)
+        if host.waiter.is_alive():
+            host.process.kill()
+            host.waiter.join()
+
+
+class _Host(NamedTuple):
+    """A process that probes are forked from."""
+
+    process: "subprocess.Popen[bytes]"
+    channel: Channel
+    waiter: threading.Thread
+    """Waits for its end, which it comes to by itself: nothing defunct stays under the server."""
 
 
 class _Child(Channel):
@@ -199,7 +206,7 @@ def _outcome(
     return Probed(over_memory=content["memory"], fault=content["text"])
 
 
-def _start(package: str) -> tuple[subprocess.Popen[bytes], Channel]:
+def _start(package: str) -> _Host:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603
@@ -208,4 +215,6 @@ def _start(package: str) -> tuple[subprocess.Popen[bytes], Channel]:
             stdout=2,
             pass_fds=[theirs.fileno()],
         )
-    return process, Channel(ours)
+    waiter = threading.Thread(target=process.wait, name=f"end of {_HOST}", daemon=True)
+    waiter.start()
+    return _Host(process, Channel(ours), waiter)

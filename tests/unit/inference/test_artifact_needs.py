@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from tests.fixtures import hostile_artifacts as hostile
 from tests.fixtures.loaded_lanes import LoadedLanes, unloading_at_the_end
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.peak_memory import forget_peak, peak_bytes
+from tests.fixtures.worker_processes import children_of, wait_until_ended
 
 MIB = 2**20
 ROWS = {"x": np.ones((8, 4), np.float32)}
@@ -133,6 +136,22 @@ async def test_a_try_holds_up_no_start_on_a_busy_machine(
     (host,) = probe_hosts()
     behind = os.getpriority(os.PRIO_PROCESS, host) - os.getpriority(os.PRIO_PROCESS, os.getpid())
     assert 0 < behind <= STEPS_BEHIND_THE_LOOP
+
+
+async def test_the_process_that_tries_artifacts_leaves_nothing_defunct_when_it_ends(
+    tmp_path: Path, needs: ArtifactNeeds
+) -> None:
+    """As it does by itself once nothing has been tried for a while; then another is started."""
+    for model, layers in (("m", 0), ("n", 1)):
+        publish_one(tmp_path, model, linear(layers=layers, width=8))
+        assert await load_all(tmp_path, needs, model) == {model: "onnx"}
+        (host,) = probe_hosts()
+        os.kill(host, signal.SIGKILL)
+        assert await asyncio.to_thread(wait_until_ended, host)
+        for thread in threading.enumerate():
+            if thread.name.startswith("end of "):
+                await asyncio.to_thread(thread.join, 10)
+        assert host not in children_of(os.getpid())
 
 
 def probe_hosts() -> list[int]:
