@@ -25,9 +25,10 @@ from flambeau.commands.train_jobs import train_app
 from flambeau.commands.transfer import pull, push
 from flambeau.commands.up import up
 from flambeau.commands.up_split import up_split
+from flambeau.commands.verb_classes import Verbs
 from flambeau.commands.verify import verify
 
-app = typer.Typer(
+app = Verbs(
     name="flambeau",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

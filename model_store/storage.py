@@ -7,6 +7,7 @@ the path.
 """
 
 import contextlib
+import difflib
 import itertools
 import os
 import stat
@@ -19,9 +20,14 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from model_store.errors import ConflictError, StorageError, StoreError, TooLargeError
 from model_store.s3_credentials import missing_credentials
+from model_store.strict import MAX_NAME
 
 MAX_APPENDED_BYTES = 2**30
 """Of a file in a bucket that is appended to, which is to read and write it whole."""
+
+
+MAX_SIBLINGS = 1000
+"""Folders whose names are compared with that of one that is not there."""
 
 
 class MissingFileError(StorageError):
@@ -48,11 +54,13 @@ class Storage:
     def __init__(self, url: str) -> None:
         self.is_local = "://" not in url or url.startswith("file://")
         self.is_new = False
+        self._nearest: Path | None = None
         try:
             self._store: ObjectStore
             if self.is_local:
                 folder = Path(url.removeprefix("file://")).expanduser().absolute()
                 self.is_new = not folder.exists()
+                self._nearest = _nearest_folder(folder) if self.is_new else None
                 folder.mkdir(parents=True, exist_ok=True)
                 self._store = LocalStore(folder)
                 self.url = str(folder)
@@ -66,6 +74,13 @@ class Storage:
                 f"cannot open the store {url!r}: {_first_line(error)}; "
                 "give a folder or s3://bucket/prefix"
             ) from error
+
+    def how_new(self) -> str:
+        """Says that the folder has just been made, and which one is near; empty if it was there."""
+        if not self.is_new:
+            return ""
+        near = f" (did you mean '{self._nearest}'?)" if self._nearest else ""
+        return f"there was no folder {self.url}, so an empty store was created there{near}"
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Size in bytes of every file under a prefix, by path."""
@@ -216,6 +231,19 @@ class Storage:
             raise StorageError(
                 f"cannot {action} in {self.url}: {_first_line(error)}; {check}, then try again"
             ) from error
+
+
+def _nearest_folder(missing: Path) -> Path | None:
+    """The folder that is named most like one that is not there, in the first part that differs."""
+    there = next(parent for parent in missing.parents if parent.is_dir())
+    first, *rest = missing.relative_to(there).parts
+    with contextlib.suppress(OSError):
+        names = [entry.name for entry in itertools.islice(os.scandir(there), MAX_SIBLINGS)]
+        for name in difflib.get_close_matches(first[:MAX_NAME], names):
+            found = there.joinpath(name, *rest)
+            if found.is_dir():
+                return found
+    return None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -55,6 +55,7 @@ from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_
 from model_store.semver import Bump
 from model_store.signing import MAX_SIGNATURE_BYTES, Digests, verify
 from model_store.storage import MissingFileError, Storage
+from model_store.strict import nearest_name
 
 MAX_CLAIM_ATTEMPTS = 100
 """Publishers that may win the race against us before we give up."""
@@ -123,10 +124,9 @@ class ModelStore:
         """
         listing = self._listing_of(model)
         if not listing.versions:
-            raise ModelNotFoundError(
-                f"model '{model}' is not in the store {self.url}; "
-                f"it holds: {', '.join(self.models()) or 'nothing yet'}"
-            )
+            empty = ": ".join(filter(None, ["; it holds nothing yet", self.storage.how_new()]))
+            known = nearest_name(model, self.models()) or empty
+            raise ModelNotFoundError(f"model '{model}' is not in the store {self.url}{known}")
         return list(listing.versions)
 
     def manifest(self, model: str, version: int) -> Manifest:

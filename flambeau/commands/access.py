@@ -11,8 +11,9 @@ from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.tables import UNKNOWN, columns
+from flambeau.commands.verb_classes import Verbs
 
-access_app = typer.Typer(
+access_app = Verbs(
     no_args_is_help=True, help="Give out, list and revoke API keys (a server's api_keys_file)."
 )
 

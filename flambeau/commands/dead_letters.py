@@ -12,15 +12,14 @@ from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.tables import columns
+from flambeau.commands.verb_classes import Verbs
 
 if TYPE_CHECKING:
     from services.queueing.records import InferRequest
     from services.queueing.redis_streams.dead_letters import DeadLetter, DeadLetters
 
-queue_app = typer.Typer(no_args_is_help=True, help="Look into the queue between processes.")
-dead_app = typer.Typer(
-    no_args_is_help=True, help="Requests that were running when two workers died."
-)
+queue_app = Verbs(no_args_is_help=True, help="Look into the queue between processes.")
+dead_app = Verbs(no_args_is_help=True, help="Requests that were running when two workers died.")
 queue_app.add_typer(dead_app, name="dead")
 
 QueueOption = Annotated[str, typer.Option(help="URL of the Redis or Valkey.")]

@@ -17,13 +17,14 @@ from flambeau.commands.model_option import ModelName
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
+from flambeau.commands.verb_classes import Verbs
 
 if TYPE_CHECKING:
     from flambeau.batch_files import Item
     from flambeau.jobs import Job, JobClient
     from flambeau.model import Model
 
-jobs_app = typer.Typer(no_args_is_help=True, help="Hand work in now, fetch the result later.")
+jobs_app = Verbs(no_args_is_help=True, help="Hand work in now, fetch the result later.")
 
 Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's gRPC address.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]

@@ -10,9 +10,10 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.tables import UNKNOWN, columns
+from flambeau.commands.verb_classes import Verbs
 from model_store.errors import StoreError
 
-keys_app = typer.Typer(no_args_is_help=True, help="Make, trust and list keys that sign versions.")
+keys_app = Verbs(no_args_is_help=True, help="Make, trust and list keys that sign versions.")
 
 
 @keys_app.command()

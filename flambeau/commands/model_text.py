@@ -57,7 +57,8 @@ def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
     """The table of models; every alias in use has a column."""
     others = sorted({alias for s in summaries for alias in s.aliases} - {PRODUCTION})
     aliases = [PRODUCTION, *others]
-    header = ["MODEL", *(alias.upper() for alias in aliases), "VERSIONS", "SEMVER", "BEST ARTIFACT"]
+    in_use = [alias.upper() for alias in aliases]
+    header = ["MODEL", *in_use, "PUBLISHED", "SEMVER", "BEST ARTIFACT"]
     # One heading for all: where models are judged otherwise, each cell says by what.
     alike = all(summary.metric in (None, METRIC) for summary in summaries)
     rows = [[*header, METRIC.upper() if alike else "METRIC"]]
@@ -67,13 +68,17 @@ def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
             [
                 summary.model,
                 *(str(summary.aliases.get(alias, UNKNOWN)) for alias in aliases),
-                str(len(summary.versions)),
+                _count_text(len(summary.versions)),
                 summary.semver_shown or UNKNOWN,
                 best if summary.best_artifact else UNKNOWN,
                 _judged_text(summary, named=not alike),
             ]
         )
     return columns(rows)
+
+
+def _count_text(versions: int) -> str:
+    return f"{versions} version{'' if versions == 1 else 's'}"
 
 
 def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:

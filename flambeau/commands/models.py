@@ -25,6 +25,7 @@ from flambeau.commands.model_text import (
 )
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import columns
+from flambeau.commands.verb_classes import Verbs
 from model_store.errors import SignatureMismatchError, StoreError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from model_store.pointers import Pointers
     from model_store.store import ModelStore
 
-models_app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and promote models.")
+models_app = Verbs(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
 Alias = Annotated[str, typer.Option(metavar="NAME", help="The pointer to move.")]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept in the history.")]
@@ -61,7 +62,8 @@ def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> Non
     elif summaries:
         _print_lines(list_lines(summaries))
     else:
-        typer.echo(opened.foreign_layout() or f"the store {opened.url} holds no model yet")
+        found = opened.foreign_layout() or opened.storage.how_new()
+        typer.echo(found or f"the store {opened.url} holds no model yet")
     unreadable = [summary.error for summary in summaries if summary.error]
     for error in unreadable:
         typer.echo(f"error: {error}", err=True)

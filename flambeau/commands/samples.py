@@ -11,14 +11,13 @@ from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.model_option import ModelName
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.tables import UNKNOWN, columns
+from flambeau.commands.verb_classes import Verbs
 from model_store.errors import StoreError
 
 if TYPE_CHECKING:
     from model_store.payload_sample import PayloadSample, SampledTensor
 
-samples_app = typer.Typer(
-    no_args_is_help=True, help="Read and delete samples of requests and answers."
-)
+samples_app = Verbs(no_args_is_help=True, help="Read and delete samples of requests and answers.")
 
 RequestId = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 
@@ -40,7 +39,7 @@ def list_samples(
         return
     if not found:
         of_version = f" version {version}" if version else ""
-        typer.echo(f"no samples of '{model}'{of_version} in {store}")
+        typer.echo(f"no samples of '{model}'{of_version} in {store}{_nearest(model, store)}")
         return
     rows = [("TIME", "REQUEST", "VERSION", "STATUS", "MS", "INPUTS", "OUTPUTS")]
     rows += [
@@ -63,7 +62,11 @@ def show(
     """Show the samples of a request, with their values where those were kept."""
     found = [one for one in _samples(store, model) if one.request_id == request_id]
     if not found:
-        typer.echo(f"error: no sample of '{model}' has the request id '{request_id}'", err=True)
+        typer.echo(
+            f"error: no sample of '{model}'{_nearest(model, store)} has the request id "
+            f"'{request_id}'",
+            err=True,
+        )
         raise typer.Exit(1)
     if as_json:
         print_json([sample.model_dump(mode="json") for sample in found])
@@ -120,6 +123,15 @@ def _samples(store: str, model: str) -> "list[PayloadSample]":
     from model_store.storage import Storage
 
     return sorted(read_samples(Storage(store), model), key=lambda sample: sample.time)
+
+
+def _nearest(model: str, store: str) -> str:
+    """The nearest model of the store, of one that is not in it."""
+    from model_store.store import ModelStore
+    from model_store.strict import nearest_name
+
+    known = ModelStore(store).models()
+    return "" if model in known else nearest_name(model, known)
 
 
 def _shapes(tensors: "tuple[SampledTensor, ...]") -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
@@ -16,6 +15,7 @@ from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
 from flambeau.commands.train import INTERRUPTED, train
+from flambeau.commands.verb_classes import VerbGroup, Verbs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ HERE = "run"
 """The verb that is meant where none is named."""
 
 
-class TrainGroup(TyperGroup):
+class TrainGroup(VerbGroup):
     """Takes what is none of its verbs for a recipe to train here."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -37,7 +37,7 @@ class TrainGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-train_app = typer.Typer(
+train_app = Verbs(
     cls=TrainGroup,
     no_args_is_help=True,
     help="Train a recipe here (flambeau train RECIPE), or on a training service "

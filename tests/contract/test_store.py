@@ -176,7 +176,7 @@ def test_a_manifest_that_nobody_could_read_is_not_published(
 def test_a_claimed_number_is_no_version(store: ModelStore, folder: Path) -> None:
     store.claim("digits", 1, "somebody who died")
     assert store.models() == []
-    with pytest.raises(ModelNotFoundError, match="it holds: nothing yet"):
+    with pytest.raises(ModelNotFoundError, match="it holds nothing yet"):
         store.versions("digits")
     assert publish_in(store, folder) == 2
 
@@ -188,11 +188,43 @@ def test_a_claim_may_be_repeated_by_its_owner_only(store: ModelStore) -> None:
         store.claim("digits", 1, "grace")
 
 
+@pytest.mark.parametrize(
+    ("there", "asked"),
+    [
+        ("model_store", "modelstore"),
+        ("var/model_store", "vra/model_store"),
+        ("var/a/b", "var/aa/b"),
+    ],
+)
+def test_a_folder_that_is_not_there_is_told_with_the_nearest(
+    tmp_path: Path, there: str, asked: str
+) -> None:
+    (tmp_path / there).mkdir(parents=True)
+    made = ModelStore(str(tmp_path / asked))
+    assert made.storage.how_new() == (
+        f"there was no folder {tmp_path / asked}, so an empty store was created there "
+        f"(did you mean '{tmp_path / there}'?)"
+    )
+    with pytest.raises(ModelNotFoundError, match=f"there was no folder .*{asked}, so"):
+        made.versions("digits")
+    assert ModelStore(str(tmp_path / asked)).storage.how_new() == ""
+
+
+def test_a_folder_that_nothing_is_like_is_told_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "something").mkdir()
+    told = ModelStore(str(tmp_path / "x" / "y")).storage.how_new()
+    assert told.endswith("created there")
+    assert ModelStore(str(tmp_path / "something")).storage.how_new() == ""
+
+
 def test_what_is_not_there_is_named(store: ModelStore, folder: Path) -> None:
     publish_in(store, folder)
     publish_in(store, folder)
-    with pytest.raises(ModelNotFoundError, match=r"'digit' is not in the store .* holds: digits"):
+    with pytest.raises(ModelNotFoundError, match=r"'digit' is not .* \(did you mean 'digits'\?\)"):
         store.manifest("digit", 1)
+    with pytest.raises(ModelNotFoundError, match=r"'other' is not in .* \(known: digits\)"):
+        store.manifest("other", 1)
     with pytest.raises(VersionNotFoundError, match="has no version 3; published: 1, 2"):
         store.manifest("digits", 3)
     with pytest.raises(BadNameError):

@@ -1,6 +1,7 @@
 """The command line as a whole: what it imports, what it shows as JSON, how it refuses."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,40 @@ def test_every_verb_that_shows_something_shows_it_as_json() -> None:
         and not any("--json" in option.opts for option in command.params)
     ]
     assert lacking == []
+
+
+def test_the_help_shows_a_flag_without_a_value() -> None:
+    for name in ("", *dict(verbs(typer.main.get_command(app)))):
+        if name not in ("gateway", "inference", "trainer"):  # whose help is of their settings
+            shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
+            assert shown.exit_code == 0, name
+            assert "--help" in shown.output
+            assert "<bool>" not in shown.output, name
+
+
+def test_a_verb_of_a_group_is_told_its_place() -> None:
+    done = CliRunner().invoke(app, ["promote", "digits"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert re.search(r"Did you mean '\S+ models promote'\?", done.output), done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "models show digts", "models show digts/2", "models verify digts", "models promote digts 1",
+        "models rollback digts", "models history digts", "report digts", "verify digts",
+        "push digts/1 --to TO", "pull digts 1 --from STORE", "samples list digts",
+        "samples show digts some-id",
+    ],
+)  # fmt: skip
+def test_a_misspelt_model_is_told_the_nearest(words: str, tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    named = words.replace("STORE", store.url).replace("TO", str(tmp_path / "to")).split()
+    elsewhere = [] if "--from" in named else ["--store", store.url]
+    done = CliRunner().invoke(app, [*named, *elsewhere])
+    assert "(did you mean 'digits'?)" in done.output, done.output
+    assert done.exit_code == (0 if words == "samples list digts" else 1)
 
 
 def loaded_by(*arguments: str) -> set[str]:

@@ -104,9 +104,9 @@ def test_list_shows_what_is_live(run: Run, store: ModelStore, folder: Path) -> N
     store.promote("digits", 2, alias="canary")
     publish_in(store, folder, model="letters")
     assert lines(run("models", "list")) == [
-        "MODEL    PRODUCTION  CANARY  VERSIONS  SEMVER  BEST ARTIFACT      ACCURACY",
-        "digits   1           2       2         1.0.0   onnx-int8 0.07 ms  98.9 %",
-        "letters  -           -       1         1.0.0   onnx 0.12 ms       98.6 %",
+        "MODEL    PRODUCTION  CANARY  PUBLISHED   SEMVER  BEST ARTIFACT      ACCURACY",
+        "digits   1           2       2 versions  1.0.0   onnx-int8 0.07 ms  98.9 %",
+        "letters  -           -       1 version   1.0.0   onnx 0.12 ms       98.6 %",
     ]
 
 
@@ -141,7 +141,7 @@ def test_list_of_a_model_without_latency_or_accuracy(
     )
     store.publish(draft_in(folder, artifacts=(bare,)), folder)
     assert lines(run("models", "list"))[1].split() == [
-        "digits", "-", "1", "1.0.0", "onnx", "-", "-",
+        "digits", "-", "1", "version", "1.0.0", "onnx", "-", "-",
     ]  # fmt: skip
     assert "2" in lines(run("models", "show", "digits"))[8].split()
 
