@@ -65,7 +65,9 @@ class Listening:
     is_tls: bool
     asks_for_credentials: bool
     store: str = ""
-    """Where the models lie, in words; empty where this process knows of no store."""
+    """Where the models lie; empty where this process knows of no store."""
+    warning: str = ""
+    """What its operator may not expect of the store; empty for nothing."""
     served: list[ServedVersion]
     found: Look
     """What should be served and is not."""

@@ -103,6 +103,8 @@ class Reconciler:
             stop: set when the process drains.
             after_pass: called after every pass, when readiness may have changed.
         """
+        if told_of_store := self._store.storage.how_new():
+            logger.warning("store created", extra={"reason": told_of_store})
         async with asyncio.TaskGroup() as workers:
             while not stop.is_set():
                 await self._pass(workers)

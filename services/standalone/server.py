@@ -56,7 +56,6 @@ async def _serve(
     version = installed_version("flambeau")
     metrics, directory = Metrics(version), Directory()
     queue = MemoryQueue(config.max_queue_depth)
-    where = f"{store.url}{' (a new folder: there was none)' if store.is_new else ''}"
     policy = serving_policy(config)
     verifier = Verifier(
         store, policy, config.verify_time_limit_s, config.verify_memory_gib, metrics
@@ -66,7 +65,9 @@ async def _serve(
     sampler = open_sampler(config, directory, metrics, store.url)
     front = Front(
         config, version, metrics, directory, queue,
-        lambda listening: on_started(replace(listening, store=where)),
+        lambda listening: on_started(
+            replace(listening, store=store.url, warning=store.storage.how_new())
+        ),
         verifications, tracer=tracer, sampler=sampler,
     )  # fmt: skip
     reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)

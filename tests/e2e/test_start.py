@@ -100,11 +100,23 @@ def test_store_that_cannot_be_one(tmp_path: Path) -> None:
     assert f"cannot open the store '{file}'" in errors
 
 
+def test_a_mistyped_store_is_told_the_nearest_folder(tmp_path: Path) -> None:
+    publish(str(tmp_path / "model_store"), "linear", linear())
+    with running_server(tmp_path / "modelstore") as server:
+        near = f"(did you mean '{tmp_path / 'model_store'}'?)"
+        assert any(one.startswith("warning: ") and near in one for one in server.output.all())
+    with running_server(tmp_path / "model_store") as server:
+        assert not any("warning" in line for line in server.output.all())
+
+
 def test_empty_store_is_no_failure_and_fills_up(tmp_path: Path) -> None:
     store = tmp_path / "new"
     with running_server(store) as server:
         assert any("nothing to serve yet" in line for line in server.output.all())
-        assert f"  store    {store} (a new folder: there was none)" in server.output.all()
+        assert f"  store    {store}" in server.output.all()
+        told = f"there was no folder {store}, so an empty store was created there"
+        assert f"warning: {told}" in server.output.all()
+        assert server.wait_for_log(message="store created")["reason"] == told
         (log,) = [log for log in server.logs() if log["message"] == "store"]
         assert (log["url"], log["is_new"]) == (str(store), True)
         assert call(server, "GET", "/v2/health/ready").status == 200
