@@ -79,6 +79,21 @@ def test_a_misspelt_model_is_told_the_nearest(words: str, tmp_path: Path) -> Non
     assert done.exit_code == (0 if words == "samples list digts" else 1)
 
 
+def test_ctrl_c_while_the_command_line_is_imported_ends_it_with_one_line() -> None:
+    script = """
+import runpy, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("flambeau", run_name="__main__")
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def loaded_by(*arguments: str) -> set[str]:
     """Modules that a command has loaded when it ends."""
     script = (
