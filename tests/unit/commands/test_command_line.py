@@ -79,6 +79,22 @@ def test_a_misspelt_model_is_told_the_nearest(words: str, tmp_path: Path) -> Non
     assert done.exit_code == (0 if words == "samples list digts" else 1)
 
 
+@pytest.mark.parametrize(("options", "told"), [([], " with --resume"), (["--resume"], "")])
+def test_an_interrupted_training_tells_the_command_that_goes_on(
+    options: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from training import pipeline
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "run", interrupted)
+    folders = ["--store", str(tmp_path / "store"), "--runs-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, ["train", str(ROOT / DIGITS), *folders, *options])
+    assert done.exit_code == 130
+    assert done.stderr == f"interrupted; the same command{told} goes on from here\n"
+
+
 def test_ctrl_c_while_the_command_line_is_imported_ends_it_with_one_line() -> None:
     script = """
 import runpy, sys
