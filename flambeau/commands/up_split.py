@@ -61,10 +61,10 @@ def up_split(
         from services.ports import PortError, check_free
 
     failures = {ConfigError: 2, PortError: 1, SplitProcessError: 1, ClientError: 1}
-    FOLDER.mkdir(parents=True, exist_ok=True)
     with failing_with(failures), needing(EXTRAS), contextlib.ExitStack() as stack:
         # Whatever can be wrong is found before a training, which takes longer.
         plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
+        FOLDER.mkdir(parents=True, exist_ok=True)
         stack.enter_context(_alone_in(FOLDER))
         check_free(plan["gateway"][0].get("host", "127.0.0.1"), dict(_ports(plan)))
         redis_program()
