@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from typer.core import TyperCommand
+from flambeau.commands.verb_classes import Verb
 
 
-class RecipeCommand(TyperCommand):
+class RecipeCommand(Verb):
     """For `app.command(cls=...)`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

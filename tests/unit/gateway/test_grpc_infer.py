@@ -85,7 +85,7 @@ class Turns:
 
     waited_s = 0.0
 
-    def begin(self, request: InferenceCall, body: Body) -> None:
+    def begin(self, request: InferenceCall, body: Body, connection: object) -> None:
         request.begin_in_turn(body, self.waited_s)
 
 

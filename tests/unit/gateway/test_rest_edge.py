@@ -84,7 +84,7 @@ class Line:
     def __init__(self) -> None:
         self.waiting: list[tuple[Inference, Body]] = []
 
-    def begin(self, request: Inference, body: Body) -> None:
+    def begin(self, request: Inference, body: Body, connection: object) -> None:
         self.waiting.append((request, body))
 
     def go_on(self, waited_s: float) -> None:
