@@ -27,6 +27,9 @@ from services.queueing.records import InferRequest
 
 HORIZON_S = 10.0
 """A deadline further away than this counts as this far away."""
+MAX_BATCH_BYTES = 64 * 2**20
+"""Of inputs that are joined, the largest request by default: beyond it a batch saves nothing, and
+takes as much memory again."""
 PRIORITY_STEP_S = 10.0
 """What one step of priority is worth, in seconds of deadline."""
 
@@ -117,13 +120,15 @@ class _Group:
     bucket: int | None
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
+    most_rows: int = 1
+    """Of one batch, by `MAX_BATCH_BYTES`."""
     soonest: float = math.inf
     """The earliest deadline of all that have been here; a `time.monotonic()` second."""
 
     @property
     def fills_batch(self) -> bool:
         """Whether there are as many rows as are best run together."""
-        return self.rows >= self.curve.best_rows
+        return self.rows >= min(self.curve.best_rows, self.most_rows)
 
 
 class Batcher:
@@ -140,6 +145,8 @@ class Batcher:
         self._groups: dict[_Key, _Group] = {}
         self._only = None if rules.shapes_vary else latency.curve(_FIXED, rules.row_elements)
         """The curve of a model all of whose inputs have one shape."""
+        self._only_most_rows = 0
+        """The most rows of a batch of such a model; 0 until its first request."""
         self._by_length: dict[int, _Key] = {}
         """Keys, where the length alone decides."""
         self._hopeless: list[Entry] = []
@@ -296,7 +303,7 @@ class Batcher:
         Dead and hopeless entries met on the way are removed; if that changed the group, (0, 0).
         """
         curve = group.curve
-        most = curve.rows_to_run(group.rows)
+        most = min(curve.rows_to_run(group.rows), group.most_rows)
         if within_s < math.inf:
             most = min(most, curve.rows_within(within_s))
         padded = self._rules.padded_rows
@@ -389,6 +396,9 @@ class Batcher:
     def _new_group(self, key: _Key, request: InferRequest) -> _Group:
         curve = self._curve(self._key(request))
         group = self._groups[key] = _Group(key, curve, self._bucket(request))
+        group.most_rows = self._only_most_rows or _most_rows(request)
+        if self._only is not None:
+            self._only_most_rows = group.most_rows
         return group
 
     def _curve(self, key: _Key) -> LatencyCurve:
@@ -434,6 +444,12 @@ class Batcher:
                     shape = (*shape[: axis - 1], bucket, *shape[axis:])
             shapes.append((name, shape))
         return tuple(shapes)
+
+
+def _most_rows(request: InferRequest) -> int:
+    """How many rows like those of a request are joined at most."""
+    row_bytes = sum([array.nbytes for array in request.inputs.values()]) // request.rows
+    return max(1, MAX_BATCH_BYTES // max(1, row_bytes))
 
 
 def urgency(request: InferRequest, enqueued_at: float) -> float:

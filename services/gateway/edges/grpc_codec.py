@@ -13,7 +13,6 @@ from model_store.tensors import (
     DATATYPES,
     Array,
     TensorError,
-    as_bytes,
     decode_raw,
     element_count,
     encode_raw,
@@ -24,26 +23,18 @@ from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import ArtifactWish, checked_wish
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Reserve, raw_array
+from services.gateway.edges.grpc_large_answer import (
+    CONTENTS_FIELDS,
+    is_large_message,
+    message_parts,
+    values,
+)
+from services.gateway.edges.raw_parts import Part
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
 from services.gateway.scheduling import checked_scheduling
 from services.gateway.sliced_work import Slices
 from services.queueing.records import InferReply, Lane
 
-CONTENTS_FIELDS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
-"""The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
 _USUAL_ELEMENTS = 8192
 """Of an answer whose beginning is kept; that of a larger one takes a small part of its time."""
 Raw = bytes | memoryview | None
@@ -165,8 +156,18 @@ def artifact_wish(request: pb.ModelInferRequest) -> ArtifactWish | None:
     )
 
 
-def encode_serialized(reply: InferReply, request: pb.ModelInferRequest) -> bytes:
-    """Serialises what `encode` makes; the usual answer, one raw output, in a third of the time."""
+def encode_serialized(
+    reply: InferReply, request: pb.ModelInferRequest, reserve: Reserve
+) -> bytes | Slices[list[Part]]:
+    """Serialises what `encode` makes, or says how to in slices if it is large.
+
+    The usual answer, one raw output, takes a third of the time.
+
+    Args:
+        reply: the model's.
+        request: what it answers.
+        reserve: asked before a large answer is kept.
+    """
     outputs = reply.outputs
     if len(outputs) == 1 and request.raw_input_contents and not request.id:
         ((name, array),) = outputs.items()
@@ -176,7 +177,11 @@ def encode_serialized(reply: InferReply, request: pb.ModelInferRequest) -> bytes
                 reply.lane, reply.artifact, reply.degraded, name, datatype, array.shape
             )
             return start + encode_raw(datatype, array)
-    return encode(reply, request).SerializeToString()
+    typed = _is_typed(reply, request)
+    if not is_large_message(list(outputs.values()), typed=typed):
+        return encode(reply, request).SerializeToString()
+    named = [(name, reply.datatypes[name], array) for name, array in outputs.items()]
+    return message_parts(_without_outputs(reply, request), named, reserve, typed=typed)
 
 
 @lru_cache(maxsize=1024)
@@ -204,6 +209,19 @@ def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferRes
 
     Outputs without a typed form (FP16, BF16) make the whole answer raw.
     """
+    response = _without_outputs(reply, request)
+    typed = _is_typed(reply, request)
+    for name, array in reply.outputs.items():
+        datatype = reply.datatypes[name]
+        output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        if typed:
+            getattr(output.contents, CONTENTS_FIELDS[datatype]).extend(values(datatype, array))
+        else:
+            response.raw_output_contents.append(encode_raw(datatype, array))
+    return response
+
+
+def _without_outputs(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     response = pb.ModelInferResponse(
         model_name=reply.lane.model, model_version=str(reply.lane.version), id=request.id
     )
@@ -211,17 +229,13 @@ def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferRes
         response.parameters["artifact"].string_param = reply.artifact
         if reply.degraded:
             response.parameters["degraded"].bool_param = True
-    typed = not request.raw_input_contents and all(
+    return response
+
+
+def _is_typed(reply: InferReply, request: pb.ModelInferRequest) -> bool:
+    return not request.raw_input_contents and all(
         reply.datatypes[name] in CONTENTS_FIELDS for name in reply.outputs
     )
-    for name, array in reply.outputs.items():
-        datatype = reply.datatypes[name]
-        output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-        if typed:
-            getattr(output.contents, CONTENTS_FIELDS[datatype]).extend(_values(datatype, array))
-        else:
-            response.raw_output_contents.append(encode_raw(datatype, array))
-    return response
 
 
 def _parameter(parameters: Mapping[str, pb.InferParameter], name: str, absent: object) -> object:
@@ -331,10 +345,3 @@ def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     if others:
         raise TensorError(f"contents.{others[0]} is filled; {tensor.datatype} goes into {field}")
     return field
-
-
-def _values(datatype: str, array: Array) -> Sequence[object]:
-    if datatype == "BYTES":
-        return [as_bytes(element) for element in array.ravel()]
-    values: list[object] = np.ascontiguousarray(array).ravel().tolist()
-    return values

@@ -10,6 +10,7 @@ caller's leave, which cancels what has not begun.
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from protos import open_inference_pb2 as pb
@@ -19,6 +20,7 @@ from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges import grpc_codec
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES
 from services.gateway.edges.grpc_raw import read_infer_request
+from services.gateway.edges.raw_parts import Part
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
 from services.gateway.wire import http2_headers
@@ -27,6 +29,7 @@ from services.gateway.wire.grpc_call import UnaryCall, failure
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
 from services.queueing.memory_queue import Done, Entry, Outcome
+from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
@@ -246,17 +249,31 @@ class InferenceCall(UnaryCall):
         record, request = self._record, self._request
         assert record is not None
         assert request is not None
-        try:
-            message = grpc_codec.encode_serialized(outcome, request)
-        except Exception as error:
-            logger.exception("an answer failed in the gateway")
-            self._fail(failure(error))
-            return
         if self.connection.sending.unsent_bytes > self.connection.share_bytes:
             self._fail(self.connection.unread())
             return
+        try:
+            message = grpc_codec.encode_serialized(outcome, request, self._reserve)
+            if not isinstance(message, bytes):
+                self._request = None
+                self.connection.port.budget.give(self.held_bytes)
+                self.held_bytes = 0  # the answer is charged in place of the request
+                self._route.admission.work.begin(
+                    message, partial(self._send_parts, outcome), self._fail_by, lambda: self.is_over
+                )
+                return
+        except Exception as error:
+            self._fail_by(error)
+            return
         record.close("OK", outcome)
         self.reply(message, http2_headers.write([(REQUEST_ID, record.request_id)]))
+
+    def _send_parts(self, outcome: InferReply, parts: list[Part]) -> None:
+        """Sends a large answer, which has been made in slices."""
+        record = self._record
+        assert record is not None
+        record.close("OK", outcome)
+        self.reply_in_parts(parts, http2_headers.write([(REQUEST_ID, record.request_id)]))
 
     def _fail_by(self, error: Exception) -> None:
         """A refusal; or a fault of our own, which the log tells of."""

@@ -14,12 +14,13 @@ import msgspec
 import orjson
 
 from model_store.signature import Signature
-from model_store.tensors import DATATYPES, Array, TensorError, encode_raw, raw_view
+from model_store.tensors import DATATYPES, Array, TensorError
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array
 from services.gateway.edges.json_tensors import ELEMENTS_A_PIECE, is_large, json_pieces, to_json
 from services.gateway.edges.large_request import MIN_LARGE_BYTES, read_large
+from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES, raw_parts
 from services.gateway.edges.rest_request import (
     Check,
     RestRequest,
@@ -31,12 +32,8 @@ from services.gateway.sliced_work import Slices, at_once
 from services.queueing.records import InferReply, Lane
 
 HEADER_LENGTH = "inference-header-content-length"
-MIN_VIEWED_BYTES = 32 * 1024
-"""Smaller outputs are cheaper to copy behind the JSON than to send as buffers of their own."""
 BLOCK_BYTES = 256 * 1024
 """Pieces of a large answer are joined up to this size: few buffers, and no copy of all of it."""
-TEXTS_A_SLICE = 2048
-"""Elements of a binary BYTES output that are written at once; each takes some 0.3 µs."""
 _NO_BINARY = memoryview(b"")
 
 
@@ -105,17 +102,32 @@ def decode_json(head: Buffer) -> RestRequest:
         return read_exactly(head, _NO_BINARY)
 
 
-def encode(reply: InferReply, request: RestRequest) -> RestBody | Slices[RestBody]:
+def encode(
+    reply: InferReply, request: RestRequest, reserve: Reserve
+) -> RestBody | Slices[RestBody]:
     """Writes an answer in the form the request asked for, or says how to in slices if it is large.
+
+    Args:
+        reply: the model's.
+        request: what it answers.
+        reserve: asked before a large answer is kept.
 
     Raises:
         InvalidRequestError: an output cannot be said in JSON and was not asked for as binary.
+        BufferFullError: there is no room for it.
     """
-    slices = _encode(reply, request)
-    return slices if any(map(is_large, reply.outputs.values())) else at_once(slices)
+    if any(map(is_large, reply.outputs.values())):
+        without_inputs = msgspec.structs.replace(request, inputs=[])  # their memory is needed
+        return _encode_large(reply, without_inputs, reserve)
+    return at_once(_encode(reply, request, reserve))
 
 
-def _encode(reply: InferReply, request: RestRequest) -> Slices[RestBody]:
+def _encode_large(reply: InferReply, request: RestRequest, reserve: Reserve) -> Slices[RestBody]:
+    reserve(sum(array.nbytes for array in reply.outputs.values()))
+    return (yield from _encode(reply, request, reserve))
+
+
+def _encode(reply: InferReply, request: RestRequest, reserve: Reserve) -> Slices[RestBody]:
     lane = reply.lane
     head: list[bytes | memoryview] = []
     text = [_answer_start(lane.model, lane.version, reply.artifact, reply.degraded)]
@@ -124,14 +136,14 @@ def _encode(reply: InferReply, request: RestRequest) -> Slices[RestBody]:
         datatype = reply.datatypes[name]
         text.append(_output_start(name, datatype, array.shape))
         if request.binary.get(name, request.binary_by_default):
-            parts = yield from _raw(datatype, array)
+            parts = yield from raw_parts(datatype, array, reserve)
             tail += parts
             text.append(b'"parameters":{"binary_data_size":%d}},' % sum(map(len, parts)))
         elif not is_large(array):
             text += (b'"data":', _json(name, datatype, array), b"},")
         else:
             text.append(b'"data":[')
-            yield from _add_pieces(head, text, name, datatype, array)
+            yield from _add_pieces(head, text, name, datatype, array, reserve)
             text.append(b"]},")
     text[-1] = text[-1][:-1]  # No comma after the last output; every model has one.
     text.append(b"]" if not request.id else b'],"id":' + orjson.dumps(request.id))
@@ -146,12 +158,18 @@ def _encode(reply: InferReply, request: RestRequest) -> Slices[RestBody]:
 
 
 def _add_pieces(
-    head: list[bytes | memoryview], text: list[bytes], name: str, datatype: str, array: Array
+    head: list[bytes | memoryview],
+    text: list[bytes],
+    name: str,
+    datatype: str,
+    array: Array,
+    reserve: Reserve,
 ) -> Slices[None]:
     """Writes the elements of a large output behind `text`, which moves to `head` in blocks."""
     size = 0
     try:
         for piece in json_pieces(name, datatype, array):
+            reserve(len(piece))
             text.append(piece)
             size += len(piece)
             if size > BLOCK_BYTES:
@@ -210,20 +228,6 @@ def _json(name: str, datatype: str, array: Array) -> bytes:
         return to_json(name, datatype, array)
     except TensorError as error:
         raise InvalidRequestError(str(error)) from error
-
-
-def _raw(datatype: str, array: Array) -> Slices[list[bytes | memoryview]]:
-    if datatype == "BYTES":
-        parts: list[bytes | memoryview] = []
-        flat = array.ravel()
-        for start in range(0, flat.size, TEXTS_A_SLICE):
-            if start:
-                yield
-            parts.append(encode_raw(datatype, flat[start : start + TEXTS_A_SLICE]))
-        return parts
-    if array.nbytes < MIN_VIEWED_BYTES:
-        return [encode_raw(datatype, array)]
-    return [raw_view(datatype, array)]
 
 
 def _json_length(value: str, body_length: int) -> int:

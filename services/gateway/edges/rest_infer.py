@@ -282,7 +282,7 @@ class InferExchange(Exchange):
         Raises:
             ServingError: it cannot be written in the form asked for.
         """
-        encoded = rest_codec.encode(reply, request)
+        encoded = rest_codec.encode(reply, request, self._reserve)
         if isinstance(encoded, rest_codec.RestBody):
             self._send(reply, encoded)
             return
@@ -293,6 +293,9 @@ class InferExchange(Exchange):
             else:
                 self._fail_unforeseen(error)
 
+        self._request = None
+        self._connection.port.budget.give(self.held_bytes)
+        self.held_bytes = 0  # the answer is charged in place of the request
         self._route.admission.work.begin(
             encoded, partial(self._send, reply), failed, lambda: self.is_over
         )

@@ -9,7 +9,7 @@ Rules kept here:
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 from urllib.parse import quote
 
@@ -270,6 +270,27 @@ class Call:
             pieces = [memoryview(prefix), memoryview(message)] if message else [memoryview(prefix)]
             connection.sending.send(self, pieces, ending)
             connection.settle_unsent()
+
+    def reply_in_parts(self, parts: Sequence[bytes | memoryview], metadata: bytes = b"") -> None:
+        """The same for a large message; what the call was charged, it gives back.
+
+        Args:
+            parts: of the message; views must not change until they are sent.
+            metadata: as in `reply`.
+        """
+        if self.is_over:
+            return
+        self.is_over = True
+        connection = self.connection
+        prefix = b"\x00" + sum(map(len, parts)).to_bytes(4, "big")
+        ending = _headers(END_STREAM, self.id, _OK + metadata)
+        connection.write(connection.beginning(self.id, _BEGINNING))
+        connection.port.budget.held_bytes -= self.held_bytes
+        self.held_bytes = 0  # what is not sent is charged to the connection
+        connection.sending.send(
+            self, [memoryview(prefix), *(memoryview(part) for part in parts if len(part))], ending
+        )
+        connection.settle_unsent()
 
     def send(self, message: bytes) -> None:
         """Sends one of several messages."""

@@ -87,11 +87,7 @@ class Inflation:
         self.is_over = False
 
     def take(self) -> memoryview:
-        """What has come out; nothing of it is held here afterwards.
-
-        The closures around an inflation refer to each other, so that it waits for the garbage
-        collector, perhaps for long.
-        """
+        """What has come out; nothing of it is held here afterwards."""
         plain, self._room, self._body = self._room[: self.size], memoryview(b""), memoryview(b"")
         if self._pages is not None:
             start = -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -207,6 +203,70 @@ def compress(parts: Sequence[bytes | memoryview], encoding: str) -> list[bytes]:
     return [*map(stream.compress, parts), stream.flush()]
 
 
+class _Decompression:
+    """One body's way through the threads, a slice at a time.
+
+    Nothing of it refers to itself: what it holds, and whoever waits for it, is free when it ends.
+
+    Args:
+        inflation: of the body.
+        budget: charged for what comes out.
+        is_wanted: asked between slices.
+        done: takes the plain body, or why there is none.
+        run: has a thread do the first, and the loop take its result to the second.
+    """
+
+    __slots__ = ("_budget", "_charged_bytes", "_done", "_inflation", "_is_wanted", "_run")
+
+    def __init__(
+        self,
+        inflation: Inflation,
+        budget: ByteBudget,
+        is_wanted: Callable[[], bool],
+        done: Callable[[Body | ServingError], None],
+        run: Callable[
+            [Callable[[], ServingError | None], Callable[[ServingError | None], None]], None
+        ],
+    ) -> None:
+        self._inflation, self._budget = inflation, budget
+        self._is_wanted, self._done, self._run = is_wanted, done, run
+        self._charged_bytes = 0
+
+    def go_on(self) -> None:
+        """Has a thread make the next slice."""
+        self._run(self._step, self._stepped)
+
+    def _step(self) -> ServingError | None:
+        try:
+            self._inflation.step(_SLICE_BYTES)
+        except ServingError as error:
+            return error
+        except (MemoryError, OSError) as error:
+            return _no_memory(error)
+        return None
+
+    def _stepped(self, error: ServingError | None) -> None:
+        inflation, budget = self._inflation, self._budget
+        more = inflation.held_bytes - self._charged_bytes
+        try:
+            if error is not None:
+                raise error
+            if not self._is_wanted():
+                raise _UNWANTED
+            budget.take(more, self._charged_bytes)
+        except ServingError as refusal:
+            inflation.take()
+            budget.give(self._charged_bytes)
+            self._done(refusal)
+            return
+        self._charged_bytes += more
+        if inflation.is_over:
+            budget.give(self._charged_bytes)
+            self._done(inflation.take())
+        else:
+            self.go_on()
+
+
 class CompressionThreads:
     """The threads for what is large; each call answers on the event loop, perhaps at once."""
 
@@ -244,39 +304,7 @@ class CompressionThreads:
         except ServingError as error:
             done(error)
             return
-        charged_bytes = 0
-
-        def step() -> ServingError | None:
-            try:
-                inflation.step(_SLICE_BYTES)
-            except ServingError as error:
-                return error
-            except (MemoryError, OSError) as error:
-                return _no_memory(error)
-            return None
-
-        def stepped(error: ServingError | None) -> None:
-            nonlocal charged_bytes
-            more = inflation.held_bytes - charged_bytes
-            try:
-                if error is not None:
-                    raise error
-                if not is_wanted():
-                    raise _UNWANTED
-                budget.take(more, charged_bytes)
-            except ServingError as refusal:
-                inflation.take()
-                budget.give(charged_bytes)
-                done(refusal)
-                return
-            charged_bytes += more
-            if inflation.is_over:
-                budget.give(charged_bytes)
-                done(inflation.take())
-            else:
-                self._run(step, stepped)
-
-        self._run(step, stepped)
+        _Decompression(inflation, budget, is_wanted, done, self._run).go_on()
 
     def compress(
         self,
@@ -308,7 +336,7 @@ def _plain_or_error(body: Body, encoding: str, max_bytes: int) -> Body | Serving
     try:
         return decompress(body, encoding, max_bytes)
     except ServingError as error:
-        return error
+        return error.with_traceback(None)  # it leads to the frame that will hold the error
     except (MemoryError, OSError) as error:
         return _no_memory(error)
 

@@ -87,16 +87,20 @@ class Exchange:
         encoding: str,
         done: Callable[[list[bytes]], None],
     ) -> None:
-        """Compresses an answer, off the loop if it is large; calls back unless abandoned."""
+        """Compresses an answer, off the loop if it is large; calls back unless abandoned.
+
+        Whoever made a large answer has charged the exchange for it.
+        """
+        budget = self._connection.port.budget
 
         def compressed(smaller: list[bytes]) -> None:
             if self.response is None:
+                size = sum(map(len, smaller))
+                budget.held_bytes += size - self.held_bytes
+                self.held_bytes = size
                 done(smaller)
 
-        port, size = self._connection.port, sum(map(len, parts))
-        self.held_bytes += size  # the answer is there: whoever asks for more makes room
-        port.budget.held_bytes += size
-        port.threads.compress(parts, encoding, compressed)
+        self._connection.port.threads.compress(parts, encoding, compressed)
 
     def respond(self, status: int, fields: bytes, parts: Sequence[bytes | memoryview]) -> None:
         """Answers.

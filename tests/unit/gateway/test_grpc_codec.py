@@ -14,13 +14,13 @@ from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.edges.grpc_codec import (
-    CONTENTS_FIELDS,
     asked_outputs,
     decode_in_slices,
     decode_inputs,
     encode,
     encode_serialized,
 )
+from services.gateway.edges.grpc_large_answer import CONTENTS_FIELDS, LARGE_BYTES
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.gateway.sliced_work import at_once
 from services.queueing.records import InferReply, Lane
@@ -140,8 +140,35 @@ def test_serialised_answer_is_the_answer(
     request = (raw_request if raw else typed_request)(X)
     request.id = given_id
     reply = msgspec.structs.replace(answer_of(*outputs), artifact=artifact[0], degraded=artifact[1])
-    found = pb.ModelInferResponse.FromString(encode_serialized(reply, request))
-    assert found == encode(reply, request)
+    message = encode_serialized(reply, request, list[int]().append)
+    assert isinstance(message, bytes), "it is small"
+    assert pb.ModelInferResponse.FromString(message) == encode(reply, request)
+
+
+def large(datatype: str) -> Array:
+    """An array that is written in slices; floating-point numbers without NaN, which equal none."""
+    chance = np.random.default_rng(1)
+    if datatype == "BYTES":
+        return object_array([b"x" * n for n in chance.integers(0, 90, 5_000)]).reshape(2, -1)
+    dtype = DATATYPES[datatype]
+    size = 2 * LARGE_BYTES // dtype.itemsize
+    if dtype.kind in "iu":
+        return np.frombuffer(chance.bytes(2 * size * dtype.itemsize), dtype).reshape(2, size)
+    return chance.integers(0, 2, (2, size)).astype(dtype)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("datatype", sorted(DATATYPES))
+def test_large_answer_is_made_in_slices_and_charged(datatype: str, raw: bool) -> None:
+    request = (raw_request if raw else typed_request)(X)
+    request.id = "7"
+    reply = answer_of((datatype, large(datatype)), ("INT8", np.zeros((2, 3), np.int8)))
+    reserved: list[int] = []
+    slices = encode_serialized(reply, request, reserved.append)
+    assert not isinstance(slices, bytes)
+    message = b"".join(at_once(slices))
+    assert pb.ModelInferResponse.FromString(message) == encode(reply, request)
+    assert len(message) - 500 <= sum(reserved), "small parts are not charged"
 
 
 MESSAGES = st.builds(

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import gzip
 import mmap
 import os
 import threading
+import weakref
 import zlib
 from collections.abc import Callable
 
@@ -151,6 +153,34 @@ async def test_nothing_is_inflated_for_those_who_have_gone(threads_used: list[bo
     assert len(threads_used) == 2, "one look on the loop, and one slice"
     assert budget.held_bytes == 0
     threads.close()
+
+
+async def test_whoever_waited_is_free_once_it_is_over() -> None:
+    """Not when the garbage collector comes: an exchange holds its answer."""
+
+    class Waiting:
+        def __init__(self) -> None:
+            self.over = asyncio.Event()
+
+        def done(self, outcome: Body | ServingError) -> None:
+            self.over.set()
+
+    threads, waiting = CompressionThreads(), Waiting()
+    over, gone = waiting.over, weakref.ref(waiting)
+    gc.disable()
+    try:
+        threads.decompress(
+            b"".join(compress([NOISE * 50], "gzip")), "gzip", 10**8,
+            budget=make_budget(), is_wanted=lambda: True, done=waiting.done,
+        )  # fmt: skip
+        del waiting
+        await asyncio.wait_for(over.wait(), 10)
+        async with asyncio.timeout(10):
+            while gone() is not None:  # noqa: ASYNC110 - the thread lets go of its work
+                await asyncio.sleep(0)
+    finally:
+        gc.enable()
+        threads.close()
 
 
 async def test_large_compressed_bodies_never_touch_the_loop(threads_used: list[bool]) -> None:

@@ -21,7 +21,7 @@ from model_store.tensors import (
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.admission import InputTensor
 from services.gateway.edges.large_request import MIN_LARGE_BYTES
-from services.gateway.edges.rest_codec import MIN_VIEWED_BYTES
+from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES
 from services.gateway.edges.rest_request import RestRequest
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.queueing.records import InferReply, Lane

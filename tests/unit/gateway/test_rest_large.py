@@ -181,6 +181,21 @@ def test_memory_that_is_not_there_is_refused() -> None:
     on_loop(test)
 
 
+def test_answer_that_there_is_no_memory_for_is_refused() -> None:
+    async def test() -> None:
+        server = Server()
+        wire = server.ask(large())
+        await until(lambda: server.shelf.entries)
+        server.budget.held_bytes += server.budget.limit_bytes - server.budget.held_bytes
+        server.answer()
+        await until(lambda: wire.output)
+        (answer,) = wire.answers()
+        assert answer.status == 503
+        assert b"max_buffered_bytes" in answer.body
+
+    on_loop(test)
+
+
 def test_reading_ends_when_the_caller_has_gone() -> None:
     async def test() -> None:
         server = Server()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from model_store.signature import Padding
 from services.inference.batcher import (
     HORIZON_S,
+    MAX_BATCH_BYTES,
     PRIORITY_STEP_S,
     Batch,
     Batcher,
@@ -233,6 +234,14 @@ def test_an_idle_batcher_gives_nothing() -> None:
 def test_what_is_there_goes_together_up_to_the_maximum() -> None:
     made = filled(batcher(), *(entry(n) for n in range(10)))
     assert numbers(drained(made)) == [[*range(8)], [8, 9]]
+
+
+def test_inputs_that_are_joined_take_no_more_than_a_large_request() -> None:
+    width = MAX_BATCH_BYTES // 4 // 3
+    made = filled(batcher(), *(entry(number, width=width) for number in range(4)))
+    assert [len(batch.entries) for batch in drained(made)] == [3, 1]
+    made = filled(batcher(), *(entry(number, width=4 * width) for number in range(2)))
+    assert [len(batch.entries) for batch in drained(made)] == [1, 1], "a larger one runs alone"
 
 
 def test_the_earliest_deadline_goes_first() -> None:

@@ -1,0 +1,127 @@
+"""Large answers of gRPC, made in slices.
+
+In: the outputs of an answer. Out: the parts of its message, views of the outputs' own arrays where
+their bytes are those of the wire. What is kept until the caller has read it is reserved.
+
+Source: Protocol Buffers, encoding: a packed field may come in several pieces, and so may an
+embedded message; a parser puts them together.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from model_store.tensors import Array, as_bytes, raw_view
+from protos import open_inference_pb2 as pb
+from services.gateway.edges.binary_texts import Reserve
+from services.gateway.edges.json_tensors import is_large
+from services.gateway.edges.raw_parts import Part, cuts, raw_parts
+from services.gateway.sliced_work import Slices
+
+CONTENTS_FIELDS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
+LARGE_BYTES = 256 * 1024
+"""Of raw data: what is smaller is copied in some 0.1 ms."""
+_AS_THEY_LIE = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
+"""Datatypes whose packed elements are the bytes of the array, and the tags of their fields."""
+_OUTPUTS, _CONTENTS, _RAW = b"\x2a", b"\x2a", b"\x32"
+"""Tags of `ModelInferResponse.outputs`, `InferOutputTensor.contents` and `raw_output_contents`."""
+
+
+def is_large_message(arrays: Sequence[Array], *, typed: bool) -> bool:
+    """Whether it takes so long to write these outputs that it is done in slices."""
+    if typed:
+        return any(map(is_large, arrays))
+    return any(
+        is_large(array) if array.dtype.kind == "O" else array.nbytes > LARGE_BYTES
+        for array in arrays
+    )
+
+
+def message_parts(
+    response: pb.ModelInferResponse,
+    outputs: Sequence[tuple[str, str, Array]],
+    reserve: Reserve,
+    *,
+    typed: bool,
+) -> Slices[list[Part]]:
+    """A serialised answer.
+
+    Args:
+        response: all of it but its outputs.
+        outputs: name, datatype and array of each.
+        reserve: asked before memory is kept.
+        typed: whether as typed contents.
+
+    Raises:
+        BufferFullError: there is no room for it.
+    """
+    reserve(sum(array.nbytes for _, _, array in outputs))
+    if typed:
+        parts: list[Part] = [response.SerializeToString()]
+        for name, datatype, array in outputs:
+            contents = yield from _contents(datatype, array, reserve)
+            start = pb.ModelInferResponse.InferOutputTensor(
+                name=name, datatype=datatype, shape=array.shape
+            ).SerializeToString()
+            size = sum(map(len, contents))
+            start += _CONTENTS + _varint(size)
+            parts += [_OUTPUTS + _varint(len(start) + size) + start, *contents]
+        return parts
+    for name, datatype, array in outputs:
+        response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+    parts = [response.SerializeToString()]
+    for _, datatype, array in outputs:
+        raw = yield from raw_parts(datatype, array, reserve)
+        parts += [_RAW + _varint(sum(map(len, raw))), *raw]
+    return parts
+
+
+def values(datatype: str, array: Array) -> Sequence[object]:
+    """The elements of an array as typed contents take them."""
+    if datatype == "BYTES":
+        return [as_bytes(element) for element in array.ravel()]
+    found: list[object] = np.ascontiguousarray(array).ravel().tolist()
+    return found
+
+
+def _contents(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part]]:
+    """A serialised `InferTensorContents`."""
+    if not array.size:
+        return []
+    tag = _AS_THEY_LIE.get(datatype)
+    if tag is not None:
+        return [tag + _varint(array.nbytes), raw_view(datatype, array)]
+    parts: list[Part] = []
+    flat = array.ravel()
+    for start, end in cuts(flat):
+        if start:
+            yield
+        contents = pb.InferTensorContents()
+        getattr(contents, CONTENTS_FIELDS[datatype]).extend(values(datatype, flat[start:end]))
+        parts.append(contents.SerializeToString())
+        reserve(len(parts[-1]))
+    return parts
+
+
+def _varint(value: int) -> bytes:
+    """A number as it is written before what is so long."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
