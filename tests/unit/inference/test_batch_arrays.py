@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model_store.signature import Padding, Signature, TensorSpec
 from model_store.tensors import DATATYPES, Array
 from services.errors import BackendError
-from services.inference.batch_arrays import BatchArrays
+from services.inference.batch_arrays import COPIED_BYTES, BatchArrays
 from services.inference.batcher import Batch
 from services.inference.latency import LatencyCurve
 from services.queueing.memory_queue import Entry
@@ -123,6 +123,14 @@ def test_each_request_gets_its_own_rows_and_none_that_were_added() -> None:
     parts = made.split({"y": y}, whole)
     assert [part["y"].tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5]]]
     assert all(np.shares_memory(part["y"], y) for part in parts)
+
+
+def test_large_rows_do_not_keep_the_whole_batch() -> None:
+    made, whole = BatchArrays(LANE, FIXED), batch([fixed(1, 2), fixed(2, 1)])
+    y = np.arange(3 * COPIED_BYTES, dtype=np.float32).reshape(3, COPIED_BYTES)
+    parts = made.split({"y": y}, whole)
+    assert [part["y"].tolist() for part in parts] == [y[:2].tolist(), y[2:].tolist()]
+    assert not any(np.shares_memory(part["y"], y) for part in parts)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Answers that are much larger than what asks for them, read, left unread, or given up.
+
+The model `typed` gives back its inputs: 60 MiB that came as 60 KiB of gzip, over REST as JSON of
+300 MB or as binary data, over gRPC raw or as typed contents.
+"""
+
+import asyncio
+import gzip
+import json
+import struct
+from contextlib import AsyncExitStack
+from functools import cache
+from random import Random
+
+from tests.adversarial.attack import Attack, Peer, Target
+from tests.adversarial.http2_bytes import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GRPC_INFER,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    block,
+    data_frames,
+    frame,
+    message,
+)
+from tests.adversarial.victim import TYPED
+
+MIB = 2**20
+LARGE_BYTES = 60 * MIB
+CALLERS = 8
+READ_BYTES = 2**20
+INT8, FP64 = "INT8", "FP64"
+
+
+@cache
+def _tensors(large: str) -> tuple[tuple[str, list[int], bytes], ...]:
+    """Datatype, shape and raw data of each input: one is large, the others have an element."""
+    found = []
+    for datatype in TYPED:
+        size = 8 if datatype == FP64 else int("".join(filter(str.isdigit, datatype))) // 8
+        count = LARGE_BYTES // size if datatype == large else 1
+        found.append((datatype, [1, count], b"\x80" * (count * size)))
+    return tuple(found)
+
+
+@cache
+def _rest_request(binary: bool, zipped: bool) -> bytes:
+    inputs, data = [], b""
+    for datatype, shape, raw in _tensors(INT8):
+        sized = {"binary_data_size": len(raw)}
+        inputs.append(
+            {"name": f"in_{datatype}", "datatype": datatype, "shape": shape, "parameters": sized}
+        )
+        data += raw
+    wanted = {"name": "out_INT8", "parameters": {"binary_data": binary}}
+    text = json.dumps({"inputs": inputs, "outputs": [wanted]}).encode()
+    body = gzip.compress(text + data)
+    lines = [
+        "POST /v2/models/typed/infer HTTP/1.1", "host: x", "content-encoding: gzip",
+        f"inference-header-content-length: {len(text)}", f"content-length: {len(body)}",
+        *(["accept-encoding: gzip"] if zipped else []), "", "",
+    ]  # fmt: skip
+    return "\r\n".join(lines).encode() + body
+
+
+@cache
+def _grpc_message(typed: bool) -> bytes:
+    from protos import open_inference_pb2 as pb
+
+    large = FP64 if typed else INT8
+    asked = pb.ModelInferRequest(model_name="typed")
+    asked.outputs.add(name=f"out_{large}")
+    for datatype, shape, raw in _tensors(large):
+        tensor = asked.inputs.add(name=f"in_{datatype}", datatype=datatype, shape=shape)
+        if not typed:
+            asked.raw_input_contents.append(raw)
+        elif datatype == FP64:
+            tensor.contents.fp64_contents.extend([0.0] * shape[1])
+        else:
+            kind = "uint" if datatype.startswith("U") else "int"
+            width = "64" if datatype.endswith("64") else ""
+            getattr(tensor.contents, f"{kind}{width}_contents").append(1)
+    return message(gzip.compress(asked.SerializeToString()), 1)
+
+
+async def _take(target: Target, peer: Peer, is_read: bool) -> None:
+    """Reads the answer for a while, or leaves it; then resets the connection."""
+    try:
+        if is_read:
+            async with asyncio.timeout(4):
+                while await peer.reader.read(READ_BYTES):
+                    pass
+        else:
+            await asyncio.sleep(2)
+    except TimeoutError:
+        target.count("given up")
+    peer.writer.transport.abort()
+
+
+async def over_rest(target: Target, random: Random) -> None:
+    """Large answers of HTTP/1."""
+    request = _rest_request(random.choice((True, False)), random.choice((True, False)))
+    is_read = random.choice((True, False))
+    async with AsyncExitStack() as stack:
+        peers = [
+            await stack.enter_async_context(target.connection(target.http_port))
+            for _ in range(random.choice((1, CALLERS)))
+        ]
+        await asyncio.gather(*(peer.send(request) for peer in peers))
+        await asyncio.gather(*(_take(target, peer, is_read) for peer in peers))
+
+
+async def over_grpc(target: Target, random: Random) -> None:
+    """Large answers of gRPC, within windows of any size."""
+    asked = _grpc_message(random.choice((True, False)))
+    window = random.choice((0, 65_535, 2**30))
+    first = PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))
+    first += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))
+    first += frame(HEADERS, END_HEADERS, 1, block(GRPC_INFER, ("grpc-encoding", "gzip")))
+    first += data_frames(1, asked) + frame(DATA, END_STREAM, 1)
+    async with AsyncExitStack() as stack:
+        peers = [
+            await stack.enter_async_context(target.connection(target.grpc_port))
+            for _ in range(random.choice((1, CALLERS)))
+        ]
+        await asyncio.gather(*(peer.send(first) for peer in peers))
+        await asyncio.gather(*(_take(target, peer, window > 0) for peer in peers))
+
+
+ATTACKS = (
+    Attack("answers: larger than the questions, over REST", over_rest),
+    Attack("answers: larger than the questions, over gRPC", over_grpc),
+)
