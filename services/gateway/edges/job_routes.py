@@ -180,14 +180,10 @@ class JobRoutes:
         return found
 
     async def _encoded(self, reply: InferReply, form: RestRequest) -> rest_codec.RestBody:
-        body = rest_codec.encode(reply, form, _no_charge)
+        body = rest_codec.encode(reply, form)
         return (
             body if isinstance(body, rest_codec.RestBody) else await self._admission.work.run(body)
         )
-
-
-def _no_charge(size: int) -> None:
-    """Results of jobs are not charged while they are written."""
 
 
 _JSON = "application/json"

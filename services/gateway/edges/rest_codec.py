@@ -103,7 +103,7 @@ def decode_json(head: Buffer) -> RestRequest:
 
 
 def encode(
-    reply: InferReply, request: RestRequest, reserve: Reserve
+    reply: InferReply, request: RestRequest, reserve: Reserve = int
 ) -> RestBody | Slices[RestBody]:
     """Writes an answer in the form the request asked for, or says how to in slices if it is large.
 

@@ -2,7 +2,7 @@
 
 from model_store.signature import Signature
 from services.gateway.edges import rest_codec
-from services.gateway.edges.binary_texts import Buffer, Reserve
+from services.gateway.edges.binary_texts import Buffer
 from services.gateway.edges.rest_codec import RestBody
 from services.gateway.edges.rest_request import RestRequest
 from services.gateway.sliced_work import at_once
@@ -15,9 +15,7 @@ def decode(body: Buffer, header_length: str | None, signature: Signature | None)
     return found if isinstance(found, RestRequest) else at_once(found)
 
 
-def encode(
-    reply: InferReply, request: RestRequest, reserve: Reserve = lambda size: None
-) -> RestBody:
+def encode(reply: InferReply, request: RestRequest) -> RestBody:
     """`rest_codec.encode`, to its end."""
-    found = rest_codec.encode(reply, request, reserve)
+    found = rest_codec.encode(reply, request)
     return found if isinstance(found, RestBody) else at_once(found)

@@ -154,7 +154,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(
     told = Console(file=io.StringIO())
     found = train(longer, load_splits(longer), folder, told, resume=True)
     assert found.state.epoch == 4
-    assert "resuming after epoch 4" in told.file.getvalue()  # type: ignore[attr-defined]
+    assert "trained already, to the end of epoch 4" in told.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
