@@ -3,6 +3,8 @@
 In: an output. Out: the parts of its raw data, one behind the other. Both edges write theirs here.
 """
 
+from collections.abc import Iterator
+
 from model_store.tensors import Array, encode_raw, raw_view
 from services.gateway.edges.binary_texts import Reserve
 from services.gateway.sliced_work import Slices
@@ -43,15 +45,17 @@ def raw_parts(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
     return [raw_view(datatype, array)]
 
 
-def cuts(flat: Array) -> list[tuple[int, int]]:
+def cuts(flat: Array) -> Iterator[tuple[int, int]]:
     """Where the slices of a flat array begin and end that are written at once."""
     if flat.dtype.kind != "O":
-        starts = range(0, flat.size, _NUMBERS_A_SLICE)
-        return [(start, start + _NUMBERS_A_SLICE) for start in starts]
-    found, start, size = [], 0, 0
+        for start in range(0, flat.size, _NUMBERS_A_SLICE):
+            yield start, start + _NUMBERS_A_SLICE
+        return
+    start = size = 0
     for place, element in enumerate(flat):
         size += len(element)
         if size >= _TEXT_BYTES_A_SLICE or place + 1 - start == _TEXTS_A_SLICE:
-            found.append((start, place + 1))
+            yield start, place + 1
             start, size = place + 1, 0
-    return [*found, (start, flat.size)] if start < flat.size else found
+    if start < flat.size:
+        yield start, flat.size
