@@ -13,12 +13,11 @@ from flambeau.commands.infer import infer
 from flambeau.commands.jobs import jobs_app
 from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
-from flambeau.commands.recipe_command import RecipeCommand
 from flambeau.commands.report import report
 from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
 from flambeau.commands.servers import PASSED_ON, gateway, inference, trainer
-from flambeau.commands.settings_command import SettingsCommand
+from flambeau.commands.set_command import RecipeCommand, SettingsCommand
 from flambeau.commands.sweep import sweep
 from flambeau.commands.tls_options import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
 from flambeau.commands.train_jobs import train_app

@@ -10,7 +10,7 @@ import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.recipe_command import RecipeCommand
+from flambeau.commands.set_command import RecipeCommand
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token

@@ -136,6 +136,7 @@ def test_no_pause_between_two_runs_while_memory_is_short() -> None:
                 await asyncio.sleep(0)
             await rest(freed)
             freed.look(98)
+        assert process.calls == 2
 
     on_loop(test)
 

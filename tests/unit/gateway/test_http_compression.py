@@ -178,6 +178,7 @@ async def test_whoever_waited_is_free_once_it_is_over() -> None:
         async with asyncio.timeout(10):
             while gone() is not None:  # noqa: ASYNC110 - the thread lets go of its work
                 await asyncio.sleep(0)
+        assert gone() is None
     finally:
         gc.enable()
         threads.close()
