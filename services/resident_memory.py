@@ -1,11 +1,11 @@
-"""What a process has in RAM."""
+"""The resident memory of a process."""
 
 import os
 from pathlib import Path
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process has in RAM; 0 if there is no such process, or no Linux to tell."""
+    """Bytes that a process has in RAM; 0 if there is no such process, or no Linux to tell."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (FileNotFoundError, ProcessLookupError):

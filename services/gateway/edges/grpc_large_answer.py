@@ -42,7 +42,7 @@ _OUTPUTS, _CONTENTS, _RAW = b"\x2a", b"\x2a", b"\x32"
 
 
 def is_large_message(arrays: Sequence[Array], *, typed: bool) -> bool:
-    """Whether it takes so long to write these outputs that it is done in slices."""
+    """True if writing these outputs takes so long that it is done in slices."""
     if typed:
         return any(map(is_large, arrays))
     return any(

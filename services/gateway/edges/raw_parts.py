@@ -46,7 +46,7 @@ def raw_parts(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
 
 
 def cuts(flat: Array) -> Iterator[tuple[int, int]]:
-    """Where the slices of a flat array begin and end that are written at once."""
+    """Yields the begin and the end of each slice of a flat array that is written at once."""
     if flat.dtype.kind != "O":
         for start in range(0, flat.size, _NUMBERS_A_SLICE):
             yield start, start + _NUMBERS_A_SLICE
