@@ -5,6 +5,7 @@ In: an `InferCall`, and what a caller may say of a job. Out: a `Job`.
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,15 @@ class JobDesk:
         self._webhook_hosts = webhook_hosts
         self.jobs = jobs
 
-    async def submit(self, call: InferCall, wish: JobWish) -> tuple[Job, bool]:
+    async def submit(
+        self, call: InferCall, wish: JobWish, reserve: Callable[[int], object]
+    ) -> tuple[Job, bool]:
         """Takes in a job.
+
+        Args:
+            call: what is to be run.
+            wish: what the caller says of it besides.
+            reserve: asked before the large outcome is fetched of a job that is over already.
 
         Returns:
             The job, and whether it is new.
@@ -90,7 +98,7 @@ class JobDesk:
             idempotency_key=_own_key(call, wish.idempotency_key),
             webhook=wish.webhook,
         )
-        return await self.jobs.find(job_id), is_new
+        return await self.jobs.find(job_id, reserve), is_new
 
 
 def check_job(visitor: Visitor, job_id: str) -> None:

@@ -124,7 +124,7 @@ class Webhooks:
 
     async def _tell(self, telling: Telling) -> None:
         try:
-            job = await self._jobs.find(telling.job_id)
+            job = await self._jobs.find(telling.job_id, None)  # without its result
             check_webhook(job.webhook, self._hosts)  # the configuration may have changed
             loop = asyncio.get_running_loop()
             status = await loop.run_in_executor(self._threads, self._post, job, telling)

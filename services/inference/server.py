@@ -28,8 +28,8 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.downlink import LaneLoad
 from services.queueing.redis_streams.receiver import RedisReceiver
-from services.queueing.redis_streams.receiving_lane import LaneLoad
 from services.queueing.redis_streams.registry import Announcer, FleetWatch, make_live
 from services.queueing.redis_streams.verifications import VerificationReceiver
 from services.readiness import Readiness

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.adversarial.attack import all_attacks
+from tests.adversarial.attack import VICTIMS, all_attacks
 from tests.adversarial.campaign import Campaign
 from tests.adversarial.verdict import HEAD, Row
 from tests.adversarial.victim import MIB, budget_bytes
@@ -30,7 +30,7 @@ def main() -> int:
     print(f"seed {given.seed}, budget {budget / MIB:.0f} MiB\n{HEAD}", flush=True)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("open", "keyed"):
+        for name in VICTIMS:
             chosen = [attack for attack in attacks if attack.victim == name]
             campaign = Campaign(
                 name, Path(folder), given.seed, given.seconds,

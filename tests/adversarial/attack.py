@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from tests.fixtures.servers import ServerProcess
 
@@ -20,7 +20,8 @@ CLOSE_TIMEOUT_S = 1.0
 MAX_HEAD_BYTES = 1024 * 1024
 
 Run = Callable[["Target", Random], Awaitable[None]]
-VictimName = Literal["open", "keyed"]
+VictimName = Literal["open", "keyed", "split"]
+VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Attack:
     Attributes:
         name: of the row; unique.
         run: one round of it.
-        victim: the server it is for: `open` to everybody, or `keyed`, which asks for credentials.
+        victim: the server it is for: `open` to everybody; `keyed`, which asks for credentials; or
+            `split` into a gateway and a worker with Redis between them.
     """
 
     name: str

@@ -14,6 +14,7 @@ from tests.adversarial.text_model import publish_texts
 from tests.fixtures import onnx_models
 from tests.fixtures.peak_memory import forget_peak, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.split_servers import SplitServer, running_split
 
 MIB = 2**20
 TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FP64")
@@ -25,25 +26,35 @@ class Victim:
 
     def __init__(self, server: ServerProcess, store: Path, key: str) -> None:
         self.server, self.store, self.key = server, store, key
-        self.first_bytes = self._peak_bytes()
+        worker = server.worker if isinstance(server, SplitServer) else None
+        self._parts = [server] if worker is None else [server, worker]
+        self._first = self._peaks()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
-        return self.server.process.poll() is not None
+        """Whether a process is gone."""
+        return any(part.process.poll() is not None for part in self._parts)
 
     def grown_bytes(self) -> int:
-        """The most memory that the process and its children held, beyond what they began with."""
-        return self._peak_bytes() - self.first_bytes
+        """The most memory that a process and its children held, beyond what they began with."""
+        return max(now - first for now, first in zip(self._peaks(), self._first, strict=True))
 
     def forget_peak(self) -> None:
         """Starts a new measurement of the peak."""
-        for pid in _family(self.server.pid):
-            with contextlib.suppress(OSError):
-                forget_peak(pid)
+        for part in self._parts:
+            for pid in _family(part.pid):
+                with contextlib.suppress(OSError):
+                    forget_peak(pid)
 
-    def _peak_bytes(self) -> int:
-        return sum(_peak_bytes(pid) for pid in _family(self.server.pid))
+    def _peaks(self) -> list[int]:
+        """Of each process that serves, with its children."""
+        return [sum(map(_peak_bytes, _family(part.pid))) for part in self._parts]
+
+    def expect_its_end(self) -> None:
+        """Lets those who run it take an exit code as it is."""
+        for part in self._parts:
+            if part.process.poll() is not None:
+                part.expected_code = part.process.wait(0)
 
 
 def budget_bytes() -> int:
@@ -63,11 +74,11 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
     """A server until the block ends, whatever has become of it.
 
     Args:
-        name: which of the two.
+        name: which kind.
         store: served.
         folder: for the file with keys.
     """
-    settings: dict[str, object] = {}
+    settings: dict[str, str] = {}
     key = ""
     if name == "keyed":
         keys = folder / "keys.yaml"
@@ -78,17 +89,11 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         assert found.exit_code == 0, found.output
         key = found.stdout.strip()
         settings["api_keys_file"] = str(keys)
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_ending_anyhow(store, settings))
-        yield Victim(server, store, key)
-
-
-@contextlib.contextmanager
-def _ending_anyhow(store: Path, settings: dict[str, object]) -> Iterator[ServerProcess]:
-    with running_server(store, **settings) as server:
-        yield server
-        if server.process.poll() is not None:
-            server.expected_code = server.process.wait(0)
+    running = running_split(store) if name == "split" else running_server(store, **settings)
+    with running as server:
+        victim = Victim(server, store, key)
+        yield victim
+        victim.expect_its_end()
 
 
 def _family(pid: int) -> list[int]:

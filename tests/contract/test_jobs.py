@@ -17,7 +17,7 @@ from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.dead_letters import DeadLetters
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.keys import LaneKeys
-from services.queueing.redis_streams.sending_lane import INLINE_BYTES
+from services.queueing.redis_streams.wire import INLINE_BYTES
 from tests.fixtures.queue_ends import FURTHER, LANE, Shelf, redis_worker, reply, request
 from tests.fixtures.redis_servers import RedisProcess
 

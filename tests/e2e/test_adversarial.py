@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adversarial.attack import VictimName, all_attacks
+from tests.adversarial.attack import VICTIMS, VictimName, all_attacks
 from tests.adversarial.campaign import Campaign
 from tests.adversarial.victim import budget_bytes
 
@@ -14,7 +14,7 @@ MAX_STALL_S = 2.0
 """Other tests have the cores meanwhile. Loops that were blocked stood still for many seconds."""
 
 
-@pytest.mark.parametrize("victim", ["open", "keyed"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_no_attack_ends_stalls_or_bloats_the_server(victim: VictimName, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # pytest shows it when this fails

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from services.gateway.edges.grpc_health import GrpcHealth
 from services.gateway.edges.grpc_infer import InferenceCall, InferRoute, secret_in
 from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.edges.grpc_jobs import GrpcJobs
+from services.gateway.edges.grpc_large_answer import SlowAnswer
 from services.gateway.edges.grpc_raw import check_job_request
 from services.gateway.edges.grpc_reflection import GrpcReflection
 from services.gateway.edges.grpc_verification import ACT as VERIFY
@@ -54,7 +55,6 @@ SERVICES = (SERVICE, JOB_SERVICE, VERIFICATION_SERVICE)
 INFER = f"/{SERVICE}/ModelInfer"
 
 Answer = Callable[[Any, Visitor], Message]
-SlowAnswer = Callable[[Any, Visitor], Awaitable[Message]]
 Route = Callable[[GrpcHead], None]
 
 
@@ -207,7 +207,7 @@ class GrpcEdge:
             try:
                 with refusals_audited(act, "", visitor.name, visitor.peer):
                     visitor.take_request()
-                call.reply((await answer(request, visitor)).SerializeToString())
+                call.reply_in_parts(await answer(request, visitor, call.reserve))
             except ServingError as error:
                 call.fail(error)
             except Exception as error:

@@ -24,7 +24,6 @@ from services.gateway.edges.raw_parts import Part
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
 from services.gateway.wire import http2_headers
-from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.grpc_call import UnaryCall, failure
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http_body import Body
@@ -186,17 +185,8 @@ class InferenceCall(UnaryCall):
             except Exception as error:
                 self._fail_by(error)
 
-        slices = grpc_codec.decode_in_slices(request, raw, self._reserve)
+        slices = grpc_codec.decode_in_slices(request, raw, self.reserve)
         self._route.admission.work.begin(slices, done, self._fail_by, lambda: self.is_over)
-
-    def _reserve(self, size: int) -> None:
-        """Takes memory for the elements of BYTES, until the call is over.
-
-        Raises:
-            BufferFullError: there is no room.
-        """
-        self.connection.port.budget.take(size, SMALL_BYTES)
-        self.held_bytes += size
 
     def refuse(self, error: ServingError) -> None:
         """Counts what never became a request, too."""
@@ -253,7 +243,7 @@ class InferenceCall(UnaryCall):
             self._fail(self.connection.unread())
             return
         try:
-            message = grpc_codec.encode_serialized(outcome, request, self._reserve)
+            message = grpc_codec.encode_serialized(outcome, request, self.reserve)
             if not isinstance(message, bytes):
                 self._request = None
                 self.connection.port.budget.give(self.held_bytes)

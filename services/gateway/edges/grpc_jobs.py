@@ -3,9 +3,6 @@
 In: its messages, on the event loop. Out: its answers; a `ServingError` becomes a gRPC status.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -15,6 +12,9 @@ from services.access.caller import Visitor
 from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges import grpc_codec
+from services.gateway.edges.binary_texts import Reserve
+from services.gateway.edges.grpc_large_answer import SlowAnswer, field_head
+from services.gateway.edges.raw_parts import Part
 from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import Ledger
 from services.queueing.job_records import Job
@@ -25,6 +25,9 @@ MAX_WAITING = 64
 """Calls that may wait for a job to be over. Those beyond get an answer at once."""
 _RAW = pb.ModelInferRequest(raw_input_contents=[b""])
 """Stands for a request whose answer is to be raw."""
+_JOB, _RESULT = b"\x0a", b"\x4a"
+"""Tags of `SubmitJobResponse.job` and `Job.result`. Source: Protocol Buffers, encoding: what an
+embedded message has in several places is put together."""
 
 
 class GrpcJobs:
@@ -36,9 +39,7 @@ class GrpcJobs:
         self._desk = desk
         self._waiting = 0
 
-    def calls(
-        self,
-    ) -> dict[str, tuple[Callable[[Any, Visitor], Awaitable[Message]], type[Message]]]:
+    def calls(self) -> dict[str, tuple[SlowAnswer, type[Message]]]:
         """By name: what answers a call, on the event loop, and what it is asked with."""
         return {
             "SubmitJob": (self._submit, jobs_pb.SubmitJobRequest),
@@ -56,7 +57,9 @@ class GrpcJobs:
             )
         return self._desk
 
-    async def _submit(self, asked: jobs_pb.SubmitJobRequest, visitor: Visitor) -> Message:
+    async def _submit(
+        self, asked: jobs_pb.SubmitJobRequest, visitor: Visitor, reserve: Reserve
+    ) -> list[Part]:
         desk, request = self._open_desk, asked.request
         visitor.require("infer", request.model_name)
         timeout_us, _ = grpc_codec.scheduling(request)
@@ -64,7 +67,7 @@ class GrpcJobs:
             request_id=self._ledger.safe_id(request.id) if request.id else self._ledger.new_id(),
             model=request.model_name,
             version=request.model_version,
-            inputs=await self._inputs(request),
+            inputs=await self._inputs(request, reserve),
             outputs=grpc_codec.asked_outputs(request),
             wish=grpc_codec.artifact_wish(request),
             caller=visitor.caller,
@@ -75,40 +78,65 @@ class GrpcJobs:
             webhook=asked.webhook,
         )
         with self._ledger.counting_refusals():
-            job, is_new = await desk.submit(call, wish)
-        return jobs_pb.SubmitJobResponse(job=job_message(job), is_new=is_new)
+            job, is_new = await desk.submit(call, wish, reserve)
+        started = jobs_pb.SubmitJobResponse(job=job_message(job), is_new=is_new)
+        result = await self._result(job, reserve)
+        head = [field_head(_JOB, sum(map(len, result)))] if result else []
+        return [started.SerializeToString(), *head, *result]
 
-    async def _inputs(self, request: pb.ModelInferRequest) -> list[InputTensor]:
+    async def _inputs(self, request: pb.ModelInferRequest, reserve: Reserve) -> list[InputTensor]:
         if not grpc_codec.has_long_texts(request):
             return grpc_codec.decode_inputs(request)
-        return await self._admission.work.run(grpc_codec.decode_in_slices(request, None, int))
+        return await self._admission.work.run(grpc_codec.decode_in_slices(request, None, reserve))
 
-    async def _get(self, asked: jobs_pb.GetJobRequest, visitor: Visitor) -> Message:
+    async def _get(
+        self, asked: jobs_pb.GetJobRequest, visitor: Visitor, reserve: Reserve
+    ) -> list[Part]:
         jobs, wait_s = self._open_desk.jobs, asked.wait.seconds + asked.wait.nanos / 1e9
         check_job(visitor, asked.id)
         if wait_s <= 0 or self._waiting >= MAX_WAITING:
-            return job_message(await jobs.find(asked.id))
+            return await self._parts(await jobs.find(asked.id, reserve), reserve)
         self._waiting += 1
         try:
-            return job_message(await jobs.wait(asked.id, min(wait_s, MAX_WAIT_S)))
+            job = await jobs.wait(asked.id, min(wait_s, MAX_WAIT_S), reserve)
         finally:
             self._waiting -= 1
+        return await self._parts(job, reserve)
 
-    async def _cancel(self, asked: jobs_pb.CancelJobRequest, visitor: Visitor) -> Message:
+    async def _cancel(
+        self, asked: jobs_pb.CancelJobRequest, visitor: Visitor, reserve: Reserve
+    ) -> list[Part]:
         jobs = self._open_desk.jobs
         check_job(visitor, asked.id)
-        return job_message(await jobs.cancel(asked.id))
+        return await self._parts(await jobs.cancel(asked.id, reserve), reserve)
 
-    async def _list(self, asked: jobs_pb.ListJobsRequest, visitor: Visitor) -> Message:
+    async def _list(
+        self, asked: jobs_pb.ListJobsRequest, visitor: Visitor, _: Reserve
+    ) -> list[Part]:
         desk = self._open_desk
         visitor.require("infer", asked.model_name)
         self._admission.directory.find(asked.model_name)  # unknown names are NOT_FOUND
         found = await desk.jobs.of_model(asked.model_name)
-        return jobs_pb.ListJobsResponse(jobs=[job_message(job, with_result=False) for job in found])
+        listed = jobs_pb.ListJobsResponse(jobs=map(job_message, found))
+        return [listed.SerializeToString()]
+
+    async def _parts(self, job: Job, reserve: Reserve) -> list[Part]:
+        """A serialised `Job`."""
+        return [job_message(job).SerializeToString(), *await self._result(job, reserve)]
+
+    async def _result(self, job: Job, reserve: Reserve) -> list[Part]:
+        """The serialised field `Job.result`; empty without a result."""
+        if not isinstance(job.outcome, InferReply):
+            return []
+        encoded = grpc_codec.encode_serialized(job.outcome, _RAW, reserve)
+        if isinstance(encoded, bytes):
+            return [field_head(_RESULT, len(encoded)), encoded]
+        parts = await self._admission.work.run(encoded)
+        return [field_head(_RESULT, sum(map(len, parts))), *parts]
 
 
-def job_message(job: Job, *, with_result: bool = True) -> jobs_pb.Job:
-    """A job as a message."""
+def job_message(job: Job) -> jobs_pb.Job:
+    """A job as a message, without its result."""
     message = jobs_pb.Job(
         id=job.id,
         model_name=job.lane.model,
@@ -121,8 +149,6 @@ def job_message(job: Job, *, with_result: bool = True) -> jobs_pb.Job:
         message.finished_at.CopyFrom(_moment(job.finished_at))
     if isinstance(job.outcome, ServingError):
         message.error = str(job.outcome)
-    elif isinstance(job.outcome, InferReply) and with_result:
-        message.result.CopyFrom(grpc_codec.encode(job.outcome, _RAW))
     return message
 
 

@@ -7,12 +7,14 @@ Source: Protocol Buffers, encoding: a packed field may come in several pieces, a
 embedded message; a parser puts them together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from model_store.tensors import Array, as_bytes, raw_view
 from protos import open_inference_pb2 as pb
+from services.access.caller import Visitor
 from services.gateway.edges.binary_texts import Reserve
 from services.gateway.edges.json_tensors import is_large
 from services.gateway.edges.raw_parts import Part, cuts, raw_parts
@@ -33,6 +35,8 @@ CONTENTS_FIELDS = {
     "BYTES": "bytes_contents",
 }
 """The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
+SlowAnswer = Callable[[Any, Visitor, Reserve], Awaitable[list[Part]]]
+"""Answers a call that has to wait: gives the parts of the serialised message."""
 LARGE_BYTES = 256 * 1024
 """Of raw data: what is smaller is copied in some 0.1 ms."""
 _AS_THEY_LIE = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
@@ -78,15 +82,15 @@ def message_parts(
                 name=name, datatype=datatype, shape=array.shape
             ).SerializeToString()
             size = sum(map(len, contents))
-            start += _CONTENTS + _varint(size)
-            parts += [_OUTPUTS + _varint(len(start) + size) + start, *contents]
+            start += field_head(_CONTENTS, size)
+            parts += [field_head(_OUTPUTS, len(start) + size) + start, *contents]
         return parts
     for name, datatype, array in outputs:
         response.outputs.add(name=name, datatype=datatype, shape=array.shape)
     parts = [response.SerializeToString()]
     for _, datatype, array in outputs:
         raw = yield from raw_parts(datatype, array, reserve)
-        parts += [_RAW + _varint(sum(map(len, raw))), *raw]
+        parts += [field_head(_RAW, sum(map(len, raw))), *raw]
     return parts
 
 
@@ -104,7 +108,7 @@ def _contents(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
         return []
     tag = _AS_THEY_LIE.get(datatype)
     if tag is not None:
-        return [tag + _varint(array.nbytes), raw_view(datatype, array)]
+        return [field_head(tag, array.nbytes), raw_view(datatype, array)]
     parts: list[Part] = []
     flat = array.ravel()
     for start, end in cuts(flat):
@@ -117,11 +121,11 @@ def _contents(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
     return parts
 
 
-def _varint(value: int) -> bytes:
-    """A number as it is written before what is so long."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
+def field_head(tag: bytes, size: int) -> bytes:
+    """What stands before the bytes of a field: its tag, and how many they are."""
+    out = bytearray(tag)
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
     return bytes(out)

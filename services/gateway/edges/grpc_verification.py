@@ -3,15 +3,15 @@
 In: its messages, on the event loop. Out: its answers; a `ServingError` becomes a gRPC status.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from google.protobuf.message import Message
 
 from protos.flambeau.v1 import verification_pb2 as pb
 from services.access.audit import audited, refusals_audited
 from services.access.caller import Visitor
 from services.errors import ServingError
+from services.gateway.edges.binary_texts import Reserve
+from services.gateway.edges.grpc_large_answer import SlowAnswer
+from services.gateway.edges.raw_parts import Part
 from services.gateway.verification_desk import Verification, VerificationDesk
 from services.queueing.verification_records import Verified
 
@@ -26,9 +26,7 @@ class GrpcVerification:
     def __init__(self, desk: VerificationDesk) -> None:
         self._desk = desk
 
-    def calls(
-        self,
-    ) -> dict[str, tuple[Callable[[Any, Visitor], Awaitable[Message]], type[Message]]]:
+    def calls(self) -> dict[str, tuple[SlowAnswer, type[Message]]]:
         """By name: what answers a call, on the event loop, and what it is asked with."""
         return {"VerifyModel": (self._verify, pb.VerifyModelRequest)}
 
@@ -41,7 +39,9 @@ class GrpcVerification:
         with refusals_audited(ACT, "", "", peer):
             self._desk.check(peer, is_known=is_known)
 
-    async def _verify(self, asked: pb.VerifyModelRequest, visitor: Visitor) -> Message:
+    async def _verify(
+        self, asked: pb.VerifyModelRequest, visitor: Visitor, _: Reserve
+    ) -> list[Part]:
         desk = self._desk
         if asked.id:
             found = desk.find(asked.id)
@@ -54,7 +54,7 @@ class GrpcVerification:
         await desk.wait(found, asked.wait.seconds + asked.wait.nanos / 1e9)
         if isinstance(found.outcome, ServingError) and found.outcome.retryable:
             raise found.outcome  # as a status: the same call may succeed later
-        return verification_message(found)
+        return [verification_message(found).SerializeToString()]
 
 
 def verification_message(found: Verification) -> pb.Verification:

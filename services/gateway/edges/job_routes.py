@@ -9,7 +9,7 @@ DELETE /v2/jobs/ID                      cancels it
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from services.access.caller import Visitor
 from services.errors import (
@@ -32,6 +33,7 @@ from services.gateway.edges import rest_codec
 from services.gateway.edges.rest_request import RestRequest
 from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import REQUEST_ID, Ledger
+from services.gateway.wire.http_asgi import RESERVE
 from services.queueing.job_records import OVER, Job
 from services.queueing.records import InferReply
 
@@ -39,7 +41,7 @@ IDEMPOTENCY_KEY = "idempotency-key"
 """Source: the IETF draft of this header, draft-ietf-httpapi-idempotency-key-header."""
 WEBHOOK = "webhook-url"
 _WAIT = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)(ms|s)?")
-_OCTETS = "application/octet-stream"
+_OCTETS, _JSON = "application/octet-stream", "application/json"
 JobCall = Callable[[JobDesk, Request, Visitor], Awaitable[Response]]
 _IN_JSON = RestRequest(inputs=())
 _IN_BINARY = RestRequest(inputs=(), binary_by_default=True)
@@ -92,7 +94,7 @@ class JobRoutes:
     async def _submit(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         with self._ledger.counting_refusals():
             job, is_new = await self._hand_in(desk, request, visitor)
-        response = _json(await self._with_result(job), 202 if is_new else 200)
+        response = await self._with_result(job, request, 202 if is_new else 200)
         response.headers["location"] = f"/v2/jobs/{job.id}"
         return response
 
@@ -103,7 +105,8 @@ class JobRoutes:
         signature = self._admission.directory.resolve(model, version)[1]
         header_length = request.headers.get(rest_codec.HEADER_LENGTH)
         check = partial(self._admission.check_inputs, model, version, visitor.caller)
-        wanted = rest_codec.decode(await request.body(), header_length, signature, check)
+        body = (await request.receive())["body"]  # whole; `Request.body` would copy it
+        wanted = rest_codec.decode(body, header_length, signature, check, request.scope[RESERVE])
         if not isinstance(wanted, RestRequest):
             wanted = await self._admission.work.run(wanted)
         given_id = wanted.id or request.headers.get(REQUEST_ID, "")
@@ -121,7 +124,7 @@ class JobRoutes:
             idempotency_key=request.headers.get(IDEMPOTENCY_KEY, ""),
             webhook=request.headers.get(WEBHOOK, ""),
         )
-        return await desk.submit(call, wish)
+        return await desk.submit(call, wish, request.scope[RESERVE])
 
     async def _list(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         model = request.path_params["model"]
@@ -134,22 +137,23 @@ class JobRoutes:
         wait_s = _wait_s(request.query_params.get("wait", "0"))
         job_id = request.path_params["id"]
         check_job(visitor, job_id)
+        reserve = request.scope[RESERVE]
         waiting = asyncio.ensure_future(
-            desk.jobs.wait(job_id, wait_s) if wait_s else desk.jobs.find(job_id)
+            desk.jobs.wait(job_id, wait_s, reserve) if wait_s else desk.jobs.find(job_id, reserve)
         )
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 return Response()
-            return _json(await self._with_result(await waiting))
+            return await self._with_result(await waiting, request)
         finally:
             gone.cancel()
             waiting.cancel()
 
     async def _result(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         check_job(visitor, request.path_params["id"])
-        job = await desk.jobs.find(request.path_params["id"])
+        job = await desk.jobs.find(request.path_params["id"], request.scope[RESERVE])
         if job.state not in OVER:
             raise JobNotOverError(f"job '{job.id}' is {job.state}; ask again, with ?wait=30s")
         if isinstance(job.outcome, ServingError):
@@ -157,8 +161,8 @@ class JobRoutes:
         if job.outcome is None:
             raise JobNotOverError(f"job '{job.id}' is {job.state}: it has no result")
         in_binary = _OCTETS in request.headers.get("accept", "")
-        body = await self._encoded(job.outcome, _IN_BINARY if in_binary else _IN_JSON)
-        response = Response(b"".join(body.parts), media_type=_OCTETS if in_binary else _JSON)
+        body = await self._encoded(job.outcome, _IN_BINARY if in_binary else _IN_JSON, request)
+        response = _PartsResponse(body.parts, media_type=_OCTETS if in_binary else _JSON)
         if body.json_length is not None:
             response.headers[rest_codec.HEADER_LENGTH] = str(body.json_length)
         return response
@@ -166,27 +170,49 @@ class JobRoutes:
     async def _cancel(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
         job_id = request.path_params["id"]
         check_job(visitor, job_id)
-        return _json(await self._with_result(await desk.jobs.cancel(job_id)))
+        job = await desk.jobs.cancel(job_id, request.scope[RESERVE])
+        return await self._with_result(job, request)
 
-    async def _with_result(self, job: Job) -> dict[str, Any]:
+    async def _with_result(self, job: Job, request: Request, status: int = 200) -> Response:
         """A job and its answer, which is as an inference's; its URL, where JSON cannot say it."""
         found = job_document(job)
         if isinstance(job.outcome, InferReply):
             try:
-                parts = (await self._encoded(job.outcome, _IN_JSON)).parts
-                found["result"] = orjson.Fragment(b"".join(parts))
+                body = await self._encoded(job.outcome, _IN_JSON, request)
             except InvalidRequestError:
                 found["result_url"] = f"/v2/jobs/{job.id}/result"
-        return found
+            else:
+                start = orjson.dumps(found)[:-1] + b',"result":'
+                return _PartsResponse([start, *body.parts, b"}"], status)
+        return _json(found, status)
 
-    async def _encoded(self, reply: InferReply, form: RestRequest) -> rest_codec.RestBody:
-        body = rest_codec.encode(reply, form)
+    async def _encoded(
+        self, reply: InferReply, form: RestRequest, request: Request
+    ) -> rest_codec.RestBody:
+        """An answer; the request reserves what is large of it."""
+        body = rest_codec.encode(reply, form, request.scope[RESERVE])
         return (
             body if isinstance(body, rest_codec.RestBody) else await self._admission.work.run(body)
         )
 
 
-_JSON = "application/json"
+class _PartsResponse(Response):
+    """A response that is not joined: the parts of a large one view its arrays."""
+
+    def __init__(
+        self, parts: Sequence[bytes | memoryview], status: int = 200, media_type: str = _JSON
+    ) -> None:
+        super().__init__(status_code=status, media_type=media_type)
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends each part as a message of its own."""
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
 
 
 def job_document(job: Job) -> dict[str, Any]:

@@ -5,7 +5,7 @@ In: an output. Out: the parts of its raw data, one behind the other. Both edges 
 
 from collections.abc import Iterator
 
-from model_store.tensors import Array, encode_raw, raw_view
+from model_store.tensors import Array, bytes_elements_in_pieces, encode_raw, raw_view
 from services.gateway.edges.binary_texts import Reserve
 from services.gateway.sliced_work import Slices
 
@@ -33,12 +33,10 @@ def raw_parts(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
     """
     if datatype == "BYTES":
         parts: list[Part] = []
-        flat = array.ravel()
-        for start, end in cuts(flat):
-            if start:
-                yield
-            parts.append(encode_raw(datatype, flat[start:end]))
-            reserve(len(parts[-1]))
+        for piece in bytes_elements_in_pieces(array):
+            reserve(len(piece))
+            parts.append(piece)
+            yield
         return parts
     if array.nbytes < MIN_VIEWED_BYTES:
         return [encode_raw(datatype, array)]

@@ -20,7 +20,6 @@ from services.gateway.edges.rest_request import RestRequest
 from services.gateway.ledger import REQUEST_ID, Ledger, Record
 from services.gateway.scheduling import time_for_work
 from services.gateway.sliced_work import Slices
-from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_compression import MIN_COMPRESSED_BYTES, accepted_encoding
 from services.gateway.wire.http_exchange import JSON, Exchange
@@ -213,7 +212,7 @@ class InferExchange(Exchange):
         if route.header_length == "0":
             signature = route.admission.directory.resolve(route.model, route.version)[1]
         check = partial(route.admission.check_inputs, route.model, route.version, caller)
-        return rest_codec.decode(body, route.header_length, signature, check, self._reserve)
+        return rest_codec.decode(body, route.header_length, signature, check, self.reserve)
 
     def _read_in_slices(
         self, slices: Slices[RestRequest], waited_s: float, caller: "Caller | None"
@@ -233,15 +232,6 @@ class InferExchange(Exchange):
                 self._fail_unforeseen(error)
 
         self._route.admission.work.begin(slices, done, failed, lambda: self.is_over)
-
-    def _reserve(self, size: int) -> None:
-        """Takes memory for the arrays of a large request, until it is answered.
-
-        Raises:
-            BufferFullError: there is no room.
-        """
-        self._connection.port.budget.take(size, SMALL_BYTES)
-        self.held_bytes += size
 
     def _fault_of_model(self) -> ServingError | None:
         """That the model is not there, which is what to say before the body's own faults."""
@@ -282,7 +272,7 @@ class InferExchange(Exchange):
         Raises:
             ServingError: it cannot be written in the form asked for.
         """
-        encoded = rest_codec.encode(reply, request, self._reserve)
+        encoded = rest_codec.encode(reply, request, self.reserve)
         if isinstance(encoded, rest_codec.RestBody):
             self._send(reply, encoded)
             return

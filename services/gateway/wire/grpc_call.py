@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from services.errors import BufferFullError, InvalidRequestError, ServingError
 from services.gateway.wire import http2_headers
+from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
 from services.gateway.wire.http_body import Body, too_large
 
@@ -389,6 +390,18 @@ class UnaryCall(Call):
                 self.connection.refuse(self, budget.full())
             elif not self.is_over:
                 self.begin(message)
+
+    def reserve(self, size: int) -> None:
+        """Takes memory for what a large request or answer needs, until the call is over.
+
+        Raises:
+            BufferFullError: there is no room.
+            ServingError: it is over; nobody would give the memory back.
+        """
+        if self.is_over:
+            raise ServingError("the caller has gone")
+        self.connection.port.budget.take(size, SMALL_BYTES)
+        self.held_bytes += size
 
     def forget_input(self) -> None:
         """The message, too."""

@@ -1,7 +1,7 @@
 """Runs an ASGI application behind our own HTTP server: for all that is not hot.
 
 In: an exchange with its whole body. Out: the application's response, collected and sent at once.
-Not offered: streaming either way, lifespan, websockets.
+Not offered: streaming either way, lifespan, websockets. Offered besides: `RESERVE` in the scope.
 
 Source: ASGI specification 3.0, HTTP connection scope.
 """
@@ -28,6 +28,8 @@ Application = Callable[
     Awaitable[None],
 ]
 
+RESERVE = "flambeau.reserve"
+"""Key of the scope: a function that takes memory for a large response (`Exchange.reserve`)."""
 _OURS = (b"content-length", b"connection", b"date", b"transfer-encoding")
 """Headers the server writes itself."""
 
@@ -53,7 +55,7 @@ class _AsgiExchange(Exchange):
         self._gone = asyncio.Event()
         self._status = 0
         self._fields = b""
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
 
     def body_limit(self, max_bytes: int) -> int:
         """A few KiB, of which the application reads nothing."""
@@ -61,7 +63,7 @@ class _AsgiExchange(Exchange):
 
     def begin(self, body: Body) -> None:
         """Starts the application's task, the only one of a request."""
-        self._received: Message | None = {"type": "http.request", "body": bytes(body)}
+        self._received: Message | None = {"type": "http.request", "body": body}
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def abandon(self) -> None:
@@ -71,7 +73,8 @@ class _AsgiExchange(Exchange):
 
     async def _run(self) -> None:
         try:
-            await self._application(_scope(self.head), self._receive, self._send)
+            scope = _scope(self.head) | {RESERVE: self.reserve}
+            await self._application(scope, self._receive, self._send)
             if not self._status:
                 raise RuntimeError("the application gave no response")
         except Exception:
@@ -96,8 +99,8 @@ class _AsgiExchange(Exchange):
                 if name.lower() not in _OURS
             )
             self._status = message["status"]
-        elif message["type"] == "http.response.body":
-            self._parts.append(message.get("body", b""))
+        elif message["type"] == "http.response.body" and (body := message.get("body")):
+            self._parts.append(body)
 
 
 class _ReadingExchange(_AsgiExchange):

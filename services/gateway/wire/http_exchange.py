@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import orjson
 
 from services.errors import ServingError
+from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_head import Head
 
@@ -80,6 +81,18 @@ class Exchange:
     def abandon(self) -> None:
         """Nobody waits for the answer any more: it is over, without one."""
         self.response = []
+
+    def reserve(self, size: int) -> None:
+        """Takes memory for what a large request or answer needs, until it is answered.
+
+        Raises:
+            BufferFullError: there is no room.
+            ServingError: it is over; nobody would give the memory back.
+        """
+        if self.response is not None:
+            raise ServingError("the caller has gone")
+        self._connection.port.budget.take(size, SMALL_BYTES)
+        self.held_bytes += size
 
     def compress(
         self,

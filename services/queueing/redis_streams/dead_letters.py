@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from services.queueing.records import InferRequest, Lane
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import JOB, NOBODY, JobKeys, LaneKeys, lane_of
+from services.queueing.redis_streams.large_records import find_request, load_request
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.wire import WireError, decode_request
 
@@ -74,14 +75,13 @@ class DeadLetters:
             WireError: it cannot be read, or was large and has expired.
             RedisError: Redis is out of reach.
         """
-        payload: bytes | None = letter.payload
         found = decode_request(letter.payload, letter.lane, 0.0, alone=False)
-        if isinstance(found, str):
-            payload = await self._redis.send("GET", found)
-            found = decode_request(payload or b"", letter.lane, 0.0, alone=False)
-        if isinstance(found, str):
-            raise WireError(f"dead letter {letter.id} names a payload that names another")
-        return found
+        if not isinstance(found, str):
+            return found
+        large = await find_request(self._redis, found, letter.lane)
+        if large is None:
+            raise WireError(f"the payload of dead letter {letter.id} was large and has expired")
+        return await load_request(large, letter.lane, 0.0, alone=False)
 
     async def retry(self, letter: DeadLetter, timeout_s: float) -> bool:
         """Puts a letter back on its stream. Returns whether it was still there.

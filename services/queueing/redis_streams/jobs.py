@@ -13,10 +13,10 @@ import contextlib
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from redis.exceptions import OutOfMemoryError, RedisError
@@ -27,6 +27,7 @@ from services.errors import (
     UnknownJobError,
 )
 from services.queueing.job_records import OVER, Job, State
+from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import (
@@ -38,15 +39,26 @@ from services.queueing.redis_streams.keys import (
     lane_of,
     version_text,
 )
+from services.queueing.redis_streams.large_records import (
+    RECORDS_AT_ONCE,
+    leave,
+    load_outcome,
+    pushing,
+)
 from services.queueing.redis_streams.scripts import Script
-from services.queueing.redis_streams.sending_lane import INLINE_BYTES, unreachable
+from services.queueing.redis_streams.sending_lane import PAYLOAD_GRACE_S, unreachable
 from services.queueing.redis_streams.wire import (
+    Piece,
     decode_outcome,
     encode_reference,
     encode_request,
+    is_large,
+    request_pieces,
 )
 
-PAYLOAD_GRACE_S = 60
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
 LISTED_AT_ONCE = 100
 LOOKS_AT_ONCE = 32
 """Each takes a connection, and many may wait for their jobs."""
@@ -57,6 +69,8 @@ _LISTED = (b"version", b"state", b"created", b"deadline", b"entry", b"finished",
 LONGEST_ID = 256
 """No name of a model is so long."""
 RETRY_S = 0.2
+Reserve = Callable[[int], object]
+"""Asked for so many bytes before they are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,8 @@ class Jobs:
         """Who waits for a job, by the channel and the number that will name it."""
         self._may_wait = True
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._writing = asyncio.Semaphore(RECORDS_AT_ONCE)
+        self._reading = asyncio.Semaphore(RECORDS_AT_ONCE)
 
     async def submit(
         self,
@@ -110,30 +126,38 @@ class Jobs:
         """
         lane, number = request.lane, secrets.randbits(64)
         job, keys = JobKeys(lane.model), LaneKeys(lane, jobs=True)
-        payload = encode_request(request)
-        nameless = encode_request(msgspec.structs.replace(request, request_id=""))
-        digest = sha256(nameless + f"{asked_for} {webhook}".encode()).hexdigest()
-        key = _payload_key(keys, number)
-        is_large = len(payload) > INLINE_BYTES
+        digest = sha256()
+        nameless = msgspec.structs.replace(request, request_id="")
+        large_key = keys.job_payload(number) if is_large(request.inputs) else ""
         try:
-            if is_large:
+            if large_key:
                 left_ms = int((timeout_s + PAYLOAD_GRACE_S) * 1000)
-                await self._redis.send("SET", key, payload, "PX", left_ms)
-                payload = encode_reference(key)
+                pieces = _digested_but_last(request_pieces(request), digest)
+                async with self._writing:
+                    await leave(pieces, pushing(self._redis, large_key, left_ms))
+                payload = encode_reference(large_key)
+                shapes = [(name, one.shape, one.dtype) for name, one in request.inputs.items()]
+                digest.update(repr(shapes).encode())
+                nameless = msgspec.structs.replace(nameless, inputs={})
+            else:
+                payload = encode_request(request)
+            digest.update(encode_request(nameless))
+            digest.update(f"{asked_for} {webhook}".encode())
             same = job.same(idempotency_key or f"{number:016x}")
             became, found = await self._submit(
                 self._redis, (job.job(number), same, keys.streams[0], job.by_time),
-                f"{number:016x}", digest, int(timeout_s * 1e6), f"{JOB} {number}", payload, webhook,
+                f"{number:016x}", digest.hexdigest(), int(timeout_s * 1e6), f"{JOB} {number}",
+                payload, webhook,
                 version_text(lane), self._limits.result_ttl_s, self._limits.max_waiting, REMEMBERED,
             )  # fmt: skip
         except OutOfMemoryError as error:
-            if is_large:
-                await self._forget(key)
+            if large_key:
+                await self._forget(large_key)
             raise QueueFullError(f"the queue has no memory left ({error}); retry later") from error
         except RedisError as error:
             raise unreachable(str(error)) from error
-        if is_large and became != b"new":
-            await self._forget(key)
+        if large_key and became != b"new":
+            await self._forget(large_key)
         if became == b"full":
             raise QueueFullError(
                 f"{self._limits.max_waiting} jobs wait for model {lane}, the limit "
@@ -147,25 +171,30 @@ class Jobs:
             )
         return job_id, became == b"new"
 
-    async def find(self, job_id: str) -> Job:
+    async def find(self, job_id: str, reserve: Reserve | None = int) -> Job:
         """What is known of a job.
+
+        Args:
+            job_id: of it.
+            reserve: asked before a large outcome is fetched; None to do without it.
 
         Raises:
             UnknownJobError: there is none, or its result is no longer kept.
             QueueUnavailableError: Redis is out of reach.
+            ServingError: `reserve` refuses the outcome.
         """
         model, number = _parts(job_id)
         with _in_reach():
             time_us, flat = await self._look("HGETALL", JobKeys(model).job(number))
             if not flat:
                 raise UnknownJobError(f"there is no job '{job_id}', or it was forgotten")
-            return await self._job(job_id, flat, time_us)
+            return await self._job(job_id, flat, time_us, reserve)
 
-    async def wait(self, job_id: str, timeout_s: float) -> Job:
+    async def wait(self, job_id: str, timeout_s: float, reserve: Reserve = int) -> Job:
         """The same, once it is over or so much time has passed.
 
         Raises:
-            UnknownJobError, QueueUnavailableError: as `find`.
+            UnknownJobError, QueueUnavailableError, ServingError: as `find`.
         """
         model, number = _parts(job_id)
         name = (JobKeys(model).finished, f"{number:016x}")
@@ -173,13 +202,13 @@ class Jobs:
         self._waiting[name].add(over)
         try:
             # Asked after the event is there, so that none is missed in between.
-            job = await self.find(job_id)
+            job = await self.find(job_id, reserve)
             if job.state in OVER or not self._may_wait:
                 return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await over.wait()
-            return await self.find(job_id)
+            return await self.find(job_id, reserve)
         finally:
             self._waiting[name].discard(over)
             if not self._waiting[name]:
@@ -190,23 +219,23 @@ class Jobs:
         self._may_wait = False
         self._wake_all()
 
-    async def cancel(self, job_id: str) -> Job:
+    async def cancel(self, job_id: str, reserve: Reserve = int) -> Job:
         """Ends a job that is not over; one that is stays as it is.
 
         Raises:
-            UnknownJobError, QueueUnavailableError: as `find`.
+            UnknownJobError, QueueUnavailableError, ServingError: as `find`.
         """
-        job = await self.find(job_id)
+        job = await self.find(job_id, None)
         number, keys = _parts(job_id)[1], LaneKeys(job.lane, jobs=True)
         of_model = JobKeys(job.lane.model)
         with _in_reach():
             await self._cancel(
                 self._redis,
                 (of_model.job(number), keys.streams[0], of_model.webhooks,
-                 _payload_key(keys, number)),
+                 keys.job_payload(number)),
                 f"{number:016x}", of_model.finished, keys.cancelled, f"{JOB} {number}",
             )  # fmt: skip
-        return await self.find(job_id)
+        return await self.find(job_id, reserve)
 
     async def of_model(self, model: str) -> list[Job]:
         """A model's jobs, the newest first, `LISTED_AT_ONCE` at most; without their outcomes.
@@ -226,7 +255,7 @@ class Jobs:
                     for key, value in zip(_LISTED, values, strict=True)
                     if value is not None
                 }
-                jobs.append(await self._job(f"{model}.{name.decode()}", flat, time_us))
+                jobs.append(await self._job(f"{model}.{name.decode()}", flat, time_us, None))
                 if len(jobs) == LISTED_AT_ONCE:
                     break
         return jobs
@@ -265,12 +294,15 @@ class Jobs:
             (seconds, micros), found = await trip.execute()
         return seconds * 1_000_000 + micros, found
 
-    async def _job(self, job_id: str, fields: dict[bytes, bytes], time_us: int) -> Job:
+    async def _job(
+        self, job_id: str, fields: dict[bytes, bytes], time_us: int, reserve: Reserve | None
+    ) -> Job:
         """A job by its fields in Redis."""
         lane = lane_of(_parts(job_id)[0], fields[b"version"].decode())
         data, finished = fields.get(b"outcome"), fields.get(b"finished")
         outcome = decode_outcome(data, lane) if data is not None else None
-        assert not isinstance(outcome, str)
+        if isinstance(outcome, str):
+            outcome = await self._load(job_id, outcome, lane, reserve)
         if isinstance(outcome, InferReply) and lane.artifact:
             outcome = msgspec.structs.replace(outcome, artifact=lane.artifact)
         return Job(
@@ -283,6 +315,17 @@ class Jobs:
             outcome=outcome,
             webhook=fields[b"webhook"].decode(),
         )
+
+    async def _load(
+        self, job_id: str, key: str, lane: Lane, reserve: Reserve | None
+    ) -> Outcome | None:
+        if reserve is None:
+            return None
+        async with self._reading:
+            outcome = await load_outcome(self._redis, key, lane, reserve)
+        if outcome is None:
+            raise UnknownJobError(f"the result of job '{job_id}' was forgotten")
+        return outcome
 
     async def _state(self, lane: Lane, fields: dict[bytes, bytes], time_us: int) -> State:
         state = fields[b"state"].decode()
@@ -300,8 +343,13 @@ class Jobs:
         return "running" if taken else "queued"
 
 
-def _payload_key(keys: LaneKeys, number: int) -> str:
-    return f"{keys.payload}:{number:016x}"
+def _digested_but_last(pieces: Iterator[Piece], digest: "Hash") -> Iterator[Piece]:
+    """Yields pieces as they are, and adds all but the last to a digest."""
+    before: Piece = b""
+    for piece in pieces:
+        digest.update(before)
+        before = piece
+        yield piece
 
 
 def _parts(job_id: str) -> tuple[str, int]:

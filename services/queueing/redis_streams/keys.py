@@ -65,6 +65,10 @@ class LaneKeys:
         self.jobs = jobs
         self.lives_s = JOBS_LIVE_S if jobs else REQUESTS_LIVE_S
 
+    def job_payload(self, number: int) -> str:
+        """Where the payload of a job lies, if it is large."""
+        return f"{self.payload}:{number:016x}"
+
 
 class JobKeys:
     """The keys of a model's jobs, in one slot with its lanes.
@@ -87,6 +91,10 @@ class JobKeys:
         """Hash of all that is known of a job."""
         return f"{self._tag}:job:{number:016x}"
 
+    def outcome(self, number: int, attempt: str) -> str:
+        """Where the outcome of a job lies, if it is large."""
+        return f"{self._tag}:job-outcome:{number:016x}:{attempt}"
+
     def same(self, idempotency_key: str) -> str:
         """Which job was submitted with an idempotency key."""
         return f"{self._tag}:job-key:{idempotency_key}"
@@ -101,9 +109,9 @@ def replies_key(gateway: str) -> str:
     return f"{ROOT}:{{{gateway}}}:replies"
 
 
-def large_reply_key(gateway: str, number: int) -> str:
+def large_reply_key(gateway: str, number: int, attempt: str) -> str:
     """Where an outcome lies that is too large for the list."""
-    return f"{ROOT}:{{{gateway}}}:reply:{number}"
+    return f"{ROOT}:{{{gateway}}}:reply:{number}:{attempt}"
 
 
 def verifications_key(worker: str) -> str:

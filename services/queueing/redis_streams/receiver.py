@@ -12,10 +12,12 @@ Rules kept here:
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 from redis.exceptions import NoScriptError, RedisError
 
@@ -24,6 +26,7 @@ from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, Lane
 from services.queueing.redis_streams.clients import RedisClients, Trip
+from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad
 from services.queueing.redis_streams.keys import (
     CANCELLED_CHANNELS,
     GROUP,
@@ -35,18 +38,18 @@ from services.queueing.redis_streams.keys import (
     large_reply_key,
     replies_key,
 )
-from services.queueing.redis_streams.receiving_lane import (
-    LINGER_S,
-    RETRY_S,
-    Downlink,
-    Held,
-    LaneLoad,
-    ReceivingLane,
-)
+from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, leave
+from services.queueing.redis_streams.receiving_lane import LINGER_S, RETRY_S, ReceivingLane
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import NUMBER
-from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES, INLINE_BYTES
-from services.queueing.redis_streams.wire import encode_outcome, encode_reference
+from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES
+from services.queueing.redis_streams.wire import (
+    Piece,
+    encode_outcome,
+    encode_reference,
+    is_large,
+    reply_pieces,
+)
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.queue")
@@ -54,8 +57,6 @@ logger = logging.getLogger("flambeau.queue")
 KEEP_EVERY_S = 1.0
 FORGET_AFTER_LOOKS = 600
 """A gateway that has been gone for so many looks, about a second each, has left nothing."""
-CLOGGED_BYTES = 16 * AT_ONCE_BYTES
-"""While outcomes of so many bytes wait to be handed over, nothing more is taken."""
 REPLIES_LIVE_S = 60
 """Outcomes that nobody fetches are forgotten."""
 
@@ -87,6 +88,9 @@ class RedisReceiver:
         self._answer_script, self._finish_job = Script("answer"), Script("finish_job")
         self._lanes: dict[str, ReceivingLane] = {}
         """By the channel that names what nobody waits for; two of each lane: requests and jobs."""
+        self._keep_pieces = Script("keep_pieces")
+        self._attempts = itertools.count(1)
+        self._writing = asyncio.Semaphore(RECORDS_AT_ONCE)
         self._outbox: list[tuple[Held, bytes]] = []
         self._done: list[Held] = []
         """Answered, and still in their streams."""
@@ -159,7 +163,7 @@ class RedisReceiver:
         self._draining = True
         for receiving in self._lanes.values():
             receiving.hand_back()
-        while self._lanes or self._trip is not None:
+        while self._lanes or self._downlink.leaving_bytes or self._trip is not None:
             self._quiet.clear()
             await self._quiet.wait()
 
@@ -235,11 +239,55 @@ class RedisReceiver:
             lane = held.lane.lane
             labels = (lane.model, str(lane.version), held.state)
             self._downlink.metrics.finished_jobs.labels(*labels).inc()
-        self._outbox.append((held, b"" if outcome is None else encode_outcome(outcome)))
         if held.suspect:
             self._look.set()  # there may be another
+        if outcome is None or held.gateway == NOBODY:
+            self._send(held, b"")
+        elif isinstance(outcome, InferReply) and is_large(outcome.outputs):
+            self._count_leaving(held.lane, _bytes_of(outcome))
+            self._tasks.create_task(self._leave(held, outcome))
+        else:
+            self._send(held, encode_outcome(outcome))
+
+    def _send(self, held: Held, data: bytes) -> None:
+        """Hands over what travels of an outcome; nothing only lets its request go."""
+        self._outbox.append((held, data))
         if self._trip is None:
             self._trip = asyncio.get_running_loop().create_task(self._travel())
+
+    async def _leave(self, held: Held, reply: InferReply) -> None:
+        """Leaves a large outcome under a key of its own, as often as it takes; then hands it over.
+
+        A key is never written twice: what another attempt left there would be part of it.
+        """
+        async with self._writing:
+            while True:
+                attempt = f"{self._downlink.worker}-{next(self._attempts)}"
+                if held.gateway == JOB:
+                    key = JobKeys(held.lane.lane.model).outcome(held.number, attempt)
+                else:
+                    key = large_reply_key(held.gateway, held.number, attempt)
+                push = partial(self._push, key)
+                try:
+                    await leave(reply_pieces(reply), push)
+                    break
+                except RedisError as error:
+                    self._clients.outage.failed(error)
+                    await asyncio.sleep(RETRY_S)
+        held.outcome_key = key
+        self._send(held, encode_reference(key))
+        self._count_leaving(held.lane, -_bytes_of(reply))
+
+    async def _push(self, key: str, pieces: list[Piece]) -> None:
+        await self._keep_pieces(self._redis, (key,), REPLIES_LIVE_S * 1000, *pieces)
+
+    def _count_leaving(self, lane: ReceivingLane, size: int) -> None:
+        """Counts bytes of large outcomes that are on their way, or no longer."""
+        lane.leaving_bytes += size
+        self._downlink.leaving_bytes += size
+        if size < 0:
+            for receiving in self._lanes.values():
+                receiving.look_again()
 
     async def _travel(self) -> None:
         try:
@@ -325,21 +373,15 @@ def _answer_call(
         outcomes: and whose they are.
         leaving: those of them that leave their streams at once.
     """
-    large_keys: list[str] = []
-    listed: list[bytes] = []
-    large: list[bytes] = []
-    for held, data in outcomes:
-        if len(data) > INLINE_BYTES:
-            key = large_reply_key(gateway, held.number)
-            large_keys.append(key)
-            large.append(data)
-            listed.append(NUMBER.pack(held.number) + encode_reference(key))
-        else:
-            listed.append(NUMBER.pack(held.number) + data)
-    keys = [replies_key(gateway), *large_keys, *(held.stream_key for held in leaving)]
-    counts = (len(listed), len(large))
+    keys = [replies_key(gateway), *(held.stream_key for held in leaving)]
+    listed = [NUMBER.pack(held.number) + data for held, data in outcomes]
     ids = [held.stream_id for held in leaving]
-    return keys, [REPLIES_LIVE_S, GROUP, *counts, *listed, *large, *ids]
+    return keys, [REPLIES_LIVE_S, GROUP, len(listed), *listed, *ids]
+
+
+def _bytes_of(reply: InferReply) -> int:
+    """How large an outcome is at least; elements of BYTES count as references."""
+    return sum(array.nbytes for array in reply.outputs.values())
 
 
 def _state_of(outcome: Outcome | None) -> str:
@@ -352,9 +394,10 @@ def _state_of(outcome: Outcome | None) -> str:
 def _finish_call(held: Held, data: bytes) -> tuple[list[str], list[object]]:
     """Keys and arguments of the script that keeps the outcome of a job."""
     keys = JobKeys(held.lane.lane.model)
-    found = [keys.job(held.number), keys.webhooks, held.stream_key]
-    if held.payload_key:
-        found.append(held.payload_key)
+    payload_key = held.lane.keys.job_payload(held.number)
+    found = [keys.job(held.number), keys.webhooks, held.stream_key, payload_key]
+    if held.outcome_key:
+        found.append(held.outcome_key)
     number = f"{held.number:016x}"
     return found, [number, held.state, data, keys.finished, GROUP, held.stream_id]
 

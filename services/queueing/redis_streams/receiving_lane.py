@@ -11,23 +11,23 @@ Rules kept here:
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError, ResponseError
 
 from services.errors import DeadLetterError, DeadlineExceededError, ShuttingDownError
 from services.queueing.lane_queue import WorkerIntake
-from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import Lane
+from services.queueing.memory_queue import Outcome
+from services.queueing.records import InferRequest, Lane
 from services.queueing.redis_streams.clients import BLOCK_S, Commands
+from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
-from services.queueing.redis_streams.outage import Outage
+from services.queueing.redis_streams.large_records import (
+    find_request,
+    load_request,
+)
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.wire import WireError, decode_request
-from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.queue")
 
@@ -38,7 +38,6 @@ COUNTS_FOR_S = 5
 ABANDONED_S = COUNTS_FOR_S + 1
 """What its worker has not mentioned for so long is another's. A worker that died counts as dead by
 then, so that what was lost on its way to a living one can be told from it."""
-GONE_AFTER_LOOKS = 3
 MENTION_AFTER_S = 1.0
 """What a worker holds for longer is mentioned."""
 TAKE_OVER_AT_ONCE = 16
@@ -50,88 +49,6 @@ RETRY_S = 0.2
 """Pause after a fault of Redis."""
 STREAM_IS_GONE = ("NOGROUP", "UNBLOCKED")
 """How the errors begin that say so: Redis has forgotten, or somebody has deleted."""
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A request that was taken from its stream and has not been answered.
-
-    Attributes:
-        stream: the number of its stream; 1 is the lane's first.
-        gateway: who asked for it.
-        number: what the gateway calls it.
-        taken_at: `time.monotonic()` second.
-        suspect: whether it runs alone, because a worker died with it.
-        payload_key: where its payload lies, if it is large.
-        state: of a job, once it is over.
-        entry: in this process's own queue.
-    """
-
-    lane: "ReceivingLane"
-    stream: int
-    stream_id: bytes
-    gateway: str
-    number: int
-    taken_at: float
-    suspect: bool
-    payload_key: str = ""
-    state: str = ""
-    entry: Entry | None = None
-
-    @property
-    def stream_key(self) -> str:
-        """The name of its stream."""
-        return self.lane.keys.streams[self.stream - 1]
-
-
-@dataclass(slots=True, kw_only=True)
-class Downlink:
-    """What the lanes of one worker share.
-
-    Attributes:
-        redis: for commands that do not block.
-        worker: its name.
-        queue: its own, where the requests wait for a batch.
-        answer: hands an outcome over and lets the request go; None only lets it go.
-        clock_s: Redis' clock less `time.monotonic()`, as far as is known.
-        gateways: those that were heard of, and how often in a row they did not seem alive.
-        metrics: of the process.
-        outage: told of faults of Redis.
-        suspect: the one that runs, if any.
-        silent_at: when Redis did not answer last; a `time.monotonic()` second.
-        is_clogged: whether more outcomes wait to be handed over than can be kept here.
-        keeping: held by the lane that mentions what it holds and takes over what others left (only
-            one suspect runs), or that leaves something to others.
-    """
-
-    redis: Commands
-    worker: str
-    queue: MemoryQueue
-    answer: Callable[[Held, Outcome | None], None]
-    metrics: Metrics
-    outage: Outage
-    clock_s: float = 0.0
-    gateways: dict[str, int] = field(default_factory=dict)
-    suspect: Held | None = None
-    silent_at: float = -math.inf
-    is_clogged: bool = False
-    keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def is_gone(self, gateway: str) -> bool:
-        """Whether a gateway has died: one look is not enough, for Redis may have forgotten it."""
-        return self.gateways.get(gateway, 0) >= GONE_AFTER_LOOKS
-
-
-@dataclass(frozen=True, slots=True)
-class LaneLoad:
-    """How a lane stands, in Redis as a whole."""
-
-    waiting: int
-    """Requests that no worker has taken."""
-    taken: int
-    """Requests that workers have taken and not answered."""
-    oldest_s: float
-    """The age of the oldest; 0 when there is none."""
 
 
 class ReceivingLane:
@@ -151,6 +68,8 @@ class ReceivingLane:
         self.keys = keys
         self.serving = False
         """Whether gateways may send requests, because Redis knows of this worker."""
+        self.leaving_bytes = 0
+        """Of its large outcomes that are on their way to Redis."""
         self.load = LaneLoad(0, 0, 0.0)
         self._known = False
         """Whether Redis knows of the lane, as far as was heard."""
@@ -210,10 +129,23 @@ class ReceivingLane:
 
     def abandon(self) -> None:
         """Leaves to others what has not reached this process's own queue."""
-        for key, held in list(self._held.items()):
+        for held in list(self._held.values()):
             if held.entry is None:
-                self._given_up.append(self._held.pop(key))
+                self._forget(held)
+                self._given_up.append(held)
         self._changed.set()
+
+    def look_again(self) -> None:
+        """Something outside of the lane has changed: there may be room."""
+        self._changed.set()
+
+    def _forget(self, held: Held) -> bool:
+        """Holds a request no longer. Returns whether it was held."""
+        if self._held.pop((held.gateway, held.number), None) is None:
+            return False
+        self._downlink.room.give(held.payload_bytes)
+        held.payload_bytes = 0
+        return True
 
     def cancel(self, gateway: str, number: int) -> None:
         """Nobody waits for a request any more; one that is not here changes nothing."""
@@ -272,7 +204,8 @@ class ReceivingLane:
     def _room(self) -> int:
         """How many more may be held."""
         intake = self._intake
-        if self._downlink.is_clogged:
+        downlink = self._downlink
+        if downlink.is_clogged or (self.leaving_bytes and downlink.leaving_bytes > CLOGGED_BYTES):
             return 0
         capacity = intake.spare_capacity if self.keys.jobs else intake.capacity
         return capacity - len(self._held)
@@ -361,24 +294,50 @@ class ReceivingLane:
         held.entry = self._downlink.queue.submit(request, lambda out: self._finish(held, out))
 
     async def _fetch(self, held: Held, key: str, deadline: float) -> None:
-        """Fetches a payload that was too large for the stream."""
-        while True:
-            try:
-                payload = await self._downlink.redis.fetch(key)
-            except RedisError:
-                if time.monotonic() > deadline:
-                    self._finish(held, None)  # its gateway has answered it
-                    return
-                await asyncio.sleep(RETRY_S)
-                continue
-            if self._held.get((held.gateway, held.number)) is not held:
-                return  # it was cancelled, or left to others
-            if payload is None:
-                self._finish(held, None)  # cancelled, or out of time: it lies as long as it has
-            else:
-                held.payload_key = key
-                self._submit(held, payload, deadline)
-            return
+        """Fetches a payload that was too large for the stream, once there is room for it."""
+        held.payload_key = key
+        async with self._downlink.reading:
+            while self._is_held(held):
+                try:
+                    request = await self._load(held, key, deadline)
+                except WireError as error:
+                    self._finish(held, error)
+                except RedisError:
+                    if time.monotonic() > deadline:
+                        self._finish(held, None)  # its gateway has answered it
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                else:
+                    if request is None:
+                        self._finish(held, None)  # cancelled, or out of time
+                    elif self._is_held(held):  # else it was cancelled, or left to others
+                        held.entry = self._downlink.queue.submit(
+                            request, lambda out: self._finish(held, out)
+                        )
+                return
+
+    async def _load(self, held: Held, key: str, deadline: float) -> InferRequest | None:
+        """A large payload, which takes room from now on; None if it is gone.
+
+        Raises:
+            WireError: it cannot be read.
+            RedisError: Redis is out of reach.
+        """
+        redis, room = self._downlink.redis, self._downlink.room
+        found = await find_request(redis, key, self.lane)
+        if found is None:
+            return None
+        if not held.payload_bytes:
+            size = found[1].size_bytes
+            await room.take(size)
+            if not self._is_held(held):
+                room.give(size)
+                return None
+            held.payload_bytes = size
+        return await load_request(found, self.lane, deadline, alone=held.suspect)
+
+    def _is_held(self, held: Held) -> bool:
+        return self._held.get((held.gateway, held.number)) is held
 
     def _drop(self, held: Held) -> None:
         if held.entry is not None:
@@ -387,7 +346,7 @@ class ReceivingLane:
 
     def _finish(self, held: Held, outcome: Outcome | None) -> None:
         """Answers a request, or only lets it go; the first time it is called."""
-        if self._held.pop((held.gateway, held.number), None) is None:
+        if not self._forget(held):
             return
         if self._downlink.suspect is held:
             self._downlink.suspect = None
@@ -439,7 +398,7 @@ class ReceivingLane:
         for held in given:
             assert held.entry is not None
             held.entry.cancel()
-            del self._held[held.gateway, held.number]  # it is mentioned no more
+            self._forget(held)  # it is mentioned no more
         await self._give(given)
         return bool(given)
 

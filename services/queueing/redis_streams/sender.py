@@ -21,6 +21,7 @@ from services.errors import ServingError
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
 from services.queueing.redis_streams.keys import alive_key, replies_key
+from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, load_outcome
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
 from services.queueing.redis_streams.wire import decode_outcome
@@ -66,6 +67,9 @@ class RedisSender:
         )
         self.reached = asyncio.Event()
         """Set once Redis has answered for the first time."""
+        self._reading = asyncio.Semaphore(RECORDS_AT_ONCE)
+        self._fetching: set[asyncio.Task[None]] = set()
+        """Of large outcomes."""
         self._alive_script = Script("alive")
         self._replies, self._alive = replies_key(gateway), alive_key(gateway)
 
@@ -116,37 +120,33 @@ class RedisSender:
 
     async def _hand_over(self, outcomes: list[bytes]) -> None:
         """Finishes the entries of outcomes that have come, some in each turn of the loop."""
-        large: list[tuple[Sent, str]] = []
         for i, data in enumerate(outcomes, 1):
             (number,) = NUMBER.unpack_from(data)
             sent = self._uplink.unanswered.get(number)
             if sent is not None:
                 outcome = decode_outcome(memoryview(data)[NUMBER.size :], sent.lane.lane)
                 if isinstance(outcome, str):
-                    large.append((sent, outcome))
+                    task = asyncio.get_running_loop().create_task(self._fetch(sent, outcome))
+                    self._fetching.add(task)
+                    task.add_done_callback(self._fetching.discard)
                 else:
                     sent.lane.answered(sent, outcome)
             if i % ANSWERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        for sent, key in large:
-            found = await self._large_reply(sent, key)
-            outcome = decode_outcome(found, sent.lane.lane) if found else _vanished(sent)
-            assert not isinstance(outcome, str)
-            sent.lane.answered(sent, outcome)
 
-    async def _large_reply(self, sent: Sent, key: str) -> bytes | None:
+    async def _fetch(self, sent: Sent, key: str) -> None:
         """Fetches an outcome that was too large for the list, as often as it takes."""
-        while True:
-            try:
-                data = await self._redis.fetch(key)
-            except RedisError:
-                if sent.entry.dead:
-                    return None
-                await asyncio.sleep(RETRY_S)
-                continue
+        async with self._reading:
+            while not sent.entry.dead:
+                try:
+                    outcome = await load_outcome(self._redis, key, sent.lane.lane)
+                except RedisError:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                sent.lane.answered(sent, outcome or _vanished(sent))
+                break
             with contextlib.suppress(RedisError):  # then it is forgotten a little later
                 await self._redis.send("UNLINK", key)
-            return data
 
     async def _say_alive(self) -> None:
         while True:
@@ -168,6 +168,8 @@ class RedisSender:
 
     async def _leave(self) -> None:
         """What is still under way is nobody's from now on."""
+        for fetching in list(self._fetching):
+            fetching.cancel()
         with contextlib.suppress(RedisError):
             await self._redis.send("DEL", self._alive, self._replies)
         await self._redis.close()

@@ -5,7 +5,8 @@ Rules kept here:
   is, the more a trip carries;
 - what Redis does not confirm is refused at once (503); should its answer come all the same, it is
   dropped;
-- an entry that dies leaves its stream, and the worker that may have it is told.
+- an entry that dies leaves its stream, and the worker that may have it is told;
+- a large payload is in Redis before its entry travels, and keeps no other entry waiting.
 """
 
 import asyncio
@@ -28,17 +29,25 @@ from services.queueing.memory_queue import Entry, Outcome
 from services.queueing.records import HIGHEST_PRIORITY, Lane
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
+from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, leave, pushing
 from services.queueing.redis_streams.scripts import Script
-from services.queueing.redis_streams.wire import encode_reference, encode_request
+from services.queueing.redis_streams.wire import (
+    encode_reference,
+    encode_request,
+    is_large,
+    request_pieces,
+)
 
 AT_ONCE = 256
 """Requests in one trip."""
 AT_ONCE_BYTES = 4 * 2**20
 """After so many bytes a trip takes no more: Redis does nothing else meanwhile."""
-INLINE_BYTES = 2**20
-"""A larger payload lies under a key of its own."""
 PAYLOAD_GRACE_S = 60
 """How much longer such a payload lies there than its request has."""
+
+
+_Packet = tuple[Entry, str]
+"""An entry that is ready to travel, and where its payload lies, if it is large."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +84,7 @@ class Uplink:
         row_s: by lane, seconds by which each request in it delays the next, where that is known.
         heard: told of each trip whether Redis answered it.
         refusal: why nothing may be sent at present, or None.
+        writing: held by who leaves a large payload.
         unanswered: by number, what was sent and has no outcome yet.
     """
 
@@ -85,6 +95,7 @@ class Uplink:
     row_s: Mapping[Lane, float] = field(default_factory=dict)
     refusal: ServingError | None = None
     unanswered: dict[int, Sent] = field(default_factory=dict)
+    writing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECORDS_AT_ONCE))
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
 
@@ -97,11 +108,13 @@ class SendingLane:
         self._keys = LaneKeys(lane)
         self._enqueue_keys = (self._keys.workers, *self._keys.streams)
         self._enqueue, self._missing = Script("enqueue"), Script("missing")
-        self._outbox: deque[Entry] = deque()
+        self._outbox: deque[_Packet] = deque()
         self._lost: deque[Entry] = deque()
         """What was accepted and is in Redis no more, until the next look."""
-        self._again: deque[Entry] = deque()
+        self._again: deque[_Packet] = deque()
         """Of that, what is to be sent now."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Of large payloads that are on their way."""
         self._sent: dict[Entry, Sent] = {}
         self._withdrawn: list[Sent] = []
         self._trip: asyncio.Task[None] | None = None
@@ -109,15 +122,14 @@ class SendingLane:
     @property
     def waiting(self) -> int:
         """Entries that are not in Redis yet."""
-        return len(self._outbox) + len(self._again) + len(self._lost)
+        return len(self._outbox) + len(self._again) + len(self._lost) + len(self._leaving)
 
     def accept(self, entry: Entry) -> None:
         """Sends an entry, with all others of this turn of the loop."""
         if self._uplink.refusal is not None:
             entry.finish(self._uplink.refusal)
             return
-        self._outbox.append(entry)
-        self._depart()
+        self._put(entry, again=False)
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Takes back an entry that died; one that has not left yet never does."""
@@ -151,10 +163,43 @@ class SendingLane:
                 sent.missed = sent.missed + 1 if is_missing else 0
                 if sent.missed > 1 and self._forget(sent.entry) is not None:
                     self._lost.append(sent.entry)
-        if self._lost:
-            self._again += self._lost
-            self._lost.clear()
+        lost, self._lost = self._lost, deque()
+        for entry in lost:
+            self._put(entry, again=True)
+
+    def _put(self, entry: Entry, *, again: bool) -> None:
+        """Makes an entry ready to travel."""
+        if not is_large(entry.request.inputs):
+            (self._again if again else self._outbox).append((entry, ""))
             self._depart()
+            return
+        task = asyncio.get_running_loop().create_task(self._leave_payload(entry, again))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _leave_payload(self, entry: Entry, again: bool) -> None:
+        """Leaves a large payload under a key of its own, and then makes its entry ready."""
+        uplink = self._uplink
+        key = f"{self._keys.payload}:{uplink.gateway}:{next(uplink.numbers)}"
+        async with uplink.writing:
+            left_s = max(entry.request.deadline - time.monotonic(), 0)
+            push = pushing(uplink.redis, key, int((left_s + PAYLOAD_GRACE_S) * 1000))
+            pieces = request_pieces(entry.request)
+            try:
+                await leave(itertools.takewhile(lambda _: not entry.dead, pieces), push)
+                if entry.dead:
+                    await uplink.redis.send("UNLINK", key)
+                    return
+            except RedisError as error:
+                if not isinstance(error, OutOfMemoryError):
+                    uplink.heard(error)
+                if again:  # it was accepted: the next look tries again
+                    self._lost.append(entry)
+                else:
+                    entry.refuse(self._refusal(error, entry))
+                return
+        (self._again if again else self._outbox).append((entry, key))
+        self._depart()
 
     def _forget(self, entry: Entry) -> Sent | None:
         sent = self._sent.pop(entry, None)
@@ -178,16 +223,14 @@ class SendingLane:
         """One trip: each entry of it is in Redis afterwards, or has been refused."""
         uplink = self._uplink
         if uplink.refusal is not None:
-            self._lost += self._again
+            self._lost += [entry for entry, _ in self._again]
             self._again.clear()
             while self._outbox:
-                self._outbox.popleft().finish(uplink.refusal)
-        trip, arguments, large = self._pack()
+                self._outbox.popleft()[0].finish(uplink.refusal)
+        trip, arguments = self._pack()
         if not trip:
             return
         try:
-            if large:
-                await self._leave_payloads(large)
             delay_us = int(uplink.row_s.get(self.lane, 0.0) * 1e6)
             results = await self._enqueue(
                 uplink.redis, self._enqueue_keys, uplink.max_depth, delay_us, *arguments
@@ -211,42 +254,30 @@ class SendingLane:
             else:
                 sent.entry.refuse(self._refusal(result, sent.entry))
 
-    def _pack(self) -> tuple[list[Sent], list[object], list[tuple[Sent, bytes]]]:
-        """What the next trip carries: its requests, the script's arguments, large payloads."""
+    def _pack(self) -> tuple[list[Sent], list[object]]:
+        """What the next trip carries: its requests, and the script's arguments."""
         uplink = self._uplink
         trip: list[Sent] = []
         arguments: list[object] = []
-        large: list[tuple[Sent, bytes]] = []
         room = AT_ONCE_BYTES
         while (self._again or self._outbox) and len(trip) < AT_ONCE and room > 0:
             again = bool(self._again)
-            entry = (self._again if again else self._outbox).popleft()
-            if entry.dead:
-                continue
+            entry, key = (self._again if again else self._outbox).popleft()
             request = entry.request
             number = next(uplink.numbers)
             stream = request.priority - HIGHEST_PRIORITY + 1
-            sent = Sent(number, entry, self, stream, again=again)
-            payload = encode_request(request)
+            sent = Sent(number, entry, self, stream, key, again=again)
+            if entry.dead:
+                self._withdrawn += [sent] if key else []
+                continue
+            payload = encode_reference(key) if key else encode_request(request)
             room -= len(payload)
-            if len(payload) > INLINE_BYTES:
-                sent.payload_key = f"{self._keys.payload}:{uplink.gateway}:{number}"
-                large.append((sent, payload))
-                payload = encode_reference(sent.payload_key)
             self._sent[entry] = uplink.unanswered[number] = sent
             trip.append(sent)
             left_us = int((request.deadline - time.monotonic()) * 1e6)
             address = f"{uplink.gateway} {number}"
             arguments += (sent.stream, left_us, address, payload, int(again))
-        return trip, arguments, large
-
-    async def _leave_payloads(self, large: list[tuple[Sent, bytes]]) -> None:
-        trip = self._uplink.redis.trip()
-        for sent, payload in large:
-            left_s = max(sent.entry.request.deadline - time.monotonic(), 0)
-            trip.add("SET", sent.payload_key, payload,
-                                 "PX", int((left_s + PAYLOAD_GRACE_S) * 1000))  # fmt: skip
-        await trip.execute()
+        return trip, arguments
 
     async def _withdraw(self) -> None:
         """Takes requests from their streams, and names them to the workers that may have them."""
@@ -259,7 +290,7 @@ class SendingLane:
             if sent.stream_id is not None:
                 trip.add("XDEL", keys.streams[sent.stream - 1], sent.stream_id)
             if sent.payload_key:
-                trip.add("DEL", sent.payload_key)
+                trip.add("UNLINK", sent.payload_key)
         names = "\n".join(f"{uplink.gateway} {sent.number}" for sent in withdrawn)
         trip.add("PUBLISH", keys.cancelled, names)
         try:

@@ -1,13 +1,14 @@
 """Requests and outcomes as bytes, for a queue that crosses processes.
 
 In: the records of `services.queueing.records`. Out: MessagePack, and the records again. What is
-too large to travel through a stream is left under a key of its own, and its name travels.
+too large to travel through a stream is written in pieces: the bytes of its tensors, and at last
+the record without them (`large_records.py`).
 
 Rules kept here: decoding runs no code of the sender's and views a tensor's bytes where they lie;
 an error arrives as the class it left as, or, where the reader does not know that, as its root.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -15,6 +16,7 @@ from model_store.tensors import (
     DATATYPES,
     Array,
     TensorError,
+    bytes_elements_in_pieces,
     datatype_of,
     decode_raw,
     encode_raw,
@@ -30,16 +32,21 @@ class WireError(ServingError):
     """Bytes that are none of these records: another version's, or not from us at all."""
 
 
-class _Tensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class TensorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A tensor: its bytes, or how many of them there are in pieces."""
+
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: memoryview
+    size: int = 0
 
 
-class _Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """All of a request but its lane and its deadline, which the queue keeps beside it."""
+
     request_id: str
-    inputs: tuple[_Tensor, ...]
+    inputs: tuple[TensorRecord, ...]
     rows: int
     priority: int
     length: int | None
@@ -47,8 +54,10 @@ class _Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     trace: TraceContext | None = None
 
 
-class _Reply(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
-    outputs: tuple[_Tensor, ...]
+class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
+    """All of a reply but its lane."""
+
+    outputs: tuple[TensorRecord, ...]
     datatypes: dict[str, str]
     batch_rows: int
     queue_s: float
@@ -60,12 +69,19 @@ class _Error(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
     message: str
 
 
-_UNREADABLE = (msgspec.MsgspecError, TensorError, UnicodeDecodeError)
+UNREADABLE = (msgspec.MsgspecError, TensorError, UnicodeDecodeError)
 """What decoding raises; text that is not UTF-8 is no error of msgspec's."""
 
+INLINE_BYTES = 256 * 1024
+"""Of tensors; larger ones travel in pieces."""
+INLINE_TEXTS = 2048
+"""Elements of BYTES; to write and to read each takes some 0.6 µs."""
+PIECE_BYTES = 256 * 1024
+Piece = bytes | memoryview
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode_request = msgspec.msgpack.Decoder(_Request | str).decode
-_decode_outcome = msgspec.msgpack.Decoder(_Reply | _Error | str).decode
+_decode_request = msgspec.msgpack.Decoder(RequestRecord | str).decode
+_decode_outcome = msgspec.msgpack.Decoder(ReplyRecord | _Error | str).decode
 
 
 def encode_reference(key: str) -> bytes:
@@ -73,23 +89,44 @@ def encode_reference(key: str) -> bytes:
     return _encode(key)
 
 
+def is_large(arrays: Mapping[str, Array]) -> bool:
+    """True if tensors travel in pieces."""
+    size = 0
+    for array in arrays.values():
+        if array.dtype.kind not in "OSU":
+            size += array.nbytes
+        elif array.size > INLINE_TEXTS:
+            return True
+        else:
+            size += sum(map(len, array.ravel().tolist()))
+    return size > INLINE_BYTES
+
+
 def encode_request(request: InferRequest) -> bytes:
-    """All of a request but its lane and its deadline, which the queue keeps beside it."""
-    return _encode(
-        _Request(
-            request.request_id,
-            _tensors(request.inputs),
-            request.rows,
-            request.priority,
-            request.length,
-            tuple(request.outputs),
-            request.trace,
-        )
+    """Encodes all of a request but its lane and its deadline."""
+    return _encode(_request_record(request, _tensors(request.inputs)))
+
+
+def request_pieces(request: InferRequest) -> Iterator[Piece]:
+    """Yields the same in pieces of at most `PIECE_BYTES`, which view the request's arrays."""
+    tensors = yield from _tensor_pieces(request.inputs)
+    yield _encode(_request_record(request, tensors))
+
+
+def _request_record(request: InferRequest, inputs: tuple[TensorRecord, ...]) -> RequestRecord:
+    return RequestRecord(
+        request.request_id,
+        inputs,
+        request.rows,
+        request.priority,
+        request.length,
+        tuple(request.outputs),
+        request.trace,
     )
 
 
 def decode_request(data: bytes, lane: Lane, deadline: float, alone: bool) -> InferRequest | str:
-    """The request again, whose arrays view `data`; or the key under which it lies.
+    """Decodes a request, whose arrays view `data`; or the key under which it lies.
 
     Args:
         data: what `encode_request` or `encode_reference` gave.
@@ -105,8 +142,28 @@ def decode_request(data: bytes, lane: Lane, deadline: float, alone: bool) -> Inf
         if isinstance(found, str):
             return found
         inputs = _arrays(found.inputs)
-    except _UNREADABLE as error:
-        raise WireError(f"a queued request for model {lane} cannot be read: {error}") from error
+    except UNREADABLE as error:
+        raise unreadable_request(lane, error) from error
+    return request_of(found, inputs, lane, deadline, alone)
+
+
+def request_record(data: bytes, lane: Lane) -> RequestRecord | str:
+    """Decodes the record of a request, or the key under which it lies.
+
+    Raises:
+        WireError: it is neither.
+    """
+    try:
+        found: RequestRecord | str = _decode_request(data)
+    except UNREADABLE as error:
+        raise unreadable_request(lane, error) from error
+    return found
+
+
+def request_of(
+    found: RequestRecord, inputs: dict[str, Array], lane: Lane, deadline: float, alone: bool
+) -> InferRequest:
+    """The request of a record; the arguments are as in `decode_request`."""
     return InferRequest(
         request_id=found.request_id,
         lane=lane,
@@ -122,34 +179,51 @@ def decode_request(data: bytes, lane: Lane, deadline: float, alone: bool) -> Inf
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """What a worker answers, or the error that refuses the request; all but its lane."""
+    """Encodes what a worker answers, or the error that refuses the request; all but its lane."""
     if isinstance(outcome, ServingError):
         return _encode(_Error(type(outcome).__name__, str(outcome)))
-    return _encode(
-        _Reply(
-            _tensors(outcome.outputs),
-            dict(outcome.datatypes),
-            outcome.batch_rows,
-            outcome.queue_s,
-            outcome.execution_s,
-        )
+    return _encode(_reply_record(outcome, _tensors(outcome.outputs)))
+
+
+def reply_pieces(reply: InferReply) -> Iterator[Piece]:
+    """Yields the same in pieces of at most `PIECE_BYTES`, which view the reply's arrays."""
+    tensors = yield from _tensor_pieces(reply.outputs)
+    yield _encode(_reply_record(reply, tensors))
+
+
+def _reply_record(reply: InferReply, outputs: tuple[TensorRecord, ...]) -> ReplyRecord:
+    return ReplyRecord(
+        outputs, dict(reply.datatypes), reply.batch_rows, reply.queue_s, reply.execution_s
     )
 
 
 def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | str:
-    """The outcome again, whose arrays view `data`; or the key under which it lies.
+    """Decodes an outcome, whose arrays view `data`; or the key under which it lies.
 
     One that cannot be read is an error like any other.
     """
     try:
-        found = _decode_outcome(data)
-        if isinstance(found, str):
+        found = reply_record(data)
+        if not isinstance(found, ReplyRecord):
             return found
-        if isinstance(found, _Error):
-            return error_of_kind(found.kind, found.message)
         outputs = _arrays(found.outputs)
-    except _UNREADABLE as error:
-        return WireError(f"the answer of model {lane} cannot be read: {error}")
+    except UNREADABLE as error:
+        return unreadable_reply(lane, error)
+    return reply_of(found, outputs, lane)
+
+
+def reply_record(data: bytes | memoryview) -> ReplyRecord | ServingError | str:
+    """Decodes the record of a reply, an error, or the key under which an outcome lies.
+
+    Raises:
+        MsgspecError, UnicodeDecodeError: it is none of them.
+    """
+    found = _decode_outcome(data)
+    return error_of_kind(found.kind, found.message) if isinstance(found, _Error) else found
+
+
+def reply_of(found: ReplyRecord, outputs: dict[str, Array], lane: Lane) -> InferReply:
+    """The reply of a record."""
     return InferReply(
         lane=lane,
         outputs=outputs,
@@ -158,6 +232,16 @@ def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | str:
         queue_s=found.queue_s,
         execution_s=found.execution_s,
     )
+
+
+def unreadable_request(lane: Lane, error: Exception) -> WireError:
+    """The error of a request that decoding refuses."""
+    return WireError(f"a queued request for model {lane} cannot be read: {error}")
+
+
+def unreadable_reply(lane: Lane, error: Exception) -> WireError:
+    """The error of an answer that decoding refuses."""
+    return WireError(f"the answer of model {lane} cannot be read: {error}")
 
 
 def error_of_kind(kind: str, message: str) -> ServingError:
@@ -170,7 +254,7 @@ def error_of_kind(kind: str, message: str) -> ServingError:
     return _ERRORS.get(kind, ServingError)(message)
 
 
-def _tensors(arrays: Mapping[str, Array]) -> tuple[_Tensor, ...]:
+def _tensors(arrays: Mapping[str, Array]) -> tuple[TensorRecord, ...]:
     tensors = []
     for name, array in arrays.items():
         datatype = _DATATYPES.get(array.dtype) or datatype_of(array)
@@ -178,15 +262,38 @@ def _tensors(arrays: Mapping[str, Array]) -> tuple[_Tensor, ...]:
             data = memoryview(encode_raw(datatype, array))
         else:
             data = raw_view(datatype, array)
-        tensors.append(_Tensor(name, datatype, array.shape, data))
+        tensors.append(TensorRecord(name, datatype, array.shape, data))
     return tuple(tensors)
 
 
+def _tensor_pieces(
+    arrays: Mapping[str, Array],
+) -> Generator[Piece, None, tuple[TensorRecord, ...]]:
+    """Yields the bytes of tensors, and returns their records."""
+    tensors = []
+    for name, array in arrays.items():
+        datatype = _DATATYPES.get(array.dtype) or datatype_of(array)
+        parts: Iterable[Piece] = ()
+        if datatype == "BYTES":
+            parts = bytes_elements_in_pieces(array)
+        elif array.size:
+            parts = [raw_view(datatype, array)]
+        size = 0
+        for part in parts:
+            size += len(part)
+            view = memoryview(part)
+            for start in range(0, len(part), PIECE_BYTES):
+                yield view[start : start + PIECE_BYTES]
+        tensors.append(TensorRecord(name, datatype, array.shape, _NOTHING, size))
+    return tuple(tensors)
+
+
+_NOTHING = memoryview(b"")
 _DATATYPES = {dtype: name for name, dtype in DATATYPES.items() if name not in ("BF16", "BYTES")}
 """BF16 travels as the UINT16 it is in memory."""
 
 
-def _arrays(tensors: tuple[_Tensor, ...]) -> dict[str, Array]:
+def _arrays(tensors: tuple[TensorRecord, ...]) -> dict[str, Array]:
     return {t.name: decode_raw(t.datatype, t.shape, t.data) for t in tensors}
 
 

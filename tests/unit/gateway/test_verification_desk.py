@@ -98,10 +98,10 @@ async def test_what_may_succeed_later_is_a_status(slow: SlowProof) -> None:
     verify, message = calls["VerifyModel"]
     slow.outcome.set_exception(QueueUnavailableError("the worker died; try again"))
     with pytest.raises(QueueUnavailableError, match="the worker died"):
-        await verify(message(model_name="m", wait=Duration(seconds=5)), Visitor(None, "here"))
+        await verify(message(model_name="m", wait=Duration(seconds=5)), Visitor(None, "here"), int)
     slow.outcome = asyncio.get_running_loop().create_future()
     slow.outcome.set_exception(ServingError("the golden file is broken"))
-    answer = await verify(message(model_name="m", wait=Duration(seconds=5)), Visitor(None, "here"))
+    answer = await verify(message(model_name="m", wait=Duration(seconds=5)), Visitor(None, "here"), int)
     assert isinstance(answer, pb.Verification)
     assert (answer.over, answer.error) == (True, "the golden file is broken")
 

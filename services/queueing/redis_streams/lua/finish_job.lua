@@ -5,9 +5,10 @@
 -- KEYS[2]  stream: jobs whose callers are to be told
 -- KEYS[3]  stream: the jobs that wait or run
 -- KEYS[4]  where its payload lies, if it is large
+-- KEYS[5]  where its outcome lies, if it is large
 -- ARGV[1]  the job's number, in hexadecimal digits
 -- ARGV[2]  the state it is in from now on: 'done', 'failed' or 'expired'
--- ARGV[3]  the outcome
+-- ARGV[3]  the outcome, or KEYS[5] as the queue writes it
 -- ARGV[4]  the channel that names jobs that are over
 -- ARGV[5]  the consumer group
 -- ARGV[6]  the job's id in KEYS[3]
@@ -15,9 +16,7 @@
 
 redis.call('XACK', KEYS[3], ARGV[5], ARGV[6])
 redis.call('XDEL', KEYS[3], ARGV[6])
-if KEYS[4] then
-    redis.call('DEL', KEYS[4])
-end
+redis.call('UNLINK', KEYS[4])
 local state = redis.call('HGET', KEYS[1], 'state')
 if state ~= 'queued' then
     return 0
@@ -27,6 +26,9 @@ redis.call('HSET', KEYS[1], 'state', ARGV[2], 'outcome', ARGV[3], 'finished',
     string.format('%.0f', time[1] * 1000000 + time[2]))
 local keeps = redis.call('HGET', KEYS[1], 'keeps')
 redis.call('EXPIRE', KEYS[1], keeps)
+if KEYS[5] then
+    redis.call('EXPIRE', KEYS[5], keeps)
+end
 redis.call('EXPIRE', redis.call('HGET', KEYS[1], 'same'), keeps) -- of the same model: in this slot
 if redis.call('HGET', KEYS[1], 'webhook') ~= '' then
     redis.call('XADD', KEYS[2], '*', 'job', ARGV[1])

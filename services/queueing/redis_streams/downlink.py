@@ -1,0 +1,115 @@
+"""What the lanes of one worker share, and a request that one of them holds."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
+from services.queueing.redis_streams.clients import Commands
+from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, Room
+from services.queueing.redis_streams.outage import Outage
+from services.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from services.queueing.redis_streams.receiving_lane import ReceivingLane
+
+GONE_AFTER_LOOKS = 3
+CLOGGED_BYTES = 64 * 2**20
+"""Of outcomes that wait to be handed over. With more, nothing is taken; where they are large and
+travel in pieces, nothing of lanes that have any."""
+LARGE_PAYLOAD_BYTES = 128 * 2**20
+"""Of large payloads that a worker holds at once, over all its lanes."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request that was taken from its stream and has not been answered.
+
+    Attributes:
+        stream: the number of its stream; 1 is the lane's first.
+        gateway: who asked for it.
+        number: what the gateway calls it.
+        taken_at: `time.monotonic()` second.
+        suspect: whether it runs alone, because a worker died with it.
+        payload_key: where its payload lies, if it is large.
+        payload_bytes: that it takes of the worker's room for large payloads.
+        outcome_key: where its outcome lies, if that is large.
+        state: of a job, once it is over.
+        entry: in this process's own queue.
+    """
+
+    lane: "ReceivingLane"
+    stream: int
+    stream_id: bytes
+    gateway: str
+    number: int
+    taken_at: float
+    suspect: bool
+    payload_key: str = ""
+    payload_bytes: int = 0
+    outcome_key: str = ""
+    state: str = ""
+    entry: Entry | None = None
+
+    @property
+    def stream_key(self) -> str:
+        """The name of its stream."""
+        return self.lane.keys.streams[self.stream - 1]
+
+
+@dataclass(slots=True, kw_only=True)
+class Downlink:
+    """What the lanes of one worker share.
+
+    Attributes:
+        redis: for commands that do not block.
+        worker: its name.
+        queue: its own, where the requests wait for a batch.
+        answer: hands an outcome over and lets the request go; None only lets it go.
+        clock_s: Redis' clock less `time.monotonic()`, as far as is known.
+        gateways: those that were heard of, and how often in a row they did not seem alive.
+        metrics: of the process.
+        outage: told of faults of Redis.
+        suspect: the one that runs, if any.
+        silent_at: when Redis did not answer last; a `time.monotonic()` second.
+        is_clogged: whether more outcomes wait to be handed over than can be kept here.
+        leaving_bytes: of large outcomes that are on their way to Redis.
+        keeping: held by the lane that mentions what it holds and takes over what others left (only
+            one suspect runs), or that leaves something to others.
+        room: for large payloads.
+        reading: held by who fetches a large payload.
+    """
+
+    redis: Commands
+    worker: str
+    queue: MemoryQueue
+    answer: Callable[[Held, Outcome | None], None]
+    metrics: Metrics
+    outage: Outage
+    clock_s: float = 0.0
+    gateways: dict[str, int] = field(default_factory=dict)
+    suspect: Held | None = None
+    silent_at: float = -math.inf
+    is_clogged: bool = False
+    leaving_bytes: int = 0
+    keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    room: Room = field(default_factory=lambda: Room(LARGE_PAYLOAD_BYTES))
+    reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECORDS_AT_ONCE))
+
+    def is_gone(self, gateway: str) -> bool:
+        """Whether a gateway has died: one look is not enough, for Redis may have forgotten it."""
+        return self.gateways.get(gateway, 0) >= GONE_AFTER_LOOKS
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLoad:
+    """How a lane stands, in Redis as a whole."""
+
+    waiting: int
+    """Requests that no worker has taken."""
+    taken: int
+    """Requests that workers have taken and not answered."""
+    oldest_s: float
+    """The age of the oldest; 0 when there is none."""

@@ -1,0 +1,250 @@
+"""Requests and replies that are too large for one command of Redis: in a list, piece by piece.
+
+In: the pieces that `wire.py` makes of a record. Out: the record again. The bytes of its tensors
+come first, and behind them the record without them, which says how many there are.
+
+Rules kept here:
+- neither the event loop nor Redis is busy with one record for longer than with a few pieces;
+- a list is forgotten after its time, however far its writer came;
+- what an older version has left as one string is read, too.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+from redis.exceptions import ResponseError
+
+from model_store.tensors import (
+    Array,
+    TensorError,
+    bytes_elements_in_slices,
+    decode_raw,
+    element_count,
+)
+from services.errors import ServingError
+from services.queueing.memory_queue import Outcome
+from services.queueing.records import InferRequest, Lane
+from services.queueing.redis_streams.clients import Commands
+from services.queueing.redis_streams.wire import (
+    PIECE_BYTES,
+    UNREADABLE,
+    Piece,
+    RequestRecord,
+    TensorRecord,
+    WireError,
+    reply_of,
+    reply_record,
+    request_of,
+    request_record,
+    unreadable_reply,
+    unreadable_request,
+)
+
+PIECES_AT_ONCE = 2
+"""In one command; it takes Redis and the event loop less than a millisecond."""
+RECORDS_AT_ONCE = 2
+"""Large records that a process writes at once, and reads at once."""
+Push = Callable[[list[Piece]], Awaitable[object]]
+
+
+async def leave(pieces: Iterator[Piece], push: Push) -> None:
+    """Leaves a record in Redis.
+
+    Args:
+        pieces: of it.
+        push: appends some of them to a list, and lets it live for its time from then on.
+
+    Raises:
+        RedisError: Redis is out of reach, or has no memory left.
+    """
+    while some := list(islice(pieces, PIECES_AT_ONCE)):
+        await push(some)
+
+
+def pushing(redis: Commands, key: str, lives_ms: int) -> Push:
+    """What appends pieces to the list under a key, if Redis has the memory."""
+
+    async def push(pieces: list[Piece]) -> None:
+        trip = redis.trip()
+        trip.add("RPUSH", key, *pieces)
+        trip.add("PEXPIRE", key, lives_ms)
+        await trip.execute()
+
+    return push
+
+
+class LargeTensors:
+    """The tensors of a record, which are still in Redis.
+
+    Attributes:
+        size_bytes: of all.
+
+    Raises:
+        TensorError: the pieces cannot hold what the record says.
+    """
+
+    def __init__(
+        self, redis: Commands, key: str, tensors: Sequence[TensorRecord], pieces: int
+    ) -> None:
+        sizes = [tensor.size for tensor in tensors]
+        self.size_bytes = sum(sizes)
+        if min(sizes, default=0) < 0 or self.size_bytes > pieces * PIECE_BYTES:
+            raise TensorError(f"{pieces} pieces cannot hold {self.size_bytes} bytes")
+        self._redis, self._key = redis, key
+        self._tensors, self._pieces = tensors, pieces
+
+    async def arrays(self) -> dict[str, Array]:
+        """Fetches the tensors.
+
+        Raises:
+            TensorError: they are not what the record says.
+            RedisError: Redis is out of reach.
+        """
+        found: dict[str, Array] = {}
+        waiting: list[bytes] = []
+        taken = 0
+        for tensor in self._tensors:
+            data = tensor.data
+            if tensor.size:
+                whole = np.empty(tensor.size, np.uint8)
+                end = 0
+                while end < tensor.size:
+                    if not waiting:
+                        last = min(taken + PIECES_AT_ONCE, self._pieces) - 1
+                        waiting = await self._redis.send("LRANGE", self._key, taken, last)
+                        if not waiting or last < taken:
+                            raise TensorError("pieces of it have expired")
+                        taken += len(waiting)
+                    piece = waiting.pop(0)
+                    start, end = end, end + len(piece)
+                    if end > tensor.size:
+                        raise TensorError(f"pieces of '{tensor.name}' do not end where it does")
+                    whole[start:end] = np.frombuffer(piece, np.uint8)
+                data = whole.data
+            found[tensor.name] = await _array(tensor, data)
+        return found
+
+
+async def _array(tensor: TensorRecord, data: memoryview) -> Array:
+    if tensor.datatype != "BYTES":
+        return decode_raw(tensor.datatype, tensor.shape, data)
+    slices = bytes_elements_in_slices(data, element_count(tensor.shape))
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            elements: Array = end.value
+            return elements.reshape(tensor.shape)
+        await asyncio.sleep(0)
+
+
+async def find_request(
+    redis: Commands, key: str, lane: Lane
+) -> tuple[RequestRecord, LargeTensors] | None:
+    """The request under a key, without its tensors; None if it has expired.
+
+    Raises:
+        WireError: there is something else.
+        RedisError: Redis is out of reach.
+    """
+    found = await _last(redis, key)
+    if found is None:
+        return None
+    pieces, data = found
+    record = request_record(data, lane)
+    if isinstance(record, str):
+        raise WireError(f"a queued request for model {lane} names another")
+    try:
+        return record, LargeTensors(redis, key, record.inputs, pieces)
+    except UNREADABLE as error:
+        raise unreadable_request(lane, error) from error
+
+
+async def load_request(
+    found: tuple[RequestRecord, LargeTensors], lane: Lane, deadline: float, alone: bool
+) -> InferRequest:
+    """Fetches what `find_request` found; the other arguments are as in `wire.decode_request`.
+
+    Raises:
+        WireError: it is incomplete.
+        RedisError: Redis is out of reach.
+    """
+    record, tensors = found
+    try:
+        inputs = await tensors.arrays()
+    except UNREADABLE as error:
+        raise unreadable_request(lane, error) from error
+    return request_of(record, inputs, lane, deadline, alone)
+
+
+async def load_outcome(
+    redis: Commands, key: str, lane: Lane, reserve: Callable[[int], object] = int
+) -> Outcome | None:
+    """Fetches the outcome under a key; None if it has expired.
+
+    Args:
+        redis: where it lies.
+        key: where.
+        lane: that gave it.
+        reserve: asked before its tensors are fetched.
+
+    Raises:
+        RedisError: Redis is out of reach.
+        ServingError: `reserve` refuses it.
+    """
+    found = await _last(redis, key)
+    if found is None:
+        return None
+    pieces, data = found
+    try:
+        record = reply_record(data)
+        if isinstance(record, str):
+            return WireError(f"the answer of model {lane} names another")
+        if isinstance(record, ServingError):
+            return record
+        tensors = LargeTensors(redis, key, record.outputs, pieces)
+        reserve(tensors.size_bytes)
+        return reply_of(record, await tensors.arrays(), lane)
+    except UNREADABLE as error:
+        return unreadable_reply(lane, error)
+
+
+async def _last(redis: Commands, key: str) -> tuple[int, bytes] | None:
+    """The pieces before a record, and the record."""
+    try:
+        trip = redis.trip()
+        trip.add("LLEN", key)
+        trip.add("LINDEX", key, -1)
+        count, data = await trip.execute()
+    except ResponseError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        count, data = 1, await redis.fetch(key)
+    return None if data is None else (count - 1, data)
+
+
+class Room:
+    """Bytes of large requests that a worker holds.
+
+    Args:
+        limit_bytes: of all together; a larger one is held alone.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._taken_bytes = 0
+        self._freed = asyncio.Event()
+
+    async def take(self, size: int) -> None:
+        """Waits until there is room."""
+        while self._taken_bytes and self._taken_bytes + size > self._limit_bytes:
+            self._freed.clear()
+            await self._freed.wait()
+        self._taken_bytes += size
+
+    def give(self, size: int) -> None:
+        """Gives room back."""
+        self._taken_bytes -= size
+        self._freed.set()

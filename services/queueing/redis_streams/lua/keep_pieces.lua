@@ -1,0 +1,10 @@
+#!lua flags=allow-oom
+-- Puts pieces of a large outcome behind those that are there. Allowed where memory is short: its
+-- request goes when it is whole.
+--
+-- KEYS[1]    list: the outcome's pieces
+-- ARGV[1]    milliseconds after which they are forgotten
+-- ARGV[2..]  the pieces
+
+redis.call('RPUSH', KEYS[1], unpack(ARGV, 2))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])

@@ -1,0 +1,135 @@
+"""What goes through Redis: texts without number, large answers, jobs and their results.
+
+The gateway writes requests for the queue and reads answers, the worker the other way round; the
+memory of each of the two is measured.
+"""
+
+import asyncio
+import gzip
+import json
+from functools import cache
+from random import Random
+
+from tests.adversarial import attacks_answers
+from tests.adversarial.attack import Attack, Target
+from tests.adversarial.http2_bytes import GRPC_INFER, call_all
+from tests.adversarial.victim import TYPED
+
+MIB = 2**20
+TEXTS = 2**20
+"""The most that a request may have."""
+CALLERS = 4
+JOBS = 12
+JOB_BYTES = 60 * MIB
+JOB_TIMEOUT_S = 20
+GET_JOB = "/flambeau.v1.JobService/GetJob"
+
+
+@cache
+def _texts(count: int, size: int) -> tuple[bytes, int]:
+    """A request of binary texts over REST, as gzip; and the length of its JSON."""
+    raw = (size.to_bytes(4, "little") + b"t" * size) * count
+    head = {
+        "name": "text", "datatype": "BYTES", "shape": [1, count],
+        "parameters": {"binary_data_size": len(raw)},
+    }  # fmt: skip
+    text = json.dumps({"inputs": [head]}).encode()
+    return gzip.compress(text + raw), len(text)
+
+
+async def _ask_texts(target: Target, count: int, size: int) -> None:
+    body, length = _texts(count, size)
+    fields = f"inference-header-content-length: {length}", "content-encoding: gzip"
+    status, said = await target.post("/v2/models/texts/infer", body, *fields)
+    if status == "200":
+        found = json.loads(said)["outputs"][0]["data"][:2]
+        if found != [count, count * size]:
+            target.wrong(f"{count} texts of {size} bytes were {found}")
+
+
+async def texts_over_rest(target: Target, random: Random) -> None:
+    """Right texts, as many as may be, or as large."""
+    count, size = random.choice(((TEXTS, 2), (TEXTS // 8, 400), (60, MIB)))
+    callers = random.choice((1, CALLERS))
+    await asyncio.gather(*(_ask_texts(target, count, size) for _ in range(callers)))
+
+
+async def texts_over_grpc(target: Target, random: Random) -> None:
+    """The same over gRPC."""
+    from protos import open_inference_pb2 as pb
+
+    count, size = random.choice(((TEXTS, 2), (TEXTS // 8, 400), (60, MIB)))
+    asked = pb.ModelInferRequest(model_name="texts")
+    asked.inputs.add(name="text", datatype="BYTES", shape=[1, count])
+    asked.raw_input_contents.append((size.to_bytes(4, "little") + b"t" * size) * count)
+    packed = [gzip.compress(asked.SerializeToString())] * random.choice((1, CALLERS))
+    await call_all(target, GRPC_INFER, packed, ("grpc-encoding", "gzip"), flag=1)
+
+
+@cache
+def _job() -> tuple[bytes, int]:
+    """A job whose result is as large as what it is asked, as gzip; and the length of its JSON."""
+    inputs, data = [], b""
+    for datatype in TYPED:
+        size = 8 if datatype == "FP64" else int("".join(filter(str.isdigit, datatype))) // 8
+        count = JOB_BYTES if datatype == "INT8" else 1
+        sized = {"binary_data_size": count * size}
+        inputs.append(
+            {"name": f"in_{datatype}", "datatype": datatype, "shape": [1, count],
+             "parameters": sized}
+        )  # fmt: skip
+        data += b"\x80" * (count * size)
+    text = json.dumps({"inputs": inputs, "parameters": {"timeout": JOB_TIMEOUT_S * 1_000_000}})
+    return gzip.compress(text.encode() + data), len(text)
+
+
+async def _submit(target: Target) -> str:
+    """Submits a job; returns its id, or nothing if it was refused."""
+    body, length = _job()
+    status, said = await target.post(
+        "/v2/models/typed/jobs", body,
+        f"inference-header-content-length: {length}", "content-encoding: gzip",
+    )  # fmt: skip
+    found: str = json.loads(said)["id"] if status in ("200", "202") else ""
+    return found
+
+
+async def _get(target: Target, path: str, *fields: str) -> None:
+    async with target.connection(target.http_port) as peer:
+        await peer.send("\r\n".join([f"GET {path} HTTP/1.1", "host: x", *fields, "", ""]).encode())
+        target.count((await peer.answer())[0])
+
+
+async def jobs(target: Target, random: Random) -> None:
+    """Many large jobs at once; some are cancelled, and results are asked for in every form."""
+    ids = await asyncio.gather(*(_submit(target) for _ in range(JOBS)))
+    for job in filter(None, ids):
+        await _finish(target, random, job)
+
+
+async def _finish(target: Target, random: Random, job: str) -> None:
+    """Cancels a job, or waits for it and asks for its result, by several callers at once."""
+    from protos.flambeau.v1 import jobs_pb2
+
+    if random.random() < 0.5:
+        async with target.connection(target.http_port) as peer:
+            await peer.send(f"DELETE /v2/jobs/{job} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            target.count((await peer.answer())[0])
+        return
+    asked = jobs_pb2.GetJobRequest(id=job)
+    asked.wait.seconds = 10
+    await asyncio.gather(
+        _get(target, f"/v2/jobs/{job}?wait=10s"),
+        _get(target, f"/v2/jobs/{job}/result"),
+        _get(target, f"/v2/jobs/{job}/result", "accept: application/octet-stream"),
+        call_all(target, GET_JOB, [asked.SerializeToString()] * 2),
+    )
+
+
+ATTACKS = (
+    Attack("split: texts without number, over REST", texts_over_rest, "split"),
+    Attack("split: texts without number, over gRPC", texts_over_grpc, "split"),
+    Attack("split: large answers over REST", attacks_answers.over_rest, "split"),
+    Attack("split: large answers over gRPC", attacks_answers.over_grpc, "split"),
+    Attack("split: large jobs", jobs, "split"),
+)
