@@ -92,6 +92,13 @@ def many_fields(random: Random, size: int) -> bytes:
     return USUAL + unit * max(300, size // len(unit))
 
 
+def fields_in_fields(random: Random, size: int) -> bytes:
+    """As many fields as may be, in each of as many inputs, or requests of a job, as may be."""
+    some = (varint(15 << 3) + b"\x01") * 1022 + field(15, bytes(random.choice((0, 16 * 1024))))
+    unit = field(random.choice((INPUT, OUTPUT, PARAMETER, 1)), some)
+    return random.choice((USUAL, b"")) + unit * (random.choice((size, 20 * MIB)) // len(unit) + 1)
+
+
 def many_contents(random: Random, size: int) -> bytes:
     """An input of many contents, parameters or dimensions, packed or one by one."""
     number = random.randrange(1, 9)
@@ -263,6 +270,7 @@ async def right_calls(target: Target, random: Random) -> None:
 KINDS: tuple[tuple[str, Make], ...] = (
     ("fields by the thousand", many_fields),
     ("contents by the thousand", many_contents),
+    ("fields in fields", fields_in_fields),
     ("deep messages", deep),
     ("unknown fields", unknown),
     ("damaged messages", damaged),

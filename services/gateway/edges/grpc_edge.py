@@ -27,7 +27,6 @@ from services.gateway.edges.grpc_infer import InferenceCall, InferRoute, secret_
 from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.edges.grpc_jobs import GrpcJobs
 from services.gateway.edges.grpc_large_answer import SlowAnswer
-from services.gateway.edges.grpc_raw import check_job_request
 from services.gateway.edges.grpc_reflection import GrpcReflection
 from services.gateway.edges.grpc_verification import ACT as VERIFY
 from services.gateway.edges.grpc_verification import SERVICE as VERIFICATION_SERVICE
@@ -197,7 +196,7 @@ class GrpcEdge:
                 self._verification.check(call.connection.peer, is_known=self._door is not None)
             visitor = self._visitor(call, act=act)
             if message is SubmitJobRequest:
-                check_job_request(body)
+                self._jobs.check_submitted(body)
             request = parsed(message, body)
             task = asyncio.get_running_loop().create_task(run(request, visitor, call))
             self._tasks.add(task)

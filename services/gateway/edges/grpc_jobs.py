@@ -14,9 +14,11 @@ from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges import grpc_codec
 from services.gateway.edges.binary_texts import Reserve
 from services.gateway.edges.grpc_large_answer import SlowAnswer, field_head
+from services.gateway.edges.grpc_raw import check_job_request
 from services.gateway.edges.raw_parts import Part
 from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
 from services.gateway.ledger import Ledger
+from services.gateway.wire.http_body import Body
 from services.queueing.job_records import Job
 from services.queueing.records import InferReply
 
@@ -47,6 +49,16 @@ class GrpcJobs:
             "CancelJob": (self._cancel, jobs_pb.CancelJobRequest),
             "ListJobs": (self._list, jobs_pb.ListJobsRequest),
         }
+
+    def check_submitted(self, body: Body) -> None:
+        """Checks the message of `SubmitJob` before protobuf reads it.
+
+        Raises:
+            UnsupportedError: this server keeps no jobs.
+            InvalidRequestError: it is beyond a limit.
+        """
+        if self._open_desk:
+            check_job_request(body)
 
     @property
     def _open_desk(self) -> JobDesk:

@@ -40,6 +40,8 @@ _JOB_REQUEST: Final = 1
 
 MAX_FIELDS = 1024
 """Of a large message: its inputs, outputs, parameters and raw tensors, some 0.5 µs each."""
+MAX_INNER_FIELDS = 4 * MAX_FIELDS
+"""Of all large inputs of a large message together."""
 MAX_TYPED_BYTES = 512 * 1024
 """Of a large message, for protobuf: names, shapes, and contents other than FP32 and FP64. Half a
 million numbers of a byte each take it and NumPy some 30 ms."""
@@ -66,11 +68,11 @@ def read_infer_request(
     if len(body) < MIN_VIEWED_BYTES:
         request = parsed(pb.ModelInferRequest, body)
         if len(body) > MAX_FIELDS:  # each takes 2 bytes at least, and some µs to look at
-            _check_fields(max(len(request.inputs), len(request.outputs)) - 1)
+            _Allowance().take(max(len(request.inputs), len(request.outputs)))
         return request, request.raw_input_contents
     message = memoryview(body)
     try:
-        rest, raw, numbers = _split(message)
+        rest, raw, numbers = _split(message, _Allowance())
     except (ValueError, IndexError):  # broken, or in a form that is protobuf's to judge
         _check_typed(len(message))
         rest, raw, numbers = bytes(message), [], []
@@ -94,25 +96,52 @@ def check_job_request(body: Body) -> None:
     """
     if len(body) < MIN_VIEWED_BYTES:
         return
-    message = memoryview(body)
+    message, allowance = memoryview(body), _Allowance()
     beside = len(message)
     try:
-        for count, (number, wire, start, end) in enumerate(fields_of(message, 0, len(message))):
-            _check_fields(count)
+        for number, wire, start, end in fields_of(message, 0, len(message)):
+            allowance.take()
             if number == _JOB_REQUEST and wire == BYTES:
-                rest, _, _ = _split(message[start:end])
+                rest, _, _ = _split(message[start:end], allowance)
                 beside += len(rest) - (end - start)
     except (ValueError, IndexError):
         beside = len(message)
     _check_typed(beside)
 
 
-def _check_fields(count: int) -> None:
-    if count >= MAX_FIELDS:
-        raise InvalidRequestError(
-            f"the message has more than {MAX_FIELDS} inputs, outputs, parameters and raw tensors, "
-            "the limit; send fewer"
-        )
+class _Allowance:
+    """Fields that may still be looked at in one message."""
+
+    __slots__ = ("_inner", "_left")
+
+    def __init__(self) -> None:
+        self._left, self._inner = MAX_FIELDS, MAX_INNER_FIELDS
+
+    def take(self, count: int = 1) -> None:
+        """Takes fields of the message itself.
+
+        Raises:
+            InvalidRequestError: there are too many.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise InvalidRequestError(
+                f"the message has more than {MAX_FIELDS} inputs, outputs, parameters and raw "
+                "tensors, the limit; send fewer"
+            )
+
+    def take_inner(self) -> None:
+        """Takes a field of an input.
+
+        Raises:
+            InvalidRequestError: there are too many.
+        """
+        self._inner -= 1
+        if self._inner < 0:
+            raise InvalidRequestError(
+                f"the large inputs of the message have more than {MAX_INNER_FIELDS} fields, the "
+                "limit; send fewer, and shapes packed"
+            )
 
 
 def _check_typed(size: int) -> None:
@@ -136,44 +165,53 @@ def _check_counts(request: pb.ModelInferRequest, numbers: Sequence[memoryview | 
             )
 
 
-def _split(message: memoryview) -> tuple[bytes, list[memoryview], list[memoryview | None]]:
+def _split(
+    message: memoryview, allowance: _Allowance
+) -> tuple[bytes, list[memoryview], list[memoryview | None]]:
     """A message without its raw tensors and numbers, and views of both.
+
+    Args:
+        message: all of it.
+        allowance: for its fields.
 
     Returns:
         The message, with raw tensors that are empty; those of the message; and for each input the
         packed numbers of its contents, or None.
 
     Raises:
-        InvalidRequestError: it has too many fields.
+        InvalidRequestError: it has too many fields, or too much that is neither.
         ValueError: it breaks off, or has a field that protobuf has given up (a group).
         IndexError: it breaks off.
     """
     rest, begin = bytearray(), 0
     raw: list[memoryview] = []
     numbers: list[memoryview | None] = []
-    for count, (number, wire, start, end) in enumerate(fields_of(message, 0, len(message))):
-        _check_fields(count)
+    for number, wire, start, end in fields_of(message, 0, len(message)):
+        allowance.take()
         if number == _NUMBER and wire == BYTES:
             raw.append(message[start:end])
             rest += _EMPTY
         elif number == _INPUTS and wire == BYTES:
-            fields, found = _split_input(message, start, end)
+            fields, found = _split_input(message, start, end, allowance)
             numbers.append(found)
             rest += message[begin:end] if found is None else _INPUT + _length(fields) + fields
         else:
             rest += message[begin:end]
         begin = end
+        _check_typed(len(rest))
     return bytes(rest), raw, numbers
 
 
-def _split_input(message: memoryview, start: int, end: int) -> tuple[bytes, memoryview | None]:
+def _split_input(
+    message: memoryview, start: int, end: int, allowance: _Allowance
+) -> tuple[bytes, memoryview | None]:
     """An input without its numbers, and these; None if they are protobuf's to read."""
     if end - start < _LEAST_VIEWED_BYTES:
         return b"", None
     rest, begin, datatype = bytearray(), start, ""
     contents: list[tuple[int, int]] = []
-    for count, (number, wire, at, after) in enumerate(fields_of(message, start, end)):
-        _check_fields(count)
+    for number, wire, at, after in fields_of(message, start, end):
+        allowance.take_inner()
         if number == _CONTENTS and wire == BYTES:
             contents.append((at, after))
         else:

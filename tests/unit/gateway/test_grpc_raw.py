@@ -12,6 +12,7 @@ from services.errors import InvalidRequestError
 from services.gateway.edges import grpc_raw
 from services.gateway.edges.grpc_raw import (
     MAX_FIELDS,
+    MAX_INNER_FIELDS,
     MAX_TYPED_BYTES,
     check_job_request,
     read_infer_request,
@@ -66,6 +67,36 @@ def test_a_large_message_of_very_many_fields_is_refused_before_it_is_built() -> 
     body = a_request(TENSOR, *[b""] * MAX_FIELDS).SerializeToString()
     with pytest.raises(InvalidRequestError, match=f"more than {MAX_FIELDS} inputs"):
         read_infer_request(body)
+
+
+UNKNOWN = b"\x78\x01"
+"""A field that nobody knows."""
+
+
+def an_input_of(fields: int) -> bytes:
+    """A large input that has so many fields; it is not viewed, and protobuf is not to read it."""
+    content = UNKNOWN * (fields - 1) + b"\x7a\x80\x80\x01" + bytes(16 * 1024)
+    size = len(content)
+    return b"\x2a" + bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14)) + content
+
+
+def test_fields_of_large_inputs_are_limited_over_all_of_them() -> None:
+    fields = MAX_INNER_FIELDS // 8
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_INNER_FIELDS} fields"):
+        read_infer_request(an_input_of(fields) * 9)
+    assert len(read_infer_request(an_input_of(fields) * 8)[0].inputs) == 8
+
+
+def test_what_protobuf_is_not_to_read_is_not_collected() -> None:
+    """Nor is what follows looked at: an error behind it is not found."""
+    with pytest.raises(InvalidRequestError, match=r"the message has 5\d{5} bytes that are neither"):
+        read_infer_request(an_input_of(1) * 1000 + b"\xff")
+
+
+def test_fields_of_a_job_are_limited_over_all_its_requests() -> None:
+    request = b"\x0a\x80\x10" + UNKNOWN * 1024
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_FIELDS} inputs"):
+        check_job_request(request * 1000)
 
 
 @pytest.mark.parametrize("field", ["inputs", "outputs"])
