@@ -7,6 +7,8 @@ came was refused, and the server answered a tenth of what it could until callers
 Rules kept here:
 - connections take turns, so that none waits for thousands of another's; of each, requests begin in
   the order in which they came; a large one counts as several;
+- small requests go before large ones for `SMALL_A_TURN`, so that hundreds of callers with large
+  ones do not delay them; of large ones, one at least begins in each turn;
 - one that nobody waits for any more is passed over;
 - none is refused for having waited: that takes as long as to serve it, for most of either is the
   system call that sends the answer, and a burst would be lost that could have been served.
@@ -25,6 +27,8 @@ BEGUN_A_TURN = 32
 """To read a request and let it in takes some 25 µs: a turn of them stays under 1 ms."""
 COUNTED_BYTES = 4096
 """A request counts once more for each so many bytes: the worst JSON takes 0.3 ms to read them."""
+SMALL_A_TURN = 24
+"""Requests of at most `COUNTED_BYTES` that go first, while larger ones wait."""
 MAX_WAITING = 16_384
 """Requests whose bodies are held. Beyond them, a connection that has more than its part of them
 waiting is refused more."""
@@ -56,15 +60,17 @@ class Inference(Protocol):
 class TurnShare:
     """The share of one event loop's turns that goes to new requests."""
 
-    __slots__ = ("_begun", "_next", "_queues", "_waiting")
+    __slots__ = ("_begun", "_large", "_queues", "_small", "_waiting")
 
     def __init__(self) -> None:
         self._begun = 0
         """In this turn; too many while any wait, so that what comes now waits behind them."""
         self._queues: dict[object, deque[tuple[Inference, Body, float]]] = {}
         """By connection, of those that wait."""
-        self._next: deque[object] = deque()
-        """Their connections; the first is the next to begin one."""
+        self._small: deque[object] = deque()
+        """Connections whose next request is small; the first is the next to begin one."""
+        self._large: deque[object] = deque()
+        """Those whose next request is large."""
         self._waiting = 0
         """Requests in all of them."""
 
@@ -89,7 +95,7 @@ class TurnShare:
         queue = self._queues.get(connection)
         if queue is None:
             queue = self._queues[connection] = deque()
-            self._next.append(connection)
+            self._line_of(body).append(connection)
         elif self._waiting >= MAX_WAITING and len(queue) * len(self._queues) >= MAX_WAITING:
             request.refuse(
                 TooManyInFlightError(
@@ -101,14 +107,19 @@ class TurnShare:
         queue.append((request, body, time.monotonic()))
         self._waiting += 1
 
-    def _take(self) -> tuple[Inference, Body, float]:
+    def _line_of(self, body: Body) -> deque[object]:
+        """The line in which a connection waits that has this body to begin next."""
+        return self._small if len(body) <= COUNTED_BYTES else self._large
+
+    def _take(self, begun: int) -> tuple[Inference, Body, float]:
         """The first request of the connection whose turn it is."""
-        connection = self._next.popleft()
+        small_first = self._small and (begun < SMALL_A_TURN or not self._large)
+        connection = (self._small if small_first else self._large).popleft()
         queue = self._queues[connection]
         found = queue.popleft()
         self._waiting -= 1
         if queue:
-            self._next.append(connection)
+            self._line_of(queue[0][1]).append(connection)
         else:
             del self._queues[connection]
         return found
@@ -120,7 +131,7 @@ class TurnShare:
             lend_lock()
         try:
             while self._waiting and begun < BEGUN_A_TURN and passed < PASSED_A_TURN:
-                request, body, since = self._take()
+                request, body, since = self._take(begun)
                 if request.is_over:
                     passed += 1
                 else:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gzip
 from random import Random
 
 from tests.adversarial.attack import Attack, Target
+from tests.adversarial.attacks_slicing import read_away
 from tests.adversarial.http2_bytes import (
     END_HEADERS,
     END_STREAM,
@@ -16,6 +18,7 @@ from tests.adversarial.http2_bytes import (
 )
 
 PATH = b"/v2/models/linear/infer"
+USUAL = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 
 
 async def bare_line_ends(target: Target, random: Random) -> None:
@@ -72,8 +75,29 @@ async def many_connects(target: Target, random: Random) -> None:
         await asyncio.gather(*together)
 
 
+async def zipped_pipelines(target: Target, random: Random) -> None:
+    """Requests of a few hundred bytes that become some 64 KiB each, without waiting for answers."""
+    blanks = b" " * random.choice((8_000, 31_000, 65_000, 66_000))
+    body = gzip.compress(random.choice((b"", USUAL)) + blanks)
+    one = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\n" % PATH
+    one += b"content-length: %d\r\n\r\n" % len(body) + body
+
+    async def flood() -> None:
+        async with target.connection(target.http_port) as peer:
+            reading = asyncio.create_task(read_away(target, peer))
+            try:
+                while not target.over:
+                    await peer.send(one * 32)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    await asyncio.gather(*(flood() for _ in range(random.choice((50, 400)))))
+
+
 ATTACKS = (
     Attack("HTTP/1: nothing but line ends", bare_line_ends),
     Attack("HTTP/1: chunks that are requests", chunks_that_are_requests),
     Attack("HTTP/1: connections by the hundred", many_connects),
+    Attack("HTTP/1: pipelines of gzip", zipped_pipelines),
 )

@@ -23,7 +23,7 @@ def over_many(send: Send) -> Callable[[Target, Random], Awaitable[None]]:
 
     async def one(target: Target, random: Random) -> None:
         async with target.connection(target.http_port) as peer:
-            reading = asyncio.create_task(_read_away(target, peer))
+            reading = asyncio.create_task(read_away(target, peer))
             try:
                 await send(target, peer, random)
             finally:
@@ -38,7 +38,7 @@ def over_many(send: Send) -> Callable[[Target, Random], Awaitable[None]]:
     return run
 
 
-async def _read_away(target: Target, peer: Peer) -> None:
+async def read_away(target: Target, peer: Peer) -> None:
     """Counts answers by their status, as long as they come."""
     try:
         while data := await peer.reader.read(READ_BYTES):

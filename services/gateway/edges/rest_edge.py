@@ -186,6 +186,7 @@ class _OpenAnswer(_BodilessExchange):
     """Answers anybody who asks, and so without the cost of an application and a task."""
 
     __slots__ = ("_say",)
+    is_quick = True
 
     def __init__(self, say: Callable[[], _Said], connection: "HttpConnection", head: Head) -> None:
         super().__init__(connection, head)

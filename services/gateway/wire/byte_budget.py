@@ -7,8 +7,9 @@ Rules kept here:
 - when the budget is full, connections that wait for their peer make room, the slowest first: those
   that send an unfinished request, or do not read an answer, at the fewest bytes a second;
 - a connection is judged only after `GRACE_S`, so that a request that has just begun is not slow;
-- the last part of the budget (`RESERVED_PART`) is for holders of at most `SMALL_BYTES`, so that
-  small requests pass while large ones fill the rest.
+- the last part of the budget (`RESERVED_PART`) is for holders of at most `SMALL_BYTES`, and half of
+  that for those of at most `TINY_BYTES`, so that small requests pass while larger ones fill the
+  rest.
 
 docs/adr/0037 says why the slowest, and how it was measured.
 """
@@ -23,6 +24,8 @@ GRACE_S = 1.0
 """A connection's rate over less than this says nothing: its first packets may be on their way."""
 SMALL_BYTES = 64 * 1024
 """One read of a connection; a holder of at most so much may use the reserved part."""
+TINY_BYTES = 4 * 1024
+"""More than the usual request takes."""
 SHARES = 4
 RESERVED_PART = 8
 """An eighth of the budget is reserved."""
@@ -64,7 +67,8 @@ class ByteBudget:
         limit_bytes: as given.
         grace_s: as given.
         held_bytes: charged now. Where it is hot, callers add and subtract here themselves; whoever
-            has made it larger than `limit_bytes` calls `make_room`.
+            has made it larger than `small_limit_bytes` calls `has_room_for`.
+        small_limit_bytes: for holders of more than `TINY_BYTES`.
         share_bytes: that one connection may hold of answers that its peer has not read, and begin
             another, and of messages that are not whole.
         waiting: connections that may wait for their peer; they add and remove themselves.
@@ -72,7 +76,7 @@ class ByteBudget:
 
     __slots__ = (
         "_freed", "_large_limit_bytes", "_next_search", "grace_s", "held_bytes", "limit_bytes",
-        "share_bytes", "waiting",
+        "share_bytes", "small_limit_bytes", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +85,7 @@ class ByteBudget:
         self.limit_bytes = limit_bytes
         self.grace_s = grace_s
         self._large_limit_bytes = limit_bytes - limit_bytes // RESERVED_PART
+        self.small_limit_bytes = limit_bytes - limit_bytes // RESERVED_PART // 2
         self.share_bytes = limit_bytes // SHARES
         self.held_bytes = 0
         self.waiting: set[Holder] = set()
@@ -98,12 +103,22 @@ class ByteBudget:
             BufferFullError: there is no room for them, nor could any be made; nothing is charged.
         """
         self.held_bytes += size
-        is_large = holder_bytes + size > SMALL_BYTES
-        limit = self._large_limit_bytes if is_large else self.limit_bytes
-        if self.held_bytes > limit and not self.make_room(limit):
+        if self.held_bytes > self._large_limit_bytes and not self.has_room_for(holder_bytes + size):
             self.held_bytes -= size
             raise self.full()
         self._freed.look(self.held_bytes)
+
+    def has_room_for(self, holder_bytes: int) -> bool:
+        """Whether a holder of so many bytes, which are charged already, may keep them.
+
+        Room is made for it if there is none.
+        """
+        limit = self.limit_bytes
+        if holder_bytes > SMALL_BYTES:
+            limit = self._large_limit_bytes
+        elif holder_bytes > TINY_BYTES:
+            limit = self.small_limit_bytes
+        return self.held_bytes <= limit or self.make_room(limit)
 
     def full(self) -> BufferFullError:
         """The refusal of what there is no room for."""

@@ -20,6 +20,7 @@ from services.gateway.wire import http2_headers
 from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
 from services.gateway.wire.http_body import Body, too_large
+from services.gateway.wire.http_compression import INFLATE_SHIFT
 
 if TYPE_CHECKING:
     from services.gateway.wire.grpc_connection import GrpcConnection
@@ -223,6 +224,8 @@ class Call:
                     return
                 if isinstance(outcome, ServingError):
                     raise outcome
+                if at_once:
+                    connection.port.turns.count(len(outcome) >> INFLATE_SHIFT)
                 self.take(outcome)
                 if not at_once:  # else whoever called goes on
                     self._take_messages()
@@ -386,7 +389,7 @@ class UnaryCall(Call):
             budget = self.connection.port.budget
             size = self.held_bytes = len(message)
             budget.held_bytes += size
-            if budget.held_bytes > budget.limit_bytes and not budget.make_room(budget.limit_bytes):
+            if budget.held_bytes > budget.small_limit_bytes and not budget.has_room_for(size):
                 self.connection.refuse(self, budget.full())
             elif not self.is_over:
                 self.begin(message)

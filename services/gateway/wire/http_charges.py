@@ -6,12 +6,18 @@ charged by its exchange until the answer is written.
 """
 
 import abc
+from collections import deque
 
 from services.errors import BufferFullError, ServingError
 from services.gateway.wire.http_body import ChunkedBody, SizedBody
 from services.gateway.wire.http_exchange import Exchange
 from services.gateway.wire.http_port import HttpPort
 from services.gateway.wire.open_port import OpenConnection
+
+MAX_PIPELINED = 32
+"""Requests in flight on a connection."""
+MAX_PIPELINED_BYTES = 64 * 1024
+"""Plain bytes of them, before another is taken."""
 
 
 class ChargedConnection(OpenConnection):
@@ -26,6 +32,7 @@ class ChargedConnection(OpenConnection):
     _incoming: Exchange | None
     _left_bytes: int
     _partial: bytearray
+    _waiting: deque[Exchange]
 
     @abc.abstractmethod
     def _refuse(self, error: ServingError) -> None:
@@ -52,6 +59,14 @@ class ChargedConnection(OpenConnection):
         else:
             self._refuse(error)
 
+    def _may_pipeline(self) -> bool:
+        """Whether one more request may be in flight."""
+        waiting = self._waiting
+        if len(waiting) < 2:
+            return True
+        held_bytes = sum(exchange.held_bytes for exchange in waiting)
+        return len(waiting) < MAX_PIPELINED and held_bytes < MAX_PIPELINED_BYTES
+
     def _settle_input(self) -> None:
         """Charges what has been received, or refuses it."""
         try:
@@ -63,9 +78,9 @@ class ChargedConnection(OpenConnection):
                 self._refuse(error)
 
     def _refused_full(self, exchange: Exchange) -> bool:
-        """Refuses a request that the budget has no room for, unless some can be made."""
+        """Refuses a request that the budget has no room for, unless it is answered at once."""
         budget = self._budget
-        if budget.make_room(budget.limit_bytes):
+        if exchange.is_quick or budget.has_room_for(exchange.held_bytes):
             return False
         error = budget.full()
         if not exchange.counts_refusals:

@@ -49,6 +49,9 @@ class Exchange:
 
     work_us: ClassVar[int] = 40
     """What it takes of the event loop's time until it is answered (`loop_turns.py`)."""
+    is_quick: ClassVar[bool] = False
+    """Whether it is answered at once, whatever the budget holds: as long as a server lives, it says
+    so."""
     is_paced: ClassVar[bool] = False
     """Whether its own work has turns already, as inferences have (`turn_share.py`)."""
 

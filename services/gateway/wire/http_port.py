@@ -5,6 +5,7 @@ from email.utils import formatdate
 from services.errors import OverloadedError, ServingError
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_compression import INFLATE_SHIFT, INLINE_BYTES
 from services.gateway.wire.http_errors import HeadTooLargeError
 from services.gateway.wire.http_exchange import Exchange, Opener, Router
 from services.gateway.wire.http_head import MAX_HEAD_BYTES, Head, parse_head
@@ -90,9 +91,15 @@ class HttpPort(OpenPort):
                     self.count_refusal(outcome)
                 exchange.refuse(outcome)
                 return
-            budget.held_bytes += len(outcome) - exchange.held_bytes
-            exchange.held_bytes = len(outcome)
-            exchange.begin(outcome)
+            size = len(outcome)
+            if size <= INLINE_BYTES:
+                self.turns.count(size >> INFLATE_SHIFT)
+            budget.held_bytes += size - exchange.held_bytes
+            exchange.held_bytes = size
+            if budget.held_bytes > budget.small_limit_bytes and not budget.has_room_for(size):
+                begin(budget.full())
+            else:
+                exchange.begin(outcome)
 
         try:
             limit = exchange.body_limit(self.limits.max_request_bytes)

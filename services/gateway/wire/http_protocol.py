@@ -2,7 +2,7 @@
 
 Rules kept here:
 - answers leave in the order of their requests, and those of one turn of the loop in one write;
-- a connection has at most `MAX_PIPELINED` requests in flight, and is not read beyond them, nor
+- a connection has few requests in flight (`http_charges.py`), and is not read beyond them, nor
   while its peer does not read;
 - a connection works for so long in a turn of the event loop, and then waits (`loop_turns.py`);
 - a refusal that leaves input unread ends the connection, but not before the peer had a chance to
@@ -33,7 +33,6 @@ from services.gateway.wire.loop_turns import (
     WORK_AT_ONCE_US,
 )
 
-MAX_PIPELINED = 32
 SPARE_CONNECTIONS = 64
 """Connections beyond the limit that are still told so; the next ones are dropped."""
 
@@ -191,7 +190,7 @@ class HttpConnection(ChargedConnection):
         budget = self._budget
         size = exchange.held_bytes = len(data)
         budget.held_bytes += size
-        if budget.held_bytes > budget.limit_bytes and self._refused_full(exchange):
+        if budget.held_bytes > budget.small_limit_bytes and self._refused_full(exchange):
             return True
         exchange.begin(part_of(data, len(lines), size))
         return True
@@ -237,7 +236,7 @@ class HttpConnection(ChargedConnection):
             (self._position < len(self._data) or self._body is not None)
             and not self._ended
             and not self._write_paused
-            and len(self._waiting) < MAX_PIPELINED
+            and self._may_pipeline()
         )
 
     def _step(self) -> bool:
@@ -326,7 +325,7 @@ class HttpConnection(ChargedConnection):
         budget = self._budget
         size = exchange.held_bytes = len(body)
         budget.held_bytes += size
-        if budget.held_bytes > budget.limit_bytes and self._refused_full(exchange):
+        if budget.held_bytes > budget.small_limit_bytes and self._refused_full(exchange):
             return
         if exchange.head.encoding:
             self.port.decompress(exchange, body)

@@ -1,5 +1,6 @@
 """What connections of HTTP/1 charge to the budget of bytes, and give back."""
 
+import asyncio
 import gzip
 from typing import Any
 
@@ -95,15 +96,81 @@ def test_small_requests_are_charged_until_the_answer() -> None:
     on_loop(test)
 
 
+async def fill(port: HttpPort, body: bytes) -> list[Wire]:
+    """Fills the budget with held requests, as far as those of this size may."""
+    wires = []
+    while port.budget.held_bytes + len(body) <= port.budget.small_limit_bytes:
+        wires.append(Wire(port))
+        wires[-1].send(request("/held", body))
+        await settle()
+    return wires
+
+
+def test_full_budget_answers_the_usual_request_and_who_asks_whether_it_lives() -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        await fill(port, b"x" * 60_000)
+        usual = Wire(port)
+        usual.send(request(body=b"y" * 4000))
+        assert usual.answers()[0].status == 200
+        while port.budget.held_bytes < LIMIT_BYTES - 100:
+            port.budget.take(100)
+        refused = Wire(port)
+        refused.send(request(body=b"y" * 4000))
+        assert refused.answers()[0].status == 503
+        route.is_quick = True  # who asks whether the server lives
+        alive = Wire(port)
+        alive.send(request())
+        assert alive.answers()[0].status == 200
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("size", [60_000, 80_000])
+def test_what_comes_out_of_a_small_body_is_held_to_the_budget(size: int) -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        zipped = gzip.compress(b"x" * size)
+        wires = [Wire(port) for _ in range(30)]
+        for w in wires:
+            w.send(request("/held", zipped, **{"content-encoding": "gzip"}))
+        async with asyncio.timeout(10):
+            while not wires[-1].output:  # noqa: ASYNC110  # a thread may have it
+                await asyncio.sleep(0.01)
+        assert port.budget.held_bytes <= LIMIT_BYTES
+        assert all(w.answers()[0].status == 503 for w in wires if w.output)
+        assert 0 < len(route.held) < len(wires)
+
+    on_loop(test)
+
+
+def test_requests_in_flight_on_a_connection_hold_few_bytes() -> None:
+    async def test() -> None:
+        route = echo_route()
+        port = make_port(route)
+        w = Wire(port)
+        zipped = gzip.compress(b"x" * 60_000)
+        for _ in range(10):
+            w.send(request("/held", zipped, **{"content-encoding": "gzip"}))
+            await settle()
+        assert len(route.held) == 2
+        while route.held:
+            assert port.budget.held_bytes < 3 * 60_000
+            route.held.pop(0).release()
+            await settle()
+        assert len(w.answers()) == 10
+
+    on_loop(test)
+
+
 def test_full_budget_refuses_a_request_and_keeps_its_connection() -> None:
     async def test() -> None:
         route = echo_route()
         port = make_port(route)
-        first, second = Wire(port), Wire(port)
-        body = b"x" * 60_000
-        for _ in range(LIMIT_BYTES // len(body)):
-            first.send(request("/held", body))
-            await settle()
+        second, body = Wire(port), b"x" * 60_000
+        await fill(port, body)
         second.send(request(body=body))
         (answer,) = second.answers()
         assert (answer.status, answer.header("retry-after")) == (503, "1")

@@ -3,7 +3,7 @@
 import pytest
 
 from services.errors import BufferFullError
-from services.gateway.wire.byte_budget import RESERVED_PART, SMALL_BYTES, ByteBudget
+from services.gateway.wire.byte_budget import RESERVED_PART, SMALL_BYTES, TINY_BYTES, ByteBudget
 from tests.unit.gateway.http_wire import on_loop
 
 LIMIT_BYTES = 100 * SMALL_BYTES
@@ -52,11 +52,15 @@ def test_reserved_part_is_for_small_holders() -> None:
         budget.take(LARGE_LIMIT_BYTES)
         with pytest.raises(BufferFullError):
             budget.take(1, holder_bytes=SMALL_BYTES)
-        while budget.held_bytes + SMALL_BYTES <= LIMIT_BYTES:
+        while budget.held_bytes + SMALL_BYTES <= budget.small_limit_bytes:
             budget.take(SMALL_BYTES)
         with pytest.raises(BufferFullError):
             budget.take(SMALL_BYTES)
-        budget.take(LIMIT_BYTES - budget.held_bytes)
+        while budget.held_bytes + TINY_BYTES <= LIMIT_BYTES:
+            budget.take(TINY_BYTES)
+        assert budget.small_limit_bytes < budget.held_bytes
+        with pytest.raises(BufferFullError):
+            budget.take(TINY_BYTES)
 
     on_loop(test)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.gateway.wire.http_charges import MAX_PIPELINED
 from services.gateway.wire.http_head import MAX_HEAD_BYTES
-from services.gateway.wire.http_protocol import MAX_PIPELINED
 from services.gateway.wire.loop_turns import READ_BYTES, WORK_A_TURN_US
 from tests.unit.gateway.http_wire import (
     MAX_REQUEST_BYTES,

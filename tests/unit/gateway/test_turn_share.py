@@ -8,7 +8,7 @@ import pytest
 
 from services.errors import ServingError, TooManyInFlightError
 from services.gateway import turn_share
-from services.gateway.turn_share import BEGUN_A_TURN, TurnShare
+from services.gateway.turn_share import BEGUN_A_TURN, COUNTED_BYTES, TurnShare
 from services.gateway.wire.http_body import Body
 
 
@@ -33,7 +33,7 @@ class Request:
         self._log = log
 
     def begin_in_turn(self, body: Body, waited_s: float) -> None:
-        assert body == b"%d" % self.number
+        assert bytes(body).rstrip() == b"%d" % self.number
         self.waited_s = waited_s
         self._log.append((self.number, "begun"))
         if self.fails:
@@ -51,11 +51,11 @@ class Place:
         self.share, self.log = TurnShare(), list[tuple[int, str]]()
         self.requests: list[Request] = []
 
-    def ask(self, count: int = 1, connection: object = "one") -> list[Request]:
+    def ask(self, count: int = 1, connection: object = "one", size: int = 0) -> list[Request]:
         asked = [Request(len(self.requests) + n, self.log) for n in range(count)]
         self.requests += asked
         for request in asked:
-            self.share.begin(request, b"%d" % request.number, connection)
+            self.share.begin(request, (b"%d" % request.number).ljust(size), connection)
         return asked
 
     def begun(self) -> list[int]:
@@ -74,6 +74,30 @@ async def test_a_few_requests_begin_at_once() -> None:
         assert place.begun() == list(range(len(place.requests)))
         await turns(2)
     assert all(request.waited_s == 0 for request in place.requests)
+
+
+async def test_small_requests_go_before_hundreds_of_large_ones() -> None:
+    place = Place()
+    for number in range(200):
+        place.ask(size=4 * COUNTED_BYTES, connection=number)
+    await turns(1)
+    begun = len(place.begun())
+    small = place.ask(connection="neighbour")
+    await turns(2)
+    assert small[0].waited_s >= 0
+    assert 0 < len(place.begun()) - begun < 20
+
+
+async def test_large_requests_begin_although_small_ones_never_end() -> None:
+    place = Place()
+    for number in range(BEGUN_A_TURN):
+        place.ask(2, connection=number)
+    large = place.ask(3, size=4 * COUNTED_BYTES, connection="large")
+    for _ in range(8):
+        for number in range(BEGUN_A_TURN):
+            place.ask(connection=number)
+        await turns(1)
+    assert all(request.waited_s >= 0 for request in large)
 
 
 async def test_a_turn_begins_no_more_than_its_share_and_in_their_order() -> None:
