@@ -20,7 +20,7 @@ CLOSE_TIMEOUT_S = 1.0
 MAX_HEAD_BYTES = 1024 * 1024
 
 Run = Callable[["Target", Random], Awaitable[None]]
-VictimName = Literal["open", "keyed", "split"]
+VictimName = Literal["open", "keyed", "tls", "split"]
 VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 
 
@@ -31,8 +31,9 @@ class Attack:
     Attributes:
         name: of the row; unique.
         run: one round of it.
-        victim: the server it is for: `open` to everybody; `keyed`, which asks for credentials; or
-            `split` into a gateway and a worker with Redis between them.
+        victim: the server it is for: `open` to everybody; `keyed`, which asks for credentials;
+            one that speaks `tls`; or one that is `split` into a gateway and a worker with Redis
+            between them.
     """
 
     name: str

@@ -54,7 +54,9 @@ class Campaign:
             family = left[0].family
             with running_victim(self._name, self._store, self._folder) as victim:
                 server = victim.server
-                with neighbour(server.http_port, server.grpc_port, victim.key) as beside:
+                with neighbour(
+                    server.http_port, server.grpc_port, victim.key, victim.certificate
+                ) as beside:
                     while left and left[0].family == family and not victim.has_ended:
                         row = self._attack(left.pop(0), victim, beside)
                         self._report(row)

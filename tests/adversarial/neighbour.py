@@ -1,6 +1,7 @@
 """The healthy client beside an attack, in a process of its own.
 
-Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY`. Four threads ask again and
+Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY CERTIFICATE`, the last of a
+server that speaks TLS, else empty. Four threads ask again and
 again: an inference over REST, one over gRPC, liveness on a new connection, and `control`, an echo
 process that does nothing else. A wait for `control` is the machine's doing, so it is taken off the
 waits for the server at the same moment.
@@ -14,6 +15,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 
@@ -107,14 +110,22 @@ class Stream:
             return list(self._waits), list(self._failed), list(self._wrong)
 
 
-def over_rest(port: int, key: str) -> Callable[[], None]:
+def http_connection(port: int, certificate: str) -> http.client.HTTPConnection:
+    """A connection that is not open yet."""
+    if not certificate:
+        return http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    tls = ssl.create_default_context(cafile=certificate)
+    return http.client.HTTPSConnection("127.0.0.1", port, timeout=TIMEOUT_S, context=tls)
+
+
+def over_rest(port: int, key: str, certificate: str) -> Callable[[], None]:
     """Inferences on one connection, which is made anew after an error."""
     fields = {"x-api-key": key} if key else {}
     kept: list[http.client.HTTPConnection] = []
 
     def ask() -> None:
         if not kept:
-            kept.append(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S))
+            kept.append(http_connection(port, certificate))
         try:
             kept[0].request("POST", "/v2/models/linear/infer", BODY, fields)
             with kept[0].getresponse() as answer:
@@ -130,12 +141,16 @@ def over_rest(port: int, key: str) -> Callable[[], None]:
     return ask
 
 
-def over_grpc(port: int, key: str) -> Callable[[], None]:
+def over_grpc(port: int, key: str, certificate: str) -> Callable[[], None]:
     """Inferences through one channel."""
     # Not at the top: tests that start this process may have other stubs of the same messages.
     from protos import open_inference_pb2 as pb
 
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    channel = grpc.insecure_channel(address)
+    if certificate:
+        trusted = grpc.ssl_channel_credentials(Path(certificate).read_bytes())
+        channel = grpc.secure_channel(address, trusted)
     call = channel.unary_unary(
         _METHOD,
         request_serializer=pb.ModelInferRequest.SerializeToString,
@@ -155,11 +170,11 @@ def over_grpc(port: int, key: str) -> Callable[[], None]:
     return ask
 
 
-def liveness(port: int) -> Callable[[], None]:
+def liveness(port: int, certificate: str) -> Callable[[], None]:
     """A new connection each time, as a kubelet makes one."""
 
     def ask() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        connection = http_connection(port, certificate)
         try:
             connection.request("GET", "/v2/health/live")
             with connection.getresponse() as answer:
@@ -216,14 +231,15 @@ def main() -> None:
     if sys.argv[1] == "control":
         serve_control(int(sys.argv[2]))
         return
-    http_port, grpc_port, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    http_port, grpc_port = int(sys.argv[1]), int(sys.argv[2])
+    key, certificate = sys.argv[3:]
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", __spec__.name, "control", str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]), theirs, ours:
         streams = {
-            "REST": Stream("REST", PAUSE_S, over_rest(http_port, key)),
-            "gRPC": Stream("gRPC", PAUSE_S, over_grpc(grpc_port, key)),
-            "liveness": Stream("liveness", PROBE_PAUSE_S, liveness(http_port)),
+            "REST": Stream("REST", PAUSE_S, over_rest(http_port, key, certificate)),
+            "gRPC": Stream("gRPC", PAUSE_S, over_grpc(grpc_port, key, certificate)),
+            "liveness": Stream("liveness", PROBE_PAUSE_S, liveness(http_port, certificate)),
             "control": Stream("control", PAUSE_S, control(ours)),
         }
         for line in sys.stdin:
@@ -257,9 +273,11 @@ class Neighbour:
 
 
 @contextmanager
-def neighbour(http_port: int, grpc_port: int, key: str) -> Iterator[Neighbour]:
+def neighbour(
+    http_port: int, grpc_port: int, key: str, certificate: str = ""
+) -> Iterator[Neighbour]:
     """A healthy client of the server with these ports, until the block ends."""
-    command = [sys.executable, "-m", __name__, str(http_port), str(grpc_port), key]
+    command = [sys.executable, "-m", __name__, str(http_port), str(grpc_port), key, certificate]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -12,6 +12,7 @@ from services.standalone.config import ServerConfig
 from tests.adversarial.attack import VictimName
 from tests.adversarial.text_model import publish_texts
 from tests.fixtures import onnx_models
+from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import SplitServer, running_split
@@ -22,10 +23,10 @@ TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64
 
 
 class Victim:
-    """A running server, with its store and a credential for it."""
+    """A running server, with its store, a credential for it, and a certificate to trust it by."""
 
-    def __init__(self, server: ServerProcess, store: Path, key: str) -> None:
-        self.server, self.store, self.key = server, store, key
+    def __init__(self, server: ServerProcess, store: Path, key: str, certificate: str) -> None:
+        self.server, self.store, self.key, self.certificate = server, store, key, certificate
         worker = server.worker if isinstance(server, SplitServer) else None
         self._parts = [server] if worker is None else [server, worker]
         self._first = self._peaks()
@@ -76,10 +77,10 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
     Args:
         name: which kind.
         store: served.
-        folder: for the file with keys.
+        folder: for the file with keys, and certificates.
     """
     settings: dict[str, str] = {}
-    key = ""
+    key = certificate = ""
     if name == "keyed":
         keys = folder / "keys.yaml"
         asked = ["add", "neighbour", "--grant", "infer", "--file", str(keys)]
@@ -89,9 +90,14 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         assert found.exit_code == 0, found.output
         key = found.stdout.strip()
         settings["api_keys_file"] = str(keys)
+    if name == "tls":
+        authority = Authority(folder)
+        pair, certificate = authority.issue("victim"), str(authority.file)
+        settings["tls_certificate_file"] = str(pair.certificate)
+        settings["tls_key_file"] = str(pair.key)
     running = running_split(store) if name == "split" else running_server(store, **settings)
     with running as server:
-        victim = Victim(server, store, key)
+        victim = Victim(server, store, key, certificate)
         yield victim
         victim.expect_its_end()
 

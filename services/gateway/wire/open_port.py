@@ -24,6 +24,7 @@ from services.gateway.wire.loop_turns import (
     WORK_A_TURN_US,
     LoopTurns,
 )
+from services.gateway.wire.tls_handshakes import TlsHandshakes
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
@@ -32,6 +33,8 @@ LINGER_S = 2.0
 ACCEPTED_A_TURN = 16
 """Connections that one turn of a busy loop takes, some 60 µs each. libuv takes one (since 1.46): of
 200 callers at once, the last waited for 200 turns, each as long as `loop_turns.py` lets it be."""
+TLS_CONNECTION_BYTES = 24 * 1024
+"""What OpenSSL and the loop keep of a connection that is open."""
 _MAX_SWEEP_S = 1.0
 _SWEEP_TURN_S = 0.001
 
@@ -240,6 +243,7 @@ class OpenPort:
         turns: of the loop, shared with other ports.
         metrics: where refusals are counted.
         budget: of the bytes that the process holds, shared with other ports.
+        connection_bytes: charged for each connection, whatever it holds.
     """
 
     def __init__(
@@ -260,6 +264,7 @@ class OpenPort:
         self.threads = CompressionThreads()
         self.metrics = metrics
         self.budget = budget
+        self.connection_bytes = 0
 
     def tick(self) -> None:
         """Renews the clock."""
@@ -268,11 +273,13 @@ class OpenPort:
     def opened(self, connection: OpenConnection) -> None:
         """A connection was made."""
         self.connections.add(connection)
+        self.budget.held_bytes += self.connection_bytes
         self.empty.clear()
 
     def closed(self, connection: OpenConnection) -> None:
         """A connection was lost."""
         self.connections.discard(connection)
+        self.budget.held_bytes -= self.connection_bytes
         if not self.connections:
             self.empty.set()
 
@@ -298,8 +305,11 @@ class PortServer:
     ) -> None:
         self._port = port
         self._connect = connect
-        self._tls = tls
-        self._handshake_s = port.limits.receive_timeout_s if tls is not None else None
+        self._handshakes: TlsHandshakes | None = None
+        if tls is not None:
+            waiting, refused = port.limits.max_connections, port.count_refusal
+            self._handshakes = TlsHandshakes(tls, connect, waiting, refused, port.budget)
+            port.connection_bytes = TLS_CONNECTION_BYTES
         self._socket: socket.socket
         self._listening: asyncio.Server | None = None
         self._opening: set[asyncio.Task[Any]] = set()
@@ -315,13 +325,18 @@ class PortServer:
         self._sweep()
         listening.setblocking(False)
         self._socket = listening
-        self._listening = await asyncio.get_running_loop().create_server(
-            self._taken,
-            sock=listening,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=self._handshake_s,
-        )
+        loop = asyncio.get_running_loop()
+        if self._handshakes is not None:
+            listening.listen(BACKLOG)
+            loop.add_reader(listening, self._accept, self._handshakes)
+        else:
+            self._listening = await loop.create_server(self._taken, sock=listening, backlog=BACKLOG)
+
+    def _accept(self, handshakes: TlsHandshakes) -> None:
+        """Takes some of those who wait for TLS."""
+        with contextlib.suppress(OSError):  # nobody waits; or too many files are open
+            for _ in range(ACCEPTED_A_TURN):
+                handshakes.take(self._socket.accept()[0])
 
     def _taken(self) -> OpenConnection:
         """Makes the connection that the loop has taken; if turns are long, takes the next, too."""
@@ -333,18 +348,14 @@ class PortServer:
 
     def _open(self, taken: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        opening = loop.create_task(
-            loop.connect_accepted_socket(
-                self._connect, taken, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
-            )
-        )
+        opening = loop.create_task(loop.connect_accepted_socket(self._connect, taken))
         self._opening.add(opening)
         opening.add_done_callback(self._opened)
 
     def _opened(self, opening: asyncio.Task[Any]) -> None:
         self._opening.discard(opening)
         if not opening.cancelled():
-            opening.exception()  # of a peer that has gone, or speaks no TLS: its own affair
+            opening.exception()  # of a peer that has gone: its own affair
 
     def part(self) -> None:
         """Closes each connection with its next answer, which says so; takes new ones as before."""
@@ -360,6 +371,10 @@ class PortServer:
         if self._listening is not None:
             self._listening.close()
         port.stopping = True
+        if self._handshakes is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            await self._handshakes.stop(grace_s)
         if self._opening:
             await asyncio.wait(self._opening, timeout=grace_s)
         for connection in tuple(port.connections):
@@ -380,6 +395,8 @@ class PortServer:
         self._timer = loop.call_later(self._sweep_s, self._sweep)
         self._port.tick()
         self._port.budget.look_for_freed()
+        if self._handshakes is not None:
+            self._handshakes.sweep()
         if not self._unswept:
             self._unswept = list(self._port.connections)
             self._sweep_some()
