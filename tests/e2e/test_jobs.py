@@ -1,6 +1,7 @@
 """Jobs as callers see them: REST, gRPC, the command line, and webhooks."""
 
 import base64
+import gzip
 import hashlib
 import hmac
 import json
@@ -20,7 +21,7 @@ import pytest
 
 from model_store.store import ModelStore
 from tests.e2e.rest_calls import Reply, call, infer, linear_input, lookup_inputs
-from tests.fixtures.onnx_models import linear, publish, slow_lookup
+from tests.fixtures.onnx_models import echo, linear, publish, slow_lookup
 from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import SplitServer, running_gateway, running_worker
@@ -70,6 +71,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
     store = ModelStore(str(tmp_path_factory.mktemp("store")))
     publish(store.url, "linear", linear(2))
     publish(store.url, "lookup", slow_lookup())
+    publish(store.url, "echo", echo("FP32", "FP16"))
     return store
 
 
@@ -130,6 +132,52 @@ def test_a_result_comes_in_json_or_in_bytes(server: SplitServer) -> None:
     reply = call(server, "GET", path, headers={"accept": "application/octet-stream"})
     head = int(reply.headers["inference-header-content-length"])
     assert np.frombuffer(reply.body[head:], np.float32).tolist() == DOUBLED
+
+
+def test_a_large_result_comes_in_every_form(server: SplitServer) -> None:
+    values = np.arange(300_000, dtype=np.float32).reshape(1, -1)
+    inputs = [
+        {"name": "in_FP32", "datatype": "FP32", "shape": list(values.shape),
+         "data": values.tolist()},
+        {"name": "in_FP16", "datatype": "FP16", "shape": [1, 2], "parameters":
+         {"binary_data_size": 4}},
+    ]  # fmt: skip
+    outputs = [{"name": "out_FP32"}]
+    text = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+    fields = {"inference-header-content-length": str(len(text))}
+    reply = call(server, "POST", "/v2/models/echo/jobs", text + bytes(4), fields)
+    assert reply.status == 202, reply.body
+    job_id = reply.json()["id"]
+    assert waited(server, job_id)["result"]["outputs"][0]["data"] == values.ravel().tolist()
+    path = f"/v2/jobs/{job_id}/result"
+    plain = call(server, "GET", path)
+    assert plain.outputs() == {"out_FP32": values.ravel().tolist()}
+    zipped = call(server, "GET", path, headers={"accept-encoding": "gzip"})
+    assert zipped.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(zipped.body) == plain.body
+    binary = call(server, "GET", path, headers={"accept": "application/octet-stream"})
+    head = int(binary.headers["inference-header-content-length"])
+    assert binary.body[head:] == values.tobytes()
+
+
+def test_a_result_that_json_cannot_say_is_asked_for_in_bytes(server: SplitServer) -> None:
+    inputs = [
+        {"name": f"in_{datatype}", "datatype": datatype, "shape": [1, 1],
+         "parameters": {"binary_data_size": size}}
+        for datatype, size in (("FP32", 4), ("FP16", 2))
+    ]  # fmt: skip
+    text = json.dumps({"inputs": inputs}).encode()
+    data = np.array([1], "<f4").tobytes() + np.array([2], "<f2").tobytes()
+    fields = {"inference-header-content-length": str(len(text))}
+    job_id = call(server, "POST", "/v2/models/echo/jobs", text + data, fields).json()["id"]
+    done = waited(server, job_id)
+    assert done["result_url"] == f"/v2/jobs/{job_id}/result"
+    refused = call(server, "GET", done["result_url"])
+    assert refused.status == 400
+    assert "'Accept: application/octet-stream'" in refused.error()
+    found = call(server, "GET", done["result_url"], headers={"accept": "application/octet-stream"})
+    head = int(found.headers["inference-header-content-length"])
+    assert found.body[head:] == data
 
 
 def test_a_submission_that_is_sent_again_is_the_same_job(server: SplitServer) -> None:
@@ -243,6 +291,13 @@ with JobClient(sys.argv[1]) as jobs:
     assert done.state == "done" and done.outputs["y"].tolist() == [{DOUBLED}], done
     assert done.created_at <= done.finished_at < done.deadline
     assert jobs.list("linear")[0].id == job.id
+    large = np.arange(300_000, dtype=np.float32).reshape(1, -1)
+    both = {{"in_FP32": large, "in_FP16": np.ones((1, 3), np.float16)}}
+    echoed = jobs.wait(jobs.submit("echo", both, idempotency_key="large").id)
+    assert (echoed.outputs["out_FP32"] == large).all()
+    assert echoed.outputs["out_FP16"].tolist() == [[1, 1, 1]]
+    again = jobs.submit("echo", both, idempotency_key="large")
+    assert again.id == echoed.id and (again.outputs["out_FP32"] == large).all()
     assert jobs.cancel(job.id).state == "done"
     assert fails(NotFoundError, lambda: jobs.get("linear.0123456789abcdef"))
     assert fails(InvalidRequestError, lambda: jobs.submit("linear", {{"z": inputs["x"]}}))

@@ -161,7 +161,14 @@ class JobRoutes:
         if job.outcome is None:
             raise JobNotOverError(f"job '{job.id}' is {job.state}: it has no result")
         in_binary = _OCTETS in request.headers.get("accept", "")
-        body = await self._encoded(job.outcome, _IN_BINARY if in_binary else _IN_JSON, request)
+        form = _IN_BINARY if in_binary else _IN_JSON
+        try:
+            body = await self._encoded(job.outcome, form, request)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(
+                f"the result of job '{job.id}' cannot be said in JSON alone; ask for it with the "
+                f"header 'Accept: {_OCTETS}' ({error})"
+            ) from None
         response = _PartsResponse(body.parts, media_type=_OCTETS if in_binary else _JSON)
         if body.json_length is not None:
             response.headers[rest_codec.HEADER_LENGTH] = str(body.json_length)

@@ -8,11 +8,12 @@ Source: ASGI specification 3.0, HTTP connection scope.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from services.errors import ServingError
 from services.gateway.wire.http_body import SMALL_BODY_BYTES, Body
+from services.gateway.wire.http_compression import MIN_COMPRESSED_BYTES, accepted_encoding
 from services.gateway.wire.http_exchange import Exchange, Opener
 from services.gateway.wire.http_head import Head
 
@@ -79,10 +80,20 @@ class _AsgiExchange(Exchange):
                 raise RuntimeError("the application gave no response")
         except Exception:
             logger.exception("the application failed", extra={"path": self.head.path[:200]})
-        if self._status:
-            self.respond(self._status, self._fields, self._parts)
-        else:
+        if not self._status:
             self.respond_error(ServingError("internal error; the server's log says more"))
+            return
+        encoding = ""
+        if sum(map(len, self._parts)) >= MIN_COMPRESSED_BYTES:
+            encoding = accepted_encoding(self.head.text("accept-encoding") or "")
+        if encoding:
+            self._fields += b"content-encoding: %b\r\n" % encoding.encode()
+            self.compress(self._parts, encoding, self._respond)
+        else:
+            self._respond(self._parts)
+
+    def _respond(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.respond(self._status, self._fields, parts)
 
     async def _receive(self) -> Message:
         message, self._received = self._received, None

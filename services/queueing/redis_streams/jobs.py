@@ -126,22 +126,9 @@ class Jobs:
         """
         lane, number = request.lane, secrets.randbits(64)
         job, keys = JobKeys(lane.model), LaneKeys(lane, jobs=True)
-        digest = sha256()
-        nameless = msgspec.structs.replace(request, request_id="")
         large_key = keys.job_payload(number) if is_large(request.inputs) else ""
         try:
-            if large_key:
-                left_ms = int((timeout_s + PAYLOAD_GRACE_S) * 1000)
-                pieces = _digested_but_last(request_pieces(request), digest)
-                async with self._writing:
-                    await leave(pieces, pushing(self._redis, large_key, left_ms))
-                payload = encode_reference(large_key)
-                shapes = [(name, one.shape, one.dtype) for name, one in request.inputs.items()]
-                digest.update(repr(shapes).encode())
-                nameless = msgspec.structs.replace(nameless, inputs={})
-            else:
-                payload = encode_request(request)
-            digest.update(encode_request(nameless))
+            payload, digest = await self._payload(request, large_key, timeout_s)
             digest.update(f"{asked_for} {webhook}".encode())
             same = job.same(idempotency_key or f"{number:016x}")
             became, found = await self._submit(
@@ -170,6 +157,30 @@ class Jobs:
                 "asks for something else; take another key"
             )
         return job_id, became == b"new"
+
+    async def _payload(
+        self, request: InferRequest, large_key: str, timeout_s: float
+    ) -> tuple[bytes, "Hash"]:
+        """What travels of a request, and a digest of what it asks for, whatever its own id.
+
+        Args:
+            request: of the job.
+            large_key: where its tensors are left, if it is large.
+            timeout_s: of the job.
+        """
+        digest = sha256()
+        nameless = msgspec.structs.replace(request, request_id="")
+        if not large_key:
+            digest.update(encode_request(nameless))
+            return encode_request(request), digest
+        pieces = _digested_but_last(request_pieces(request), digest)
+        async with self._writing:
+            lives_ms = int((timeout_s + PAYLOAD_GRACE_S) * 1000)
+            await leave(pieces, pushing(self._redis, large_key, lives_ms))
+        shapes = [(name, one.shape, one.dtype) for name, one in request.inputs.items()]
+        digest.update(repr(shapes).encode())
+        digest.update(encode_request(msgspec.structs.replace(nameless, inputs={})))
+        return encode_reference(large_key), digest
 
     async def find(self, job_id: str, reserve: Reserve | None = int) -> Job:
         """What is known of a job.

@@ -1,6 +1,7 @@
 """ASGI applications behind our server: what they are told, and what becomes of their answers."""
 
 import asyncio
+import gzip
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,7 +20,10 @@ def wire_to(application: Any) -> Wire:
 
 
 async def send_all(
-    send: Send, *bodies: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None
+    send: Send,
+    *bodies: bytes | memoryview,
+    status: int = 200,
+    headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers or []})
     for body in bodies:
@@ -51,6 +55,24 @@ def test_scope_and_body() -> None:
         assert scope["query_string"] == b"q=1"
         assert (b"x-given", b"g") in scope["headers"]
         assert told[3]["body"] == b"0123456789"
+
+    on_loop(test)
+
+
+def test_large_responses_are_compressed_for_who_asks() -> None:
+    async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        await send_all(send, b"", memoryview(b"a" * 1000), b"b" * 1000)
+
+    async def test() -> None:
+        plain, zipped = wire_to(application), wire_to(application)
+        plain.send(request())
+        zipped.send(request(accept_encoding="gzip"))
+        await settle()
+        (first,), (second,) = plain.answers(), zipped.answers()
+        assert first.body == b"a" * 1000 + b"b" * 1000
+        assert first.header("content-encoding") is None
+        assert second.header("content-encoding") == "gzip"
+        assert gzip.decompress(second.body) == first.body
 
     on_loop(test)
 

@@ -1,0 +1,253 @@
+"""Requests and outcomes in pieces: they come out as they went in, and keep nobody waiting."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from redis.exceptions import RedisError
+
+from model_store.tensors import Array, object_array
+from services.errors import BufferFullError
+from services.queueing.records import JOB_PRIORITY, InferReply, InferRequest
+from services.queueing.redis_streams.clients import Commands, RedisClients
+from services.queueing.redis_streams.downlink import CLOGGED_BYTES
+from services.queueing.redis_streams.jobs import JobLimits, Jobs
+from services.queueing.redis_streams.large_records import (
+    Room,
+    find_request,
+    leave,
+    load_outcome,
+    load_request,
+    pushing,
+)
+from services.queueing.redis_streams.wire import (
+    INLINE_TEXTS,
+    PIECE_BYTES,
+    WireError,
+    encode_outcome,
+    encode_request,
+    is_large,
+    reply_pieces,
+    request_pieces,
+)
+from tests.fixtures.queue_ends import (
+    FURTHER,
+    LANE,
+    Caller,
+    Ends,
+    Shelf,
+    redis_gateway,
+    redis_worker,
+    reply,
+    request,
+)
+from tests.fixtures.redis_servers import RedisProcess
+
+LARGE = PIECE_BYTES // 4 + 1
+TEXTS = object_array([b"", b"a\0", b"x" * PIECE_BYTES, b"y" * (3 * PIECE_BYTES + 1)] * 3)
+KEY = "some-key"
+TENSORS: list[dict[str, Array]] = [
+    {},
+    {"x": np.arange(LARGE, dtype="<f4").reshape(1, LARGE)},
+    {"x": np.arange(2 * LARGE, dtype="<f8").reshape(2, LARGE)[:, ::2], "b": np.array([True])},
+    {"empty": np.zeros((0, 3), "<i8"), "texts": TEXTS.reshape(3, 4), "h": np.ones(3, "<f2")},
+    {"none": object_array([]).reshape(0, 2), "many": object_array([b"t"] * 10_000)},
+]
+
+
+@pytest.fixture
+async def commands(redis: RedisProcess) -> AsyncIterator[Commands]:
+    found = RedisClients(redis.url).open()
+    yield found
+    await found.close()
+
+
+def same(found: dict[str, Array], sent: dict[str, Array]) -> bool:
+    return list(found) == list(sent) and all(
+        found[name].dtype == array.dtype
+        and found[name].shape == array.shape
+        and found[name].tolist() == array.tolist()
+        for name, array in sent.items()
+    )
+
+
+async def left(commands: Commands, sent: InferRequest) -> None:
+    await leave(request_pieces(sent), pushing(commands, KEY, 60_000))
+
+
+async def loaded(commands: Commands) -> InferRequest | None:
+    found = await find_request(commands, KEY, LANE)
+    return None if found is None else await load_request(found, LANE, 1.0, alone=False)
+
+
+@pytest.mark.parametrize("tensors", TENSORS)
+async def test_a_request_comes_out_as_it_went_in(
+    commands: Commands, tensors: dict[str, Array]
+) -> None:
+    sent = msgspec.structs.replace(request("é"), inputs=tensors, outputs=("b",))
+    assert all(0 < len(piece) <= PIECE_BYTES for piece in request_pieces(sent))
+    await left(commands, sent)
+    found = await loaded(commands)
+    assert found is not None
+    assert (found.request_id, found.rows, found.outputs) == ("é", 1, ("b",))
+    assert same(dict(found.inputs), tensors)
+
+
+@pytest.mark.parametrize("tensors", TENSORS)
+async def test_an_outcome_comes_out_as_it_went_in(
+    commands: Commands, tensors: dict[str, Array]
+) -> None:
+    sent = msgspec.structs.replace(reply(), outputs=tensors)
+    await leave(reply_pieces(sent), pushing(commands, KEY, 60_000))
+    found = await load_outcome(commands, KEY, LANE)
+    assert isinstance(found, InferReply)
+    assert (found.lane, found.datatypes, found.queue_s) == (LANE, sent.datatypes, sent.queue_s)
+    assert same(dict(found.outputs), tensors)
+
+
+async def test_what_an_older_version_left_is_read(commands: Commands) -> None:
+    await commands.send("SET", KEY, encode_request(request(elements=LARGE)))
+    found = await loaded(commands)
+    assert found is not None
+    assert found.inputs["x"].shape == (1, LARGE)
+    await commands.send("SET", KEY, encode_outcome(reply(7, elements=LARGE)))
+    outcome = await load_outcome(commands, KEY, LANE)
+    assert isinstance(outcome, InferReply)
+    assert outcome.outputs["y"][0, -1] == 7
+
+
+async def test_what_has_expired_is_none(commands: Commands) -> None:
+    assert await loaded(commands) is None
+    assert await load_outcome(commands, KEY, LANE) is None
+
+
+@pytest.mark.parametrize("lost", [1, 3, 4])
+async def test_what_has_lost_pieces_is_an_error(commands: Commands, lost: int) -> None:
+    await left(commands, request(elements=4 * LARGE))
+    await commands.send("LTRIM", KEY, lost, -1)
+    with pytest.raises(WireError, match=r"cannot be read: [1-4] pieces"):
+        await loaded(commands)
+    await commands.send("RPUSH", KEY, b"nonsense")
+    with pytest.raises(WireError):
+        await loaded(commands)
+    assert isinstance(await load_outcome(commands, KEY, LANE), WireError)
+
+
+async def test_memory_is_reserved_before_an_outcome_is_fetched(commands: Commands) -> None:
+    reserved: list[int] = []
+
+    def reserve(size: int) -> None:
+        reserved.append(size)
+        raise BufferFullError("full")
+
+    await leave(reply_pieces(reply(elements=LARGE)), pushing(commands, KEY, 60_000))
+    with pytest.raises(BufferFullError):
+        await load_outcome(commands, KEY, LANE, reserve)
+    assert reserved == [4 * LARGE]
+
+
+def test_what_travels_in_pieces() -> None:
+    few, many = [object_array([b""] * count) for count in (INLINE_TEXTS, INLINE_TEXTS + 1)]
+    assert not is_large({"a": few, "x": np.zeros(1000)})
+    assert is_large({"a": many})
+    assert is_large({"a": object_array([b"x" * PIECE_BYTES, b"y"])})
+    assert is_large({"a": np.zeros(LARGE // 2, "<f4"), "b": np.zeros(LARGE // 2 + 1, "<f4")})
+
+
+async def turns_until(done: "asyncio.Future[Any]") -> int:
+    """How many turns the event loop has meanwhile."""
+    turns = 0
+    while not done.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return turns
+
+
+async def test_neither_end_does_all_of_a_large_record_in_one_turn(redis: RedisProcess) -> None:
+    texts = object_array([b"text"] * 2**17).reshape(1, 2**17)
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf), redis_gateway(redis.url, "g") as g:
+        sent = msgspec.structs.replace(request(), inputs={"x": texts})
+        caller = Caller(g, sent)
+        turns = await turns_until(asyncio.ensure_future(shelf.holds(1)))
+        assert turns > 2 * 64  # pieces of 2048 elements, written and read
+        shelf.take().finish(msgspec.structs.replace(reply(), outputs={"y": texts}))
+        answered = asyncio.ensure_future(caller.outcome())
+        assert await turns_until(answered) > 2 * 64
+        outcome = answered.result()
+        assert isinstance(outcome, InferReply)
+        assert outcome.outputs["y"].tolist() == texts.tolist()
+
+
+async def test_large_outcomes_of_one_lane_do_not_stop_the_others(redis: RedisProcess) -> None:
+    """Nor do large payloads keep small ones of their own lane waiting."""
+    large, small = Shelf(), Shelf()
+    elements = CLOGGED_BYTES // 4
+    async with redis_worker(redis.url, "w", large) as worker, redis_gateway(redis.url, "g") as g:
+        worker.open(FURTHER, small)
+        ends = Ends(g, worker, large)
+        first, second = ends.send(1), ends.send(2)
+        await large.holds(2)
+        for number in (1, 2):
+            large.take().finish(reply(number, elements=elements))
+        caller = Caller(g, request("small", lane=FURTHER))
+        await small.holds(1)
+        small.take().finish(reply(3, lane=FURTHER))
+        assert await caller.value() == 3
+        assert not first.heard or not second.heard
+        assert (await first.value(), await second.value()) == (1, 2)
+
+
+async def test_a_job_may_have_a_large_result(redis: RedisProcess) -> None:
+    jobs, shelf = Jobs(RedisClients(redis.url), JobLimits(max_waiting=4, result_ttl_s=100)), Shelf()
+    running = asyncio.create_task(jobs.run())
+    job_id, _ = await jobs.submit(request(priority=JOB_PRIORITY, elements=3 * LARGE), 60)
+    async with redis_worker(redis.url, "w", shelf):
+        (entry,) = await shelf.holds(1)
+        assert entry.request.inputs["x"].shape == (1, 3 * LARGE)
+        shelf.take().finish(reply(7, elements=3 * LARGE))
+        job = await jobs.wait(job_id, 10)
+    assert job.state == "done"
+    assert isinstance(job.outcome, InferReply)
+    assert job.outcome.outputs["y"].tolist() == [[7] * 3 * LARGE]
+    assert (await jobs.find(job_id, None)).outcome is None
+    assert [listed.id for listed in await jobs.of_model("m")] == [job_id]
+    (key,) = await redis.client.keys("*job-outcome*")
+    assert 60 < await redis.client.ttl(key) <= 100
+    assert not await redis.client.keys("*payload*")
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_pieces_that_were_left_twice_are_not_mixed(redis: RedisProcess) -> None:
+    """A worker whose connection breaks in the middle begins anew."""
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        caller = Ends(g, worker, shelf).send()
+        await shelf.holds(1)
+        shelf.take().finish(reply(5, elements=64 * LARGE))
+        async with asyncio.timeout(10):
+            while not await redis.client.keys("*reply:*"):  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(0)
+        with contextlib.suppress(RedisError):
+            await redis.client.client_kill_filter(_type="normal")
+        assert await caller.value() == 5
+
+
+async def test_a_worker_holds_so_many_bytes_of_large_requests() -> None:
+    room = Room(100)
+    await room.take(60)
+    waiting = [asyncio.ensure_future(room.take(size)) for size in (60, 300)]
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in waiting)
+    room.give(60)
+    await asyncio.wait_for(waiting[0], 5)
+    assert not waiting[1].done()
+    room.give(60)
+    await asyncio.wait_for(waiting[1], 5)  # larger than the room: alone
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(room.take(1), 0.01)
