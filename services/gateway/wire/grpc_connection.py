@@ -128,7 +128,9 @@ class GrpcConnection(Http2Connection):
             self.write(window_update(0, self._read_bytes))
             self._read_bytes = 0
         call = self._calls.get(stream)
-        if len(payload) <= SMALL_DATA_BYTES and not flags & END_STREAM:
+        if flags & PADDED:
+            payload = unpadded(bytes(payload))
+        if (call is None or len(payload) <= SMALL_DATA_BYTES) and not flags & END_STREAM:
             self.spend("data")
         if call is None:
             self._check_known(stream)
@@ -140,8 +142,6 @@ class GrpcConnection(Http2Connection):
         if call.has_ended:
             self._take_fault(call, Fault.STREAM_CLOSED)
             return
-        if flags & PADDED:
-            payload = unpadded(bytes(payload))
         call.receive(payload, bool(flags & END_STREAM))
         limit = self._limit_bytes
         if self.unfinished_bytes > limit:

@@ -22,6 +22,7 @@ from services.gateway.wire.http2_frames import (
     END_STREAM,
     HEADERS,
     INITIAL_WINDOW_SIZE,
+    PADDED,
     PING,
     PREFACE,
     PRIORITY,
@@ -56,6 +57,8 @@ FLOODS = {
     "empty data": frame(DATA, 0, 1),
     "data of a byte": frame(DATA, 0, 1, b"x"),
     "empty data of a call that is over": frame(DATA, 0, 3),
+    "data of a call that is over": frame(DATA, 0, 3, bytes(40)),
+    "padding": frame(DATA, PADDED, 1, b"\x28" + bytes(40)),
     "resets of a call that is over": reset(3, Fault.CANCEL),
     "trailers of a call that is over": frame(HEADERS, END_HEADERS | END_STREAM, 3, b"\x82"),
 }
