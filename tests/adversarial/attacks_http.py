@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import time
 from random import Random
 
 from tests.adversarial.attack import Attack, Target
@@ -86,8 +87,10 @@ async def zipped_pipelines(target: Target, random: Random) -> None:
         async with target.connection(target.http_port) as peer:
             reading = asyncio.create_task(read_away(target, peer))
             try:
-                while not target.over:
-                    await peer.send(one * 32)
+                with contextlib.suppress(TimeoutError):  # the server takes so much and no more
+                    async with asyncio.timeout(max(0.0, target.ends_at - time.monotonic())):
+                        while True:
+                            await peer.send(one * 32)
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)

@@ -223,6 +223,21 @@ async def test_a_job_may_have_a_large_result(redis: RedisProcess) -> None:
     await asyncio.wait([running])
 
 
+@pytest.mark.parametrize("count", [1, 5000])
+async def test_outputs_that_are_no_text_are_an_error(redis: RedisProcess, count: int) -> None:
+    shelf, broken = Shelf(), np.array(["\ud800"] * count, object)
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        caller = Ends(g, worker, shelf).send()
+        await shelf.holds(1)
+        shelf.take().finish(msgspec.structs.replace(reply(), outputs={"y": broken}))
+        outcome = await caller.outcome()
+        assert "version 1 cannot be written: a BYTES element" in str(outcome)
+        caller = Ends(g, worker, shelf).send()
+        await shelf.holds(1)
+        shelf.take().finish(reply(2))
+        assert await caller.value() == 2
+
+
 async def test_pieces_that_were_left_twice_are_not_mixed(redis: RedisProcess) -> None:
     """A worker whose connection breaks in the middle begins anew."""
     shelf = Shelf()

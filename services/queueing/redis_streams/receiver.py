@@ -21,6 +21,7 @@ from functools import partial
 
 from redis.exceptions import NoScriptError, RedisError
 
+from model_store.tensors import TensorError
 from services.errors import DeadlineExceededError
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import MemoryQueue, Outcome
@@ -45,6 +46,7 @@ from services.queueing.redis_streams.sender import NUMBER
 from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES
 from services.queueing.redis_streams.wire import (
     Piece,
+    WireError,
     encode_outcome,
     encode_reference,
     is_large,
@@ -59,6 +61,8 @@ FORGET_AFTER_LOOKS = 600
 """A gateway that has been gone for so many looks, about a second each, has left nothing."""
 REPLIES_LIVE_S = 60
 """Outcomes that nobody fetches are forgotten."""
+JOB_OUTCOMES_LIVE_S = 3600
+"""Large ones, until the job is said to be over: Redis may be out of reach meanwhile."""
 
 
 class RedisReceiver:
@@ -241,13 +245,22 @@ class RedisReceiver:
             self._downlink.metrics.finished_jobs.labels(*labels).inc()
         if held.suspect:
             self._look.set()  # there may be another
-        if outcome is None or held.gateway == NOBODY:
-            self._send(held, b"")
-        elif isinstance(outcome, InferReply) and is_large(outcome.outputs):
-            self._count_leaving(held.lane, _bytes_of(outcome))
-            self._tasks.create_task(self._leave(held, outcome))
-        else:
-            self._send(held, encode_outcome(outcome))
+        try:
+            if outcome is None or held.gateway == NOBODY:
+                self._send(held, b"")
+            elif isinstance(outcome, InferReply) and is_large(outcome.outputs):
+                self._count_leaving(held.lane, _bytes_of(outcome))
+                self._tasks.create_task(self._leave(held, outcome))
+            else:
+                self._send(held, encode_outcome(outcome))
+        except (TensorError, TypeError) as error:
+            self._send_unwritable(held, error)
+
+    def _send_unwritable(self, held: Held, error: Exception) -> None:
+        """Answers with an error in place of outputs that are none of the protocol's."""
+        held.state = "failed"
+        words = f"the answer of model {held.lane.lane} cannot be written: {error}"
+        self._send(held, encode_outcome(WireError(words)))
 
     def _send(self, held: Held, data: bytes) -> None:
         """Hands over what travels of an outcome; nothing only lets its request go."""
@@ -261,25 +274,29 @@ class RedisReceiver:
         A key is never written twice: what another attempt left there would be part of it.
         """
         async with self._writing:
-            while True:
+            while not held.outcome_key:
                 attempt = f"{self._downlink.worker}-{next(self._attempts)}"
                 if held.gateway == JOB:
                     key = JobKeys(held.lane.lane.model).outcome(held.number, attempt)
+                    push = partial(self._push, key, JOB_OUTCOMES_LIVE_S)
                 else:
                     key = large_reply_key(held.gateway, held.number, attempt)
-                push = partial(self._push, key)
+                    push = partial(self._push, key, REPLIES_LIVE_S)
                 try:
                     await leave(reply_pieces(reply), push)
-                    break
                 except RedisError as error:
                     self._clients.outage.failed(error)
                     await asyncio.sleep(RETRY_S)
-        held.outcome_key = key
-        self._send(held, encode_reference(key))
+                except TensorError as error:
+                    self._send_unwritable(held, error)
+                    break
+                else:
+                    held.outcome_key = key
+                    self._send(held, encode_reference(key))
         self._count_leaving(held.lane, -_bytes_of(reply))
 
-    async def _push(self, key: str, pieces: list[Piece]) -> None:
-        await self._keep_pieces(self._redis, (key,), REPLIES_LIVE_S * 1000, *pieces)
+    async def _push(self, key: str, lives_s: int, pieces: list[Piece]) -> None:
+        await self._keep_pieces(self._redis, (key,), lives_s * 1000, *pieces)
 
     def _count_leaving(self, lane: ReceivingLane, size: int) -> None:
         """Counts bytes of large outcomes that are on their way, or no longer."""
@@ -408,7 +425,7 @@ def _let_go(trip: Trip, done: Sequence[Held]) -> None:
     for held in done:
         ids[held.stream_key].append(held.stream_id)
         if held.payload_key:
-            trip.add("DEL", held.payload_key)
+            trip.add("UNLINK", held.payload_key)
     for stream, stream_ids in ids.items():
         trip.add("XACK", stream, GROUP, *stream_ids)
         trip.add("XDEL", stream, *stream_ids)

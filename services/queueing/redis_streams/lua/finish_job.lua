@@ -19,6 +19,9 @@ redis.call('XDEL', KEYS[3], ARGV[6])
 redis.call('UNLINK', KEYS[4])
 local state = redis.call('HGET', KEYS[1], 'state')
 if state ~= 'queued' then
+    if KEYS[5] then
+        redis.call('UNLINK', KEYS[5])
+    end
     return 0
 end
 local time = redis.call('TIME')
