@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from model_store.errors import KeyFileError, SigningUnavailableError
 from model_store.install_advice import install_command
 from model_store.manifest import check_name
+from model_store.plain_file import read_plain_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -213,8 +214,7 @@ def _read_public(file: Path) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_KEY_BYTES)
+        data = read_plain_file(file, MAX_KEY_BYTES)
     except OSError as error:
         raise KeyFileError(f"cannot read the key {file}: {error.strerror}") from error
     if b"PRIVATE KEY" in data:

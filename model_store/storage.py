@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import itertools
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from model_store.errors import ConflictError, StorageError, StoreError, TooLargeError
+from model_store.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
 from model_store.s3_credentials import missing_credentials
 from model_store.strict import MAX_NAME
 
@@ -147,25 +147,25 @@ class Storage:
             if self.is_local:
                 return self._get_local(path, max_bytes)
             found = obstore.get(self._store, path)
-            self._check_size(path, found.meta["size"], max_bytes)
+            if found.meta["size"] > max_bytes:
+                raise self._too_large(path, found.meta["size"], max_bytes)
             return bytes(found.bytes())
 
     def _get_local(self, path: str, max_bytes: int) -> bytes:
-        with open(os.path.join(self.url, path), "rb", opener=_open_without_waiting) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise StorageError(f"cannot read '{path}' in {self.url}: it is no file; remove it")
-            self._check_size(path, found.st_size, max_bytes)
-            data = file.read(min(found.st_size, max_bytes) + 1)
-            self._check_size(path, len(data), max_bytes)  # it may have grown meanwhile
-            return data
+        try:
+            return read_plain_file(os.path.join(self.url, path), max_bytes)
+        except NotPlainFileError as error:
+            raise StorageError(
+                f"cannot read '{path}' in {self.url}: it is no file; remove it"
+            ) from error
+        except OversizedFileError as error:
+            raise self._too_large(path, error.size_bytes, max_bytes) from error
 
-    def _check_size(self, path: str, size_bytes: int, max_bytes: int) -> None:
-        if size_bytes > max_bytes:
-            raise TooLargeError(
-                f"cannot read '{path}' in {self.url}: it has {size_bytes:,} bytes, and at most "
-                f"{max_bytes:,} are read"
-            )
+    def _too_large(self, path: str, size_bytes: int, max_bytes: int) -> TooLargeError:
+        return TooLargeError(
+            f"cannot read '{path}' in {self.url}: it has {size_bytes:,} bytes, and at most "
+            f"{max_bytes:,} are read"
+        )
 
     def create(self, path: str, data: bytes) -> None:
         """Writes a file that must not exist yet.
@@ -244,11 +244,6 @@ def _nearest_folder(missing: Path) -> Path | None:
             if found.is_dir():
                 return found
     return None
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Opens a file; a pipe that nobody writes to is opened at once, too."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _append_whole(file: int, data: bytes) -> None:

@@ -4,10 +4,13 @@ import re
 import ssl
 from pathlib import Path
 
+from model_store.plain_file import read_plain_file
 from services.certificate_dates import not_after_s
 from services.settings import ConfigError
 
-_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+MAX_PEM_BYTES = 2**20
+"""A Linux distribution's file of all public authorities has a fourth of it."""
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]++-----END CERTIFICATE-----")
 
 Mark = tuple[int, int, int]
 """What tells a file that was changed or replaced: inode, time of change in ns, size in bytes."""
@@ -54,10 +57,10 @@ def read_file(file: Path, setting: str) -> bytes:
     """What a file holds.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, is no plain file, or has more than `MAX_PEM_BYTES`.
     """
     try:
-        return file.read_bytes()
+        return read_plain_file(file, MAX_PEM_BYTES)
     except OSError as error:
         raise ConfigError(
             f"{setting} '{file}' cannot be read ({error.strerror}); name a PEM file that this "

@@ -32,6 +32,7 @@ from typing import Annotated
 import yaml
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, model_validator
 
+from model_store.plain_file import read_plain_file
 from model_store.strict import StrictModel, explain, nearest_name
 from model_store.yaml_text import YamlError, read_yaml
 from services.access.grants import Grant, parse_grant
@@ -134,7 +135,7 @@ def read_keys(path: Path) -> ApiKeys:
         KeysFileError: as `parse_keys`, or it cannot be read.
     """
     try:
-        return parse_keys(path.read_bytes())
+        return parse_keys(read_plain_file(path, MAX_FILE_BYTES))
     except FileNotFoundError:
         return ApiKeys()
     except OSError as error:

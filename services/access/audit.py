@@ -81,7 +81,8 @@ class _OwnersFile(WatchedFileHandler):
             self.baseFilename,
             "a",
             encoding=self.encoding,
-            opener=lambda path, flags: os.open(path, flags, 0o600),
+            # A pipe that nobody reads is an error, and not waited for.
+            opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o600),
         )
 
     def emit(self, record: logging.LogRecord) -> None:

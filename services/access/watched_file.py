@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from model_store.plain_file import read_plain_file
+
 MAX_BYTES = 4 * 2**20
 
 
@@ -20,7 +22,8 @@ class WatchedFile:
         """The bytes, or None if it is the file of the last time.
 
         Raises:
-            OSError: it cannot be read, or is larger than `MAX_BYTES`; it is tried again next time.
+            OSError: it cannot be read, is no plain file, or is larger than `MAX_BYTES`; it is tried
+                again next time.
         """
         seen, self._seen = self._seen, None  # what failed is read again, although it is the same
         found = self.path.stat()
@@ -28,8 +31,6 @@ class WatchedFile:
         if identity == seen:
             self._seen = seen
             return None
-        if found.st_size > MAX_BYTES:
-            raise OSError(f"{self.path} has {found.st_size} bytes, and may have {MAX_BYTES}")
-        data = self.path.read_bytes()
+        data = read_plain_file(self.path, MAX_BYTES)
         self._seen = identity
         return data

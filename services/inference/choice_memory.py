@@ -17,6 +17,7 @@ from pydantic import Field
 
 from model_store.document import DocumentLimits, parse_as
 from model_store.errors import DocumentError
+from model_store.plain_file import read_plain_file
 from model_store.strict import StrictModel
 from services.atomic_file import write_atomically
 
@@ -97,8 +98,7 @@ class ChoiceMemory:
 @functools.lru_cache(maxsize=4)
 def _read_file(path: Path, *_: int) -> dict[str, Choice]:
     """The choices in a file, read once as long as it is the same: a start asks for each version."""
-    with path.open("rb") as file:
-        data = file.read(LIMITS.max_bytes + 1)
+    data = read_plain_file(path, LIMITS.max_bytes)
     return parse_as(_Contents, data, str(path), LIMITS).choices
 
 

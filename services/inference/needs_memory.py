@@ -16,6 +16,7 @@ from pydantic import Field
 
 from model_store.document import DocumentLimits, parse_as
 from model_store.errors import DocumentError
+from model_store.plain_file import read_plain_file
 from model_store.strict import StrictModel
 from services.atomic_file import write_atomically
 
@@ -76,8 +77,7 @@ class NeedsMemory:
         if self._path is None:
             return {}
         try:
-            with self._path.open("rb") as file:
-                data = file.read(LIMITS.max_bytes + 1)
+            data = read_plain_file(self._path, LIMITS.max_bytes)
             return dict(parse_as(_Contents, data, str(self._path), LIMITS).needs)
         except (OSError, DocumentError):
             return {}

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from model_store.plain_file import NotPlainFileError, open_plain_file
 from services.trainer.config import TrainerConfig
 from services.trainer.executor import Failed, Listener, Outcome, Stopped, Story
 from services.trainer.kubernetes_api import KubernetesError, TrainJobApi
@@ -136,10 +137,10 @@ class _Tail:
     def lines(self) -> list[str]:
         """Those that came since the last call."""
         try:
-            with self.path.open("rb") as file:
+            with open_plain_file(self.path) as file:
                 file.seek(self._read_bytes)
                 data = file.read(MAX_READ_BYTES)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotPlainFileError):  # a job may put a pipe there
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)

@@ -14,12 +14,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from model_store.plain_file import read_plain_file
 from services.settings import ConfigError
 from services.trainer.config import KubeflowSettings
 from services.trainer.train_job import API_GROUP, API_VERSION, PLURAL
 
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 8 * 2**20
+MAX_TOKEN_BYTES = 64 * 2**10
 
 
 class KubernetesError(Exception):
@@ -152,7 +154,7 @@ class TrainJobApi:
 
     def _read(self, name: str) -> str:
         try:
-            return (self._account / name).read_text("utf-8").strip()
+            return read_plain_file(self._account / name, MAX_TOKEN_BYTES).decode().strip()
         except OSError:
             return ""
 

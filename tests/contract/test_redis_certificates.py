@@ -1,6 +1,7 @@
 """Certificates of the connections to Redis that are replaced while a process lives."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -71,10 +72,15 @@ async def test_renewals_and_expiry_are_told(binary: str, tmp_path: Path) -> None
         place.disconnect()
         await until_seen(lambda: answers(client))
         assert registry.get_sample_value(RELOADS, {"outcome": "refused"}) == 1
+        (tmp_path / "ours.key").unlink()
+        os.mkfifo(tmp_path / "ours.key")  # nobody waits for a pipe
+        place.disconnect()
+        await until_seen(lambda: answers(client))
+        assert registry.get_sample_value(RELOADS, {"outcome": "refused"}) == 2
         replace(tmp_path / "ours.key", renewed)
         place.disconnect()
         await until_seen(lambda: answers(client))
-        assert registry.get_sample_value(RELOADS, {"outcome": "refused"}) == 1
+        assert registry.get_sample_value(RELOADS, {"outcome": "refused"}) == 2
         assert registry.get_sample_value(RELOADS, {"outcome": "taken"}) == 1
         assert registry.get_sample_value(EXPIRY, {"use": "redis_client"}) == SOONER.timestamp()
         assert registry.get_sample_value(EXPIRY, {"use": "redis_ca"}) == LATER.timestamp()

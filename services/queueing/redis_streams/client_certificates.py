@@ -20,7 +20,14 @@ from urllib.parse import parse_qsl, urlsplit
 
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 
-from services.certificate_files import Mark, mark_of, openssl_words, read_certificates
+from model_store.plain_file import read_plain_file
+from services.certificate_files import (
+    MAX_PEM_BYTES,
+    Mark,
+    mark_of,
+    openssl_words,
+    read_certificates,
+)
 from services.settings import ConfigError
 from services.telemetry.metrics import TlsMetrics
 
@@ -28,7 +35,8 @@ logger = logging.getLogger("flambeau.tls")
 
 _EXPIRING = {"ssl_certfile": "redis_client", "ssl_ca_certs": "redis_ca"}
 """Parts of a URL's query that name certificates, and the use of each in metrics."""
-_FILES = (*_EXPIRING, "ssl_keyfile", "ssl_ca_path")
+_FILES = (*_EXPIRING, "ssl_keyfile")
+_FOLDERS = ("ssl_ca_path",)
 
 
 class ClientCertificates:
@@ -44,6 +52,7 @@ class ClientCertificates:
     def __init__(self, url: str) -> None:
         query = dict(parse_qsl(urlsplit(url).query))
         self._files = [Path(query[name]) for name in _FILES if name in query]
+        self._marked = [*self._files, *(Path(query[name]) for name in _FOLDERS if name in query)]
         self._expiring = [
             _Expiring(Path(query[name]), name, use)
             for name, use in _EXPIRING.items()
@@ -77,11 +86,13 @@ class ClientCertificates:
         Raises:
             OSError: the files cannot be used, and never could.
         """
-        marks = [mark_of(file) for file in self._files]
+        marks = [mark_of(file) for file in self._marked]
         if self._context is not None and marks == self._marks:
             return self._context
         self._marks, asked.context = marks, None
         try:
+            for file in self._files:
+                read_plain_file(file, MAX_PEM_BYTES)  # OpenSSL would wait for a pipe for ever
             context = asked.get()
         except OSError as error:
             if self._context is None:

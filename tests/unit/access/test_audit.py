@@ -61,6 +61,19 @@ def test_a_line_that_its_file_cannot_take_is_in_the_log_of_the_process(
     assert [line["target"] for line in lines(log)] == ["b"]
 
 
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(
+    log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.unlink()
+    os.mkfifo(log)
+    record("cancel", "a", "key:ci", "10.0.0.1", "done")
+    found = {r.message: r for r in caplog.records}
+    assert found["act"].target == "a"  # type: ignore[attr-defined]
+    log.unlink()
+    record("cancel", "b", "key:ci", "10.0.0.1", "done")
+    assert [line["target"] for line in lines(log)] == ["b"]
+
+
 def test_refusals_are_kept_and_those_of_strangers_some_a_second(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +232,29 @@ def test_a_file_that_could_not_be_read_for_a_while_is_read_again(tmp_path: Path)
         (tmp_path / "away").rename(tmp_path / name)
         asyncio.run(place.door.look())
         assert place.value("source_stale", source=source) == 0, "it is the same file as before"
+
+
+@pytest.mark.parametrize("name", ["keys.yaml", "jwks.json"])
+def test_what_is_no_file_in_its_place_is_told_and_the_watch_goes_on(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, file = Place(tmp_path), tmp_path / name
+    good, caller = file.read_bytes(), place.door.admit(KEY)
+    source = {"keys.yaml": "api_keys", "jwks.json": "jwt_keys"}[name]
+    for kind in ("pipe", "device"):
+        file.unlink()
+        if kind == "pipe":
+            os.mkfifo(file)
+        else:
+            file.symlink_to("/dev/zero")
+        asyncio.run(place.door.look())
+        assert place.value("source_stale", source=source) == 1
+        assert place.door.admit(KEY) is caller
+    assert any("it is no plain file" in getattr(r, "reason", "") for r in caplog.records)
+    file.unlink()
+    file.write_bytes(good)
+    asyncio.run(place.door.look())
+    assert place.value("source_stale", source=source) == 0
 
 
 def test_nothing_that_a_source_holds_ends_the_watch(

@@ -1,0 +1,69 @@
+"""Reads plain files, within a limit, whatever others have put in their place.
+
+Rules kept here: nothing is waited for, as a pipe without a writer would be for ever; of what is no
+plain file, and of one that is too large, nothing is kept.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+class NotPlainFileError(OSError):
+    """There is a folder, a pipe, a socket or a device."""
+
+
+class OversizedFileError(OSError):
+    """The file has more bytes than are read.
+
+    Args:
+        path: of the file.
+        size_bytes: that it has, as far as is known.
+        max_bytes: that are read.
+    """
+
+    def __init__(self, path: str | Path, size_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            errno.EFBIG, f"it has {size_bytes:,} bytes, and at most {max_bytes:,} are read", path
+        )
+        self.size_bytes = size_bytes
+
+
+def read_plain_file(path: str | Path, max_bytes: int) -> bytes:
+    """Reads a file; a link to one is followed.
+
+    Raises:
+        NotPlainFileError: it is something else.
+        OversizedFileError: it is larger than `max_bytes`.
+        OSError: it cannot be read.
+    """
+    with open_plain_file(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > max_bytes:
+            raise OversizedFileError(path, size_bytes, max_bytes)
+        data = file.read(size_bytes + 1)
+        if len(data) > size_bytes:  # it has grown meanwhile
+            data += file.read(max_bytes)
+        if len(data) > max_bytes:
+            raise OversizedFileError(path, len(data), max_bytes)
+        return data
+
+
+def open_plain_file(path: str | Path) -> BinaryIO:
+    """Opens a file for reading; a link to one is followed.
+
+    Raises:
+        NotPlainFileError: it is something else.
+        OSError: it cannot be opened.
+    """
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotPlainFileError(errno.EINVAL, "it is no plain file", path)
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
