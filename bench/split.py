@@ -104,22 +104,22 @@ def split_server(store: ModelStore, models: Sequence[str], gateways: int = 1) ->
     prepare = pinned_child()
     with tempfile.TemporaryDirectory(prefix="flambeau-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        redis_pid, queue = stack.enter_context(redis_process(folder, prepare))
+        redis = stack.enter_context(redis_process(folder, prepare))
         only = {
             "store": store.url, "models": models, "metrics_port": 0, "choose_artifact_budget_s": 0,
         }  # fmt: skip
         worker = stack.enter_context(
-            split_process("inference", queue, folder / "worker.log", only, prepare)
+            split_process("inference", redis.url, folder / "worker.log", only, prepare)
         )
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
         found = []
         for n in range(gateways):
             log = folder / f"gateway-{n}.log"
-            part = stack.enter_context(split_process("gateway", queue, log, ports, prepare))
+            part = stack.enter_context(split_process("gateway", redis.url, log, ports, prepare))
             found.append(
                 ServerProcess(pid=part.pid, http=part.http, grpc=part.grpc, metrics=part.metrics)
             )
-        yield Split(redis_pid, queue, worker, found)
+        yield Split(redis.process.pid, redis.url, worker, found)
 
 
 def main() -> None:

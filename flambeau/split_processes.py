@@ -7,6 +7,7 @@ import contextlib
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +21,52 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.02
 
+PING_TIMEOUT_S = 1.0
+APPENDED = "appendonlydir"
+"""The folder in which Redis and Valkey keep what they write, by their own default."""
+
 BeforeExec = Callable[[], None]
+Check = Callable[[], None]
+"""Raises `SplitProcessError` if there is nothing to wait for any more."""
 
 
 class SplitProcessError(Exception):
     """A process did not start, or ended by itself; the message names its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisProcess:
+    """A Redis or Valkey, and how to reach it."""
+
+    program: str
+    url: str
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self.process.poll() is not None
+
+    def check(self) -> None:
+        """Lets a Redis be that runs.
+
+        Raises:
+            SplitProcessError: it has ended, and why, and what to do.
+        """
+        if not self.has_ended():
+            return
+        code, line = self.process.returncode, _last_line(self.log)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        advice = "start again to go on with what it had stored"
+        if "append only file" in line.lower():
+            advice = (
+                f"another program may have written {self.log.parent / APPENDED}, such as a newer "
+                "Redis or Valkey: start where that program is found, or move the folder away, with "
+                "the requests that wait in it"
+            )
+        raise SplitProcessError(
+            f"{self.program} has ended ({how}), see {self.log}: {line}; {advice}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +105,8 @@ def valkey_program() -> str:
 
 
 @contextlib.contextmanager
-def redis_process(folder: Path, before_exec: BeforeExec | None = None) -> Iterator[tuple[int, str]]:
-    """Runs Redis or Valkey on a socket that only this user may open. Yields its pid and URL.
+def redis_process(folder: Path, before_exec: BeforeExec | None = None) -> Iterator[RedisProcess]:
+    """Runs Redis or Valkey on a socket that only this user may open, once it has read its files.
 
     Args:
         folder: for the socket and all it writes.
@@ -73,17 +115,19 @@ def redis_process(folder: Path, before_exec: BeforeExec | None = None) -> Iterat
     Raises:
         SplitProcessError: it did not start.
     """
-    socket = (folder / "redis.sock").absolute()
-    socket.unlink(missing_ok=True)
+    address = (folder / "redis.sock").absolute()
+    address.unlink(missing_ok=True)
+    program = redis_program()
     command = [
-        redis_program(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700",
+        program, "--port", "0", "--unixsocket", str(address), "--unixsocketperm", "700",
         "--dir", str(folder), "--appendonly", "yes", "--save", "",
         "--rdbcompression", "no",  # tensors hardly get smaller, and each rewrite would try
     ]  # fmt: skip
     log = folder / "redis.log"
     with _running(command, log, before_exec) as process:
-        _wait(process, log, socket.exists)
-        yield process.pid, f"unix://{socket}"
+        found = RedisProcess(program=program, url=f"unix://{address}", log=log, process=process)
+        _wait(process, log, lambda: _answers(address), found.check)
+        yield found
 
 
 @contextlib.contextmanager
@@ -93,6 +137,7 @@ def split_process(
     log: Path,
     settings: Mapping[str, object],
     before_exec: BeforeExec | None = None,
+    check_queue: Check = lambda: None,
 ) -> Iterator[SplitProcess]:
     """Runs a gateway or a worker.
 
@@ -102,16 +147,17 @@ def split_process(
         log: where it logs to.
         settings: other than the defaults, by name.
         before_exec: called in the child before it starts, to pin it to a core for example.
+        check_queue: of the Redis that it needs, which is not waited for once that has ended.
 
     Raises:
-        SplitProcessError: it did not start.
+        SplitProcessError: it did not start, or its Redis has ended.
     """
     from services.settings import command_line
 
     options = command_line({"queue": queue, **settings})
     command = own_command(f"services.{kind}", *options)
     with _running(command, log, before_exec) as process:
-        _wait(process, log, lambda: _ready_line(log) is not None)
+        _wait(process, log, lambda: _ready_line(log) is not None, check_queue)
         found = _ready_line(log) or {}
         http, grpc, metrics = (
             f"127.0.0.1:{found.get(f'{name}_port', 0)}" for name in ("http", "grpc", "metrics")
@@ -144,13 +190,30 @@ def _running(
             process.wait()
 
 
-def _wait(process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], bool]) -> None:
+def _wait(
+    process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], bool], check: Check
+) -> None:
     give_up_at = time.monotonic() + START_TIMEOUT_S
     while not ready():
+        check()
         if process.poll() is not None or time.monotonic() > give_up_at:
-            lines = log.read_text(errors="replace").splitlines()
-            raise SplitProcessError(f"not started, see {log}: {lines[-1] if lines else 'silent'}")
+            raise SplitProcessError(f"not started, see {log}: {_last_line(log)}")
         time.sleep(LOOK_EVERY_S)
+
+
+def _answers(address: Path) -> bool:
+    """Whether Redis takes commands; its socket is there before it has read its files."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PING_TIMEOUT_S)
+        connection.connect(str(address))
+        connection.sendall(b"PING\r\n")
+        return connection.recv(64).startswith(b"+PONG")
+    return False
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return lines[-1] if lines else "silent"
 
 
 def _ready_line(log: Path) -> dict[str, object] | None:

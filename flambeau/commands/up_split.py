@@ -7,8 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,9 @@ from flambeau.commands.serve import parse_settings
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.up import FirstRecipe, fill_if_empty
 from model_store.install_advice import needing
+
+if TYPE_CHECKING:
+    from flambeau.split_processes import RedisProcess
 
 EXTRAS = "split,train"
 FOLDER = Path("var/split")
@@ -72,20 +76,24 @@ def up_split(
         asked = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: asked.set())
-        _, queue = stack.enter_context(redis_process(FOLDER))
-        typer.echo(f"queue      {queue}")
+        redis = stack.enter_context(redis_process(FOLDER))
+        _stop_with(redis, asked)
+        start = partial(split_process, queue=redis.url, check_queue=redis.check)
+        typer.echo(f"queue      {redis.url}")
         for n, settings in enumerate(plan["inference"]):
             if asked.is_set():
+                redis.check()
                 return
             log = FOLDER / f"worker-{n}.log"
-            worker = stack.enter_context(split_process("inference", queue, log, settings))
+            worker = stack.enter_context(start("inference", log=log, settings=settings))
             typer.echo(f"worker {n}   metrics http://{worker.metrics}/metrics")
         grpcs = []
         for n, settings in enumerate(plan["gateway"]):
             if asked.is_set():
+                redis.check()
                 return
             log = FOLDER / f"gateway-{n}.log"
-            gateway = stack.enter_context(split_process("gateway", queue, log, settings))
+            gateway = stack.enter_context(start("gateway", log=log, settings=settings))
             grpcs.append(gateway.grpc)
             typer.echo(f"gateway {n}  REST http://{gateway.http}/v2  gRPC {gateway.grpc}  "
                        f"metrics http://{gateway.metrics}/metrics")  # fmt: skip
@@ -93,7 +101,18 @@ def up_split(
         if load:
             _send_load(_any_model(store), grpcs, asked)
         asked.wait()
+        redis.check()
         typer.echo("stopping: gateways answer what they accepted, then the workers end, then Redis")
+
+
+def _stop_with(redis: "RedisProcess", asked: threading.Event) -> None:
+    """Asks to stop when Redis has ended; a gateway or worker that ends leaves the others."""
+
+    def look(*_: object) -> None:
+        if redis.has_ended():
+            asked.set()
+
+    signal.signal(signal.SIGCHLD, look)
 
 
 def plan_processes(

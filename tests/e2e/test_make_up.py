@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +26,8 @@ DIGITS = ROOT / "training/recipes/digits_cnn.yaml"
 TRAINED_S = 240.0
 MOST_BYTES = 200 * 2**20
 """Of a server with one small model: it has 115 MB, and would have 400 more with torch."""
+SOON_S = 20.0
+"""A start that waits for what will never be there takes a minute."""
 WORK = 100_000
 """Matrix products: about a second of a model's time."""
 
@@ -139,6 +142,41 @@ def test_two_up_splits_run_side_by_side_on_free_ports_and_leave_nothing(tmp_path
             split.ask_to_stop()
             assert split.wait() == 0, split.errors.all()
             assert not below.keys() & processes().keys()
+
+
+def test_a_redis_that_cannot_read_its_files_is_told_at_once(tmp_path: Path) -> None:
+    publish(str(tmp_path / "store"), "lookup", slow_lookup())
+    kept = tmp_path / "var/split/appendonlydir"
+    kept.mkdir(parents=True)
+    (kept / "appendonly.aof.manifest").write_text(
+        "file appendonly.aof.1.base.rdb seq 1 type b\nfile appendonly.aof.1.incr.aof seq 1 type i\n"
+    )
+    (kept / "appendonly.aof.1.base.rdb").write_bytes(b"FUTURE999 of a program that is newer")
+    (kept / "appendonly.aof.1.incr.aof").touch()
+    command = [COMMAND, "up-split", f"--store={tmp_path / 'store'}", *FREE_PORTS.split()]
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert time.monotonic() - started < SOON_S
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "has ended (exit code 1), see var/split/redis.log: " in done.stderr
+    assert "reading the append only file" in done.stderr
+    assert "or move the folder away" in done.stderr
+
+
+def test_a_redis_that_dies_ends_all_with_its_last_words(tmp_path: Path) -> None:
+    with running_split(tmp_path) as split:
+        below = descendants(split.pid)
+        (redis,) = (
+            pid
+            for pid, command in below.items()
+            if "redis.sock" in command and "python" not in command
+        )
+        started = time.monotonic()
+        os.kill(redis, signal.SIGKILL)
+        assert split.wait() == 1
+        assert time.monotonic() - started < SOON_S
+        assert "has ended (signal 9), see var/split/redis.log: " in split.errors.all()[-1]
+        assert not below.keys() & processes().keys()
 
 
 @contextmanager

@@ -97,10 +97,13 @@ def test_rates_are_shared_by_way_of_redis(tmp_path: Path) -> None:
     """How they are is told by tests/contract/test_shared_rates.py."""
     (tmp_path / "keys.yaml").write_text(KEYS.replace("}", ", requests_per_s: 10}"))
     with (
-        redis_process(tmp_path) as (_, url),
-        Redis.from_url(url) as kept,
+        redis_process(tmp_path) as redis,
+        Redis.from_url(redis.url) as kept,
         running_trainer(
-            tmp_path, "--no-worker", f"--api-keys-file={tmp_path / 'keys.yaml'}", f"--jobs={url}"
+            tmp_path,
+            "--no-worker",
+            f"--api-keys-file={tmp_path / 'keys.yaml'}",
+            f"--jobs={redis.url}",
         ) as api,
     ):
         assert api.call("/v1/jobs", authorization=BEARER) == {"jobs": []}
@@ -115,11 +118,11 @@ def test_rates_are_shared_by_way_of_redis(tmp_path: Path) -> None:
 def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
     """One is killed, the next is asked to stop, the third ends what the first began."""
     with (
-        redis_process(tmp_path) as (_, url),
-        running_trainer(tmp_path, "--no-worker", tokens, f"--jobs={url}") as api,
+        redis_process(tmp_path) as redis,
+        running_trainer(tmp_path, "--no-worker", tokens, f"--jobs={redis.url}") as api,
         submitted(tmp_path, api, allowed_steps=1) as shown,
     ):
-        worker = ("--no-api", f"--jobs={url}", "--drain-timeout-s=3")
+        worker = ("--no-api", f"--jobs={redis.url}", "--drain-timeout-s=3")
         job = shown.wait_for(lambda line: len(line) == 16)
         gate = tmp_path / "runs" / job / "code" / "gate"
         with running_trainer(tmp_path, *worker) as first:
