@@ -10,10 +10,11 @@ import hashlib
 import re
 import secrets
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from services.access.audit import audited, refusals_audited
 from services.access.caller import Visitor
@@ -35,9 +36,14 @@ from training.errors import RecipeError
 from training.recipe import Recipe
 from training.recipe_file import MAX_RECIPE_BYTES, parse_recipe, resolved_yaml
 
+CHECKS_AT_ONCE = 2
+"""Threads that read recipes or unpack bundles. Each holds the interpreter's lock for 5 ms at a
+time, so that ten of them would have the event loop wait for 50 ms whenever it wants it."""
 EVENTS_AT_ONCE = 500
 LISTED_AT_MOST = 1000
 MAX_OVERRIDES = 200
+P = ParamSpec("P")
+T = TypeVar("T")
 _KEY = re.compile(r"[!-~]{1,255}")
 _ID = re.compile(r"[0-9a-f]{16}")
 CODE, RECIPE = "code", "recipe.yaml"
@@ -77,6 +83,7 @@ class JobDesk:
             max_files=config.max_bundle_files,
         )
         self._stopping = asyncio.Event()
+        self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
 
     @property
     def stopping(self) -> bool:
@@ -99,7 +106,7 @@ class JobDesk:
             if self.stopping:
                 raise ShuttingDownError("this service is shutting down; submit the job again later")
             # A recipe takes seconds to read at worst, and may be anybody's.
-            recipe = await asyncio.to_thread(checked_recipe, wanted)
+            recipe = await self._in_thread(checked_recipe, wanted)
         with audited("submit", recipe.publish.model, visitor.name, visitor.peer):
             visitor.require("train", recipe.publish.model)
             return await self._submit(wanted, recipe, visitor.name)
@@ -121,8 +128,8 @@ class JobDesk:
             id=hashlib.sha256(f"{caller} {key}".encode()).hexdigest()[:16],
             name=recipe.name,
             model=recipe.publish.model,
-            recipe=await asyncio.to_thread(resolved_yaml, recipe),
-            bundle_sha256=hashlib.sha256(wanted.bundle).hexdigest() if wanted.bundle else "",
+            recipe=await self._in_thread(resolved_yaml, recipe),
+            bundle_sha256=await self._in_thread(_digest, wanted.bundle) if wanted.bundle else "",
             submitter=caller,
             created_at=await self._store.now(),
         )
@@ -212,6 +219,11 @@ class JobDesk:
                     async with asyncio.timeout(self._store.look_every_s):
                         await rung.wait()
 
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Does what takes long, in one of a few threads."""
+        async with self._checks:
+            return await asyncio.to_thread(work, *args, **named)
+
     def _check_code(self, caller: str, recipe: Recipe, wanted: Submission) -> None:
         if wanted.bundle:
             _check_known(caller, "a code bundle")
@@ -225,7 +237,7 @@ class JobDesk:
             known = await self._store.find(job.id)
         except UnknownJobError:
             folder = self._config.runs_folder / job.id
-            await asyncio.to_thread(write_folder, folder, job.recipe, bundle, self._limits)
+            await self._in_thread(write_folder, folder, job.recipe, bundle, self._limits)
             if await self._store.create(*transitions.submitted(job)):
                 return job
             known = await self._store.find(job.id)
@@ -235,6 +247,10 @@ class JobDesk:
                 "take another key"
             )
         return known
+
+
+def _digest(bundle: bytes) -> str:
+    return hashlib.sha256(bundle).hexdigest()
 
 
 def _check_known(caller: str, what: str) -> None:

@@ -6,6 +6,7 @@ import stat
 import tarfile
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,9 @@ def tar_of(*members: tuple[str, bytes] | tarfile.TarInfo, packed: bool = True) -
     return gzip.compress(found.getvalue()) if packed else found.getvalue()
 
 
-def zip_of(*members: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+def zip_of(*members: tuple[str | zipfile.ZipInfo, bytes], stored: bool = False) -> bytes:
+    found, how = io.BytesIO(), zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(found, "w", how) as archive:
         for name, content in members:
             archive.writestr(name, content)
     return found.getvalue()
@@ -116,6 +117,55 @@ def test_every_size_has_a_limit(tmp_path: Path) -> None:
         with pytest.raises(PayloadTooLargeError, match=name):
             unpack(data, tmp_path / "code", LIMITS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_members_are_counted_before_objects_are_made_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [(f"{n}.py", b"") for n in range(900)]
+    zipped, tarred = zip_of(*many), tar_of(*many)
+    attributes = tar_of(of_attributes(50_000))
+    limits = replace(LIMITS, max_bytes=10**7, max_unpacked_bytes=10**7)
+    made = []
+
+    class Counted(tarfile.TarInfo):
+        def __init__(self, name: str = "") -> None:
+            super().__init__(name)
+            made.append(name)
+
+    def entry(*_: object) -> None:
+        raise AssertionError("an object was made of an entry")
+
+    monkeypatch.setattr(zipfile, "ZipInfo", entry)
+    monkeypatch.setattr(tarfile.TarFile, "tarinfo", Counted)
+    for data in (zipped, tarred, attributes):
+        with pytest.raises(PayloadTooLargeError, match="max_bundle_files"):
+            unpack(data, tmp_path / "code", limits)
+    assert 0 < len(made) <= LIMITS.max_files + 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def of_attributes(count: int) -> tarfile.TarInfo:
+    """A file of which a header says so much that it takes a reader long."""
+    info = tarfile.TarInfo("a.py")
+    info.pax_headers = {f"x{n}": "" for n in range(count)}
+    return info
+
+
+def test_entries_of_a_zip_with_long_attributes_are_refused(tmp_path: Path) -> None:
+    members = []
+    for n in range(4):
+        info = zipfile.ZipInfo(f"{n}.py")
+        info.extra = bytes(60_000)
+        members.append((info, b""))
+    with pytest.raises(PayloadTooLargeError, match="more is said of them than files need"):
+        unpack(zip_of(*members), tmp_path / "code", replace(LIMITS, max_bytes=10**6))
+
+
+def test_a_zip_within_a_bundle_is_a_file(tmp_path: Path) -> None:
+    stored = zip_of(*((f"{n}.py", b"") for n in range(80)))
+    unpack(zip_of(("inner.zip", stored), stored=True), tmp_path / "code", LIMITS)
+    assert (tmp_path / "code/inner.zip").read_bytes() == stored
 
 
 def test_what_a_zip_says_of_its_sizes_is_not_believed(tmp_path: Path) -> None:
