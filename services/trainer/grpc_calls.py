@@ -24,6 +24,7 @@ from services.errors import ServingError
 from services.ports import port_error
 from services.trainer.grpc_connections import NO_LIMIT, PINGS, ConnectionLimits
 from services.trainer.job_desk import JobDesk, Submission
+from services.trainer.message_fields import read_message
 from services.trainer.records import JobEvent, TrainingJob
 
 logger = logging.getLogger("flambeau.trainer")
@@ -62,16 +63,14 @@ class TrainingCalls:
         }
         found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._answering(call, ACTS.get(name, "")),
-                message.FromString,
-                lambda reply: reply.SerializeToString(),
+                self._answering(call, message, ACTS.get(name, "")),
+                response_serializer=lambda reply: reply.SerializeToString(),
             )
             for name, (call, message) in calls.items()
         }
         found["WatchJob"] = grpc.unary_stream_rpc_method_handler(
             self._watch,
-            pb.WatchTrainingRequest.FromString,
-            lambda event: event.SerializeToString(),
+            response_serializer=lambda event: event.SerializeToString(),
         )
         return found
 
@@ -102,20 +101,23 @@ class TrainingCalls:
     async def _resume(self, asked: pb.ResumeTrainingRequest, visitor: Visitor) -> Message:
         return job_message(await self._desk.resume(asked.id, visitor))
 
-    async def _watch(
-        self, asked: pb.WatchTrainingRequest, context: Context
-    ) -> AsyncIterator[pb.TrainingEvent]:
+    async def _watch(self, data: bytes, context: Context) -> AsyncIterator[pb.TrainingEvent]:
         try:
             visitor = self._visitor(context)
+            asked = read_message(pb.WatchTrainingRequest, data)
             async for events in self._desk.watch(asked.id, asked.after, asked.follow, visitor):
                 for event in events:
                     yield event_message(event)
         except ServingError as error:
             await _refuse(context, error)
 
-    def _answering(self, call: Answer, act: str) -> Callable[[Any, Context], Awaitable[Message]]:
-        async def answer(request: Any, context: Context) -> Message:
+    def _answering(
+        self, call: Answer, kind: type[Message], act: str
+    ) -> Callable[[bytes, Context], Awaitable[Message]]:
+        async def answer(data: bytes, context: Context) -> Message:
             try:
+                with refusals_audited(act, "", "", context.peer()):
+                    request = read_message(kind, data)
                 return await call(request, self._visitor(context, act, getattr(request, "id", "")))
             except ServingError as error:
                 await _refuse(context, error)

@@ -12,8 +12,6 @@ GET    /v1/health/live, /v1/health/ready
 Errors are `{"error": "..."}` with the status of the error's leaf.
 """
 
-import base64
-import binascii
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,7 +43,7 @@ from services.errors import (
 from services.request_path import decoded_path
 from services.trainer.job_desk import JobDesk, Submission
 from services.trainer.records import JobEvent, TrainingJob
-from training.recipe_file import MAX_RECIPE_BYTES
+from services.trainer.submission_body import MAX_BESIDE_BYTES, read_submission
 from training.recipe_schema import recipe_schema
 
 logger = logging.getLogger("flambeau.trainer")
@@ -54,15 +52,6 @@ RETRY_AFTER_S = "2"
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
 _MOMENTS = ("created_at", "started_at", "finished_at")
 _HIDDEN = ("holder", "lease_until", "revision", "deaths")
-
-
-class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a submission."""
-
-    recipe: str | dict[str, Any]
-    name: str = "the recipe"
-    overrides: tuple[str, ...] = ()
-    bundle_base64: str = ""
 
 
 class _PathAsSent:
@@ -92,7 +81,7 @@ class TrainingRoutes:
         self._desk = desk
         self._door = door
         # Base64 takes four thirds of what it says.
-        self._max_body_bytes = max_bundle_bytes * 4 // 3 + 2 * MAX_RECIPE_BYTES
+        self._max_body_bytes = max_bundle_bytes * 4 // 3 + MAX_BESIDE_BYTES
 
     def application(self) -> Starlette:
         """What a server of ASGI runs."""
@@ -157,24 +146,7 @@ class TrainingRoutes:
                     f"the body has more than {self._max_body_bytes} bytes: the code bundle may "
                     "have as many as max_bundle_bytes says"
                 )
-        try:
-            wanted = msgspec.json.decode(body, type=_Wanted)
-            bundle = base64.b64decode(wanted.bundle_base64, validate=True)
-        except msgspec.MsgspecError as error:
-            raise InvalidRequestError(
-                f'the body is no job: {error}; send {{"recipe": "...", "overrides": [], '
-                '"bundle_base64": "..."}, with the recipe as YAML text or as an object'
-            ) from error
-        except binascii.Error as error:
-            raise InvalidRequestError(f"bundle_base64 is not base64: {error}") from error
-        recipe = wanted.recipe
-        return Submission(
-            recipe=recipe if isinstance(recipe, str) else orjson.dumps(recipe).decode(),
-            name=wanted.name or "the recipe",
-            overrides=wanted.overrides,
-            bundle=bundle,
-            idempotency_key=request.headers.get("idempotency-key", ""),
-        )
+        return await read_submission(body, request.headers.get("idempotency-key", ""))
 
     async def _list(self, request: Request) -> Response:
         visitor = self._visitor(request)

@@ -347,6 +347,7 @@ async def test_jobs_over_rest(place: Place) -> None:
     [
         ("POST", "/v1/jobs", b"{", 400, "the body is no job"),
         ("POST", "/v1/jobs", b'{"recipe": "", "x": 1}', 400, "unknown field `x`"),
+        ("POST", "/v1/jobs", b'{"recipe": {"a":%b%b}}' % (b"[" * 9999, b"]" * 9999), 400, "depth"),
         ("POST", "/v1/jobs", b'{"recipe": "", "bundle_base64": "*"}', 400, "is not base64"),
         ("POST", "/v1/jobs", b'{"recipe": "nmae: x"}', 400, "unknown key 'nmae'"),
         ("GET", "/v1/jobs?limit=-1", b"", 400, "'limit' must be a whole number"),
@@ -432,6 +433,7 @@ async def test_jobs_over_grpc(place: Place) -> None:
                 ("SubmitJob", {"recipe": "x: 1"}, "UNAUTHENTICATED"),
                 ("GetJob", {"id": "x"}, "UNAUTHENTICATED"),
                 ("ListJobs", {"state": 77}, "UNAUTHENTICATED"),
+                ("SubmitJob", {"overrides": ["a=b"] * 1001}, "INVALID_ARGUMENT"),
             ]
             for name, request, code in refusals:
                 asked, answered = _MESSAGES[name]
