@@ -26,7 +26,9 @@ class OversizedFileError(OSError):
 
     def __init__(self, path: str | Path, size_bytes: int, max_bytes: int) -> None:
         super().__init__(
-            errno.EFBIG, f"it has {size_bytes:,} bytes, and at most {max_bytes:,} are read", path
+            errno.EFBIG,
+            f"it has {size_bytes:,} bytes, and at most {max_bytes:,} are read",
+            str(path),
         )
         self.size_bytes = size_bytes
 
@@ -61,7 +63,7 @@ def open_plain_file(path: str | Path) -> BinaryIO:
     file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise NotPlainFileError(errno.EINVAL, "it is no plain file", path)
+        raise NotPlainFileError(errno.EINVAL, "it is no plain file", str(path))
     return file
 
 
