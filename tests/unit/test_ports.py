@@ -70,3 +70,19 @@ def test_a_port_that_is_taken_is_named_with_its_setting_and_a_free_one_stays_fre
             check_free("127.0.0.1", {"http_port": other, "grpc_port": port})
         check_free("127.0.0.1", {"http_port": other, "metrics_port": 0})
         listen("127.0.0.1", other, "http_port").close()
+
+
+async def test_an_answer_in_two_parts_is_not_held_back() -> None:
+    """The kernel would keep the second part until the caller has confirmed the first, for 40 ms."""
+    delays: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        delays.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listening = listen("127.0.0.1", 0, "http_port")
+    async with await asyncio.start_server(connected, sock=listening):
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        assert await delays
+        writer.close()
