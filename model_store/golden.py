@@ -19,6 +19,7 @@ from model_store.errors import DocumentError, GoldenMismatchError
 from model_store.manifest import Draft, Manifest
 from model_store.signature import Signature, SignatureError, TensorSpec
 from model_store.strict import nearest_name
+from model_store.tensor_file import encode_tensors
 from model_store.tensors import (
     Array,
     TensorError,
@@ -54,6 +55,10 @@ class GoldenRows:
     def rows(self) -> int:
         """How many rows there are."""
         return len(next(iter(self.inputs.values())))
+
+    def to_bytes(self) -> bytes:
+        """The golden file."""
+        return encode_tensors(self.to_tensors())
 
     def to_tensors(self) -> dict[str, Array]:
         """What the golden file holds."""

@@ -3,7 +3,8 @@
 In: a report with at least one proven artifact, and the files. Out: the manifest of a new version.
 
 Rule kept here: a version that its recipe's `bump` would hide from callers is refused before the
-work of exporting it, and again, with all that is known then, when it is published.
+work of exporting it, and again, with all that is known then, when it is published; every artifact
+is replayed from the very files that are published.
 """
 
 import hashlib
@@ -11,8 +12,6 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-
-from safetensors.numpy import save_file
 
 from model_store import semver_index
 from model_store.compatibility import Identity
@@ -36,6 +35,7 @@ from training.errors import NothingProvenError
 from training.exporters.triton_config import config_pbtxt
 from training.learning.loop import Trained
 from training.library_versions import library_versions
+from training.proof.final_replay import replay_files
 from training.proof.verify import Reference
 from training.python_step import Step, served_signature
 from training.recipe import Recipe
@@ -114,7 +114,8 @@ def publish(
         step: the Python step that callers' inputs go through first.
 
     Raises:
-        NothingProvenError: every artifact was refused; nothing is published.
+        NothingProvenError: every artifact was refused, or one does not give the golden rows of the
+            files; nothing is published.
         BumpTooSmallError: its `publish.bump` is less than what has changed.
         UnsafeOnnxError: an ONNX file asks for more than its own bytes, so no server would open it.
         StoreError: the store failed; nothing is published.
@@ -137,7 +138,7 @@ def publish(
         shutil.copyfile(trained.qat_weights, folder / QAT_CHECKPOINT)
         files.append(QAT_CHECKPOINT)
     golden = GoldenRows(splits.test.golden_inputs(), expected.golden_outputs)
-    save_file(golden.to_tensors(), folder / GOLDEN)
+    (folder / GOLDEN).write_bytes(golden.to_bytes())
     signature = expected.signature
     if step is not None:
         (folder / PYTHON_STEP).write_bytes(step.source)
@@ -154,6 +155,7 @@ def publish(
         slo=recipe.publish.slo,
         files=tuple(file_entry(folder, name) for name in files),
     )
+    replay_files(draft, folder, step, recipe.export_limits)
     return store.publish(draft, folder, sign=sign, bump=recipe.publish.bump)
 
 

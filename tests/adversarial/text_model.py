@@ -4,7 +4,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
 
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, PythonStep
@@ -40,7 +39,7 @@ def publish_texts(store_url: str) -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file = entry_in(folder, "rows.safetensors", save(golden.to_tensors()))
+        file = entry_in(folder, "rows.safetensors", golden.to_bytes())
         draft = draft_in(
             folder,
             "texts",

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
 
 from model_store.errors import GoldenMismatchError
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Draft
 from model_store.signature import Padding, Signature, TensorSpec
 from model_store.store import ModelStore
+from model_store.tensor_file import encode_tensors
 from model_store.tensors import Array
 from tests.fixtures.store_versions import draft_in, entry_in
 
@@ -42,7 +42,7 @@ def version(tmp_path: Path) -> Draft:
 
 
 def test_rows_that_fit_are_read(version: Draft) -> None:
-    found = parse_golden(save(tensors()), version)
+    found = parse_golden(encode_tensors(tensors()), version)
     assert found.rows == 8
     assert set(found.inputs) == {"tokens", "mask"}
     assert set(found.outputs) == {"labels"}
@@ -92,7 +92,7 @@ def test_rows_that_do_not_fit_are_refused(version: Draft, change: Change, reason
     wrong = tensors()
     change(wrong)
     with pytest.raises(GoldenMismatchError) as refused:
-        parse_golden(save(wrong), version)
+        parse_golden(encode_tensors(wrong), version)
     assert reason in str(refused.value)
     assert "does not match the signature" in str(refused.value)
 
@@ -107,10 +107,10 @@ def test_a_size_beyond_the_dynamic_axes(tmp_path: Path) -> None:
     version = draft_in(tmp_path).model_copy(update={"signature": signature})
     rows = GoldenRows({"image": np.ones((8, 5), np.float32)}, {"logits": np.ones(8, np.float32)})
     with pytest.raises(GoldenMismatchError, match=r"size 5 along axis 1; give 2 to 4"):
-        parse_golden(save(rows.to_tensors()), version)
+        parse_golden(rows.to_bytes(), version)
 
 
-@pytest.mark.parametrize("data", [b"", b"golden rows", save(tensors())[:-1]])
+@pytest.mark.parametrize("data", [b"", b"golden rows", encode_tensors(tensors())[:-1]])
 def test_what_is_no_safetensors(version: Draft, data: bytes) -> None:
     with pytest.raises(GoldenMismatchError, match="cannot be read as safetensors"):
         parse_golden(data, version)
@@ -119,7 +119,7 @@ def test_what_is_no_safetensors(version: Draft, data: bytes) -> None:
 def test_nothing_is_published_with_them(tmp_path: Path) -> None:
     store, folder = ModelStore(str(tmp_path / "store")), tmp_path / "draft"
     draft = draft_in(folder)
-    other = entry_in(folder, "golden.safetensors", save(tensors()))
+    other = entry_in(folder, "golden.safetensors", encode_tensors(tensors()))
     wrong = draft.model_copy(update={"golden": draft.golden.model_copy(update={"file": other})})
     with pytest.raises(GoldenMismatchError, match=r"unknown input '(tokens|mask)'"):
         store.publish(wrong, folder)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from safetensors.numpy import save
 from typer.testing import CliRunner, Result
 
 from flambeau.commands.models import models_app
@@ -222,7 +221,7 @@ def test_show_tells_sizes_and_names_of_classes(run: Run, store: ModelStore, fold
     rows = GoldenRows(
         {"image": np.zeros((2, 1, 8, 8), np.uint8)}, {"logits": np.zeros((2, 12), np.float32)}
     )
-    golden = Golden(file=entry_in(folder, "rows.safetensors", save(rows.to_tensors())), rows=2)
+    golden = Golden(file=entry_in(folder, "rows.safetensors", rows.to_bytes()), rows=2)
     store.publish(draft_in(folder, signature=signature, golden=golden), folder)
     assert lines(run("models", "show", "digits"))[3:5] == [
         "  input   image   UINT8  [-1,1,8..32,8]",

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
 
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import PythonStep
 from model_store.python_step import PythonStepError, open_step
 from model_store.signature import Signature, TensorSpec
+from model_store.tensor_file import encode_tensors
 from model_store.tensors import Array, object_array
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import Backend
@@ -143,7 +143,7 @@ def test_golden_rows_of_text_survive_their_file(tmp_path: Path) -> None:
     draft = draft_in(tmp_path)
     golden = draft.golden.model_copy(update={"rows": 3})
     version = draft.model_copy(update={"signature": signature, "golden": golden})
-    found = parse_golden(save(tensors), version)
+    found = parse_golden(encode_tensors(tensors), version)
     assert found.rows == 3
     got: dict[str, Any] = {name: array.tolist() for name, array in found.inputs.items()}
     assert got == {name: array.tolist() for name, array in rows.items()}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from safetensors.numpy import save_file
 
+from model_store.tensor_file import encode_tensors
 from model_store.tensors import Array
 from tests.unit.training.named_data import splits
 from training.datasets import Splits
@@ -39,7 +39,7 @@ def written(form: str, arrays: dict[str, Array], folder: Path) -> Rows:
     files = DataFiles(DataReach())
     if form == "safetensors":
         path = folder / "a.safetensors"
-        save_file({n: np.ascontiguousarray(a) for n, a in arrays.items()}, path)
+        path.write_bytes(encode_tensors(arrays))
         return read_safetensors(Safetensors.model_validate(part(str(path))), files)["train"]
     path = folder / "a.npz" if form == "npz" else folder / "npy"
     if form == "npz":

@@ -18,7 +18,7 @@ from training.datasets import load_splits
 from training.exporters import export
 from training.learning.loop import train
 from training.pipeline import run
-from training.proof import verify
+from training.proof import final_replay, verify
 from training.proof.recipe_judge import RecipeJudge
 from training.proof.runners import file_runner
 from training.recipe_file import load_recipe, parse_recipe
@@ -69,7 +69,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]
     folder = tmp_path_factory.mktemp("diabetes")
     quick = load_recipe(DIABETES, ["train.epochs=12", "track=[jsonl]"])
     with pytest.MonkeyPatch.context() as patch:
-        for module in (export, verify):
+        for module in (export, final_replay, verify):
             patch.setattr(module, "run_isolated", lambda call, *arguments, **_: call(*arguments))
         manifest = run(quick, str(folder), folder / "runs", console=Console(file=io.StringIO()))
     return folder, manifest
