@@ -89,15 +89,19 @@ def _farthest(
 ) -> str:
     """The row of the largest difference, or the first that holds no number; empty if all agree.
 
-    Of embeddings it counts where there is nothing else.
+    An output that is missing or has another shape comes first. Of embeddings the row counts where
+    there is nothing else.
     """
+    for name, right in expected.items():
+        if name not in found:
+            return f"'{name}', which is missing"
+        if found[name].shape != right.shape:
+            return f"'{name}', which is {list(found[name].shape)} in place of {list(right.shape)}"
     names = [name for name in expected if name not in embeddings] or list(expected)
     largest, place = 0.0, ""
     for name in names:
-        right, other = expected[name], found.get(name)
-        if other is None or other.shape != right.shape or right.dtype.kind not in "fiub":
-            continue
-        if right.size == 0:
+        right, other = expected[name], found[name]
+        if right.dtype.kind not in "fiub" or right.size == 0:
             continue
         gap = np.abs(right.astype(np.float64) - other.astype(np.float64))
         rows = np.where(np.isfinite(gap), gap, np.inf).reshape(len(right), -1).max(axis=1)

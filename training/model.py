@@ -1,10 +1,10 @@
 """The network of a recipe: made, tried once before anything is trained, and readied for export."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -15,13 +15,13 @@ from model_store.sized_rows import at_other_sizes
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import Splits
-from training.errors import DataError, RecipeError, TargetError, TrainingError
+from training.errors import DataError, RecipeError, TargetError
 from training.initialisation import initialise
-from training.learning.debugging import failing_layer
+from training.network_trial import NetworkTrial, shapes_text, tensors_of
 from training.preprocessing import change_network, network_of, preprocessed, try_steps
 from training.recipe import Recipe
 from training.rows.label_fit import check_labels_fit
-from training.targets import call_named, call_target, load_target, target_failure
+from training.targets import call_named, call_target, load_target
 
 ONE_LIST_OF_NAMES = frozenset({"onnx", "openvino"})
 """Kinds of artifacts whose graphs know inputs and outputs by one list of names."""
@@ -87,40 +87,39 @@ def _twin(network: nn.Module) -> nn.Module:
 
 
 def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
-    """Runs two rows, so that what does not fit fails here in words and not after the training.
+    """Runs a few rows, so that what does not fit fails here in words and not after the training.
 
     Returns:
         The signature: inputs as the data has them, outputs as the model gives them.
 
     Raises:
-        TargetError: the model fails, gives another number of outputs than the recipe names, its
-            outputs do not have the shape that the labels ask for, or it cannot be told answers
-            as the recipe says.
+        TargetError: the model fails, gives another number of outputs than the recipe names, or one
+            that servers cannot answer with (see `NetworkTrial`), its outputs do not have the shape
+            that the labels ask for, or it cannot be told answers as the recipe says.
         DataError: a label is not one of the classes, or a row does not fit the padding or the
             dynamic axes.
         RecipeError: the padding or the dynamic axes do not fit the model's inputs and outputs, or
             the labels do not fit `stop.metric`.
     """
     inputs = {name: array[:2] for name, array in splits.train.inputs.items()}
-    target = recipe.model.target
-    try_steps(model.eval(), recipe, list(inputs), _tensors(list(inputs.values())))
-    outputs = _try(model.eval(), inputs, target)
-    _try_twin(model)
-    if len(outputs) != len(recipe.model.outputs):
-        raise TargetError(
-            f"model.target {target} returns {len(outputs)} outputs and model.outputs names "
-            f"{list(recipe.model.outputs)}; name each of them, in order"
-        )
+    try_steps(model.eval(), recipe, list(inputs), tensors_of(list(inputs.values())))
+    trial = NetworkTrial(model.eval(), recipe.model.target, recipe.model.outputs)
+    with _same_random_numbers():
+        outputs = trial.run(inputs)
+        axes = {} if recipe.padding is None else recipe.padding.outputs
+        trial.check_rows(splits.train.inputs, axes, max(recipe.max_batch_size, 2))
+        trial.check_repeats(inputs)
+        for_export(model)
     named = dict(zip(recipe.model.outputs, outputs, strict=True))
     _check_names_apart(recipe, list(inputs))
     _check_embeddings(recipe, named)
-    check_labels_fit(named, splits, recipe, _shapes(inputs))
+    check_labels_fit(named, splits, recipe, shapes_text(inputs))
     _check_teaching(model, recipe)
     signature = _signature(recipe, inputs, outputs)
     if signature.padding is not None:
-        _try_shorter_rows(model, splits, signature, target)
+        _try_shorter_rows(trial, splits, signature)
     if signature.dynamic:
-        signature = _try_other_sizes(model, inputs, signature, target)
+        signature = _try_other_sizes(trial, inputs, signature)
     return signature
 
 
@@ -132,13 +131,8 @@ def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
         inputs: its arguments in order, each [rows, ...].
     """
     with torch.inference_mode():
-        found = model(*_tensors(inputs))
+        found = model(*tensors_of(inputs))
     return [tensor.numpy() for tensor in ([found] if isinstance(found, Tensor) else found)]
-
-
-def _tensors(arrays: list[Array]) -> list[Tensor]:
-    # torch wants memory it may write to, compiled packages want it without gaps.
-    return [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays]
 
 
 Outputs = Tensor | tuple[Tensor, ...] | list[Tensor]
@@ -153,36 +147,6 @@ def outputs_of(found: Outputs) -> tuple[Tensor, ...]:
 def first_output(found: Outputs) -> Tensor:
     """What judges a model: its only output, or the first of several."""
     return outputs_of(found)[0]
-
-
-def _try(model: nn.Module, inputs: Mapping[str, Array], target: str) -> list[Array]:
-    given = _tensors([array.copy() for array in inputs.values()])
-    named = f"model.target {target}"
-    try:
-        with torch.inference_mode():
-            found = model(*given)
-    except TrainingError:
-        raise
-    except Exception as error:  # the model is the user's: it may raise anything
-        again = [torch.from_numpy(array.copy()) for array in inputs.values()]
-        layer = failing_layer(model, lambda: model(*again))
-        what = f"{named} fails on inputs {_shapes(inputs)}{layer}"
-        raise target_failure(what, error) from error
-    if not isinstance(found, Tensor | tuple | list) or not all(
-        isinstance(tensor, Tensor) for tensor in found
-    ):
-        what = type(found).__name__
-        raise TargetError(
-            f"{named} returns a {what}; let forward return a tensor, or a tuple of tensors in the "
-            "order of model.outputs"
-        )
-    for name, before, after in zip(inputs, inputs.values(), given, strict=True):
-        if not np.array_equal(before, after.numpy(), equal_nan=before.dtype.kind == "f"):
-            raise TargetError(
-                f"{named} changes its input '{name}' in place, and whoever calls it may still need "
-                "it; let forward work on a copy, as in x = x + 1 in place of x += 1"
-            )
-    return [tensor.numpy() for tensor in outputs_of(found)]
 
 
 def _check_sizes_known(model: nn.Module, target: str) -> None:
@@ -201,15 +165,14 @@ def _check_sizes_known(model: nn.Module, target: str) -> None:
         )
 
 
-def _try_twin(model: nn.Module) -> None:
-    """What exporters take can be made, and leaves the random numbers as they were.
-
-    Raises:
-        TargetError: `export_twin` fails.
-    """
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Leaves the random numbers as they were, whatever the network draws when it is tried."""
     state = torch.get_rng_state()
-    for_export(model)
-    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 def _check_embeddings(recipe: Recipe, outputs: Mapping[str, Array]) -> None:
@@ -243,7 +206,7 @@ def _check_names_apart(recipe: Recipe, inputs: Sequence[str]) -> None:
         )
 
 
-def _try_shorter_rows(model: nn.Module, splits: Splits, signature: Signature, target: str) -> None:
+def _try_shorter_rows(trial: NetworkTrial, splits: Splits, signature: Signature) -> None:
     """Every split fits the padding, and the model takes rows of their own length."""
     assert signature.padding is not None, "only a model with padding has shorter rows"
     for split in (splits.train, splits.validation, splits.test):
@@ -258,17 +221,17 @@ def _try_shorter_rows(model: nn.Module, splits: Splits, signature: Signature, ta
     except SignatureError as error:
         raise DataError(str(error)) from error
     for inputs in (rows.alone[0], rows.batches[-1][1]):
-        found = zip(signature.outputs, _try(model, inputs, target), strict=True)
+        found = zip(signature.outputs, trial.run(inputs), strict=True)
         for spec, array in found:
             if not spec.fits(array.shape):
                 raise TargetError(
-                    f"model.target {target} gives '{spec.name}' {list(array.shape)} for inputs "
-                    f"{_shapes(inputs)}; padding.outputs must name each axis that varies"
+                    f"model.target {trial.target} gives '{spec.name}' {list(array.shape)} for "
+                    f"inputs {shapes_text(inputs)}; padding.outputs must name each axis that varies"
                 )
 
 
 def _try_other_sizes(
-    model: nn.Module, inputs: Mapping[str, Array], signature: Signature, target: str
+    trial: NetworkTrial, inputs: Mapping[str, Array], signature: Signature
 ) -> Signature:
     """The model takes the smallest and the largest sizes.
 
@@ -282,12 +245,12 @@ def _try_other_sizes(
         raise DataError(f"the data does not fit dynamic: {error}") from error
     outputs = list(signature.outputs)
     for sized in at_other_sizes(inputs, signature):
-        for place, array in enumerate(_try(model, sized, target)):
+        for place, array in enumerate(trial.run(sized)):
             spec = outputs[place]
             if array.ndim != len(spec.shape):
                 raise TargetError(
-                    f"model.target {target} gives '{spec.name}' {list(array.shape)} for inputs "
-                    f"{_shapes(sized)}; an output has as many dimensions for every size"
+                    f"model.target {trial.target} gives '{spec.name}' {list(array.shape)} for "
+                    f"inputs {shapes_text(sized)}; an output has as many dimensions for every size"
                 )
             pairs = zip(spec.shape, array.shape, strict=True)
             shape = tuple(size if size == found else -1 for size, found in pairs)
@@ -322,10 +285,6 @@ def _signature(recipe: Recipe, inputs: Mapping[str, Array], outputs: list[Array]
         raise RecipeError(
             f"padding, dynamic or labels does not fit the model: {explain(error, Signature)}"
         ) from error
-
-
-def _shapes(inputs: Mapping[str, Array]) -> str:
-    return ", ".join(f"'{name}' {list(array.shape)}" for name, array in inputs.items())
 
 
 def _check_teaching(model: nn.Module, recipe: Recipe) -> None:

@@ -42,6 +42,7 @@ from training.exporters.export import Exported
 from training.isolated_run import run_isolated
 from training.learning.loop import Trained
 from training.metrics.task_metric import TaskMetric
+from training.network_trial import row_fault
 from training.proof.gate import tolerance_of, too_far_off, too_much_worse
 from training.proof.row_dependence import ADVICE, depends_on_others, rows_alone
 from training.proof.runners import Runner, file_runner, load_libraries, module_runner
@@ -105,7 +106,7 @@ def reference(
 
     Raises:
         SignatureError: the golden rows do not show what padding does.
-        TargetError: the model's answers are no numbers.
+        TargetError: the model's answers are no numbers, or not one for each row.
     """
     run = module_runner(trained.model, trained.signature)
     golden = test.golden_inputs()
@@ -125,6 +126,7 @@ def reference(
             alone_outputs=[] if padded is None else [run(inputs) for inputs in padded.alone],
             sized=[(inputs, run(inputs)) for inputs in _sized(golden, trained.signature)],
         )
+        _check_rows(found)
         measured = _measured(found, outputs)
         if measured is None:
             raise TargetError(
@@ -132,6 +134,14 @@ def reference(
                 "held to them; train it with a lower learning rate, or for fewer epochs"
             )
     return found, measured
+
+
+def _check_rows(found: Reference) -> None:
+    """The trained network still answers each row: the few that it was tried on may not show it."""
+    rows = len(next(iter(found.golden_inputs.values())))
+    for name, array in found.golden_outputs.items():
+        if fault := row_fault({rows: array.shape}):
+            raise TargetError(f"the trained network gives output '{name}' {fault}")
 
 
 def checkpoint_report(

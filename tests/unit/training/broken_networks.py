@@ -105,6 +105,35 @@ class ReturnsNothing(Net):
         return None
 
 
+class Answers(Net):
+    """Classes, and something that no server can answer with."""
+
+    def __init__(self, kind: str, first: bool = False) -> None:
+        super().__init__()
+        self.kind, self.is_first = kind, first
+
+    def forward(self, features: Tensor) -> Any:
+        y = super().forward(features)
+        odd = {
+            "bf16": lambda: y.bfloat16(),
+            "float8": lambda: y.to(torch.float8_e5m2),
+            "complex": lambda: torch.complex(y, y),
+            "sparse": lambda: y.to_sparse(),  # type: ignore[no-untyped-call]
+            "none": lambda: None,
+            "list": lambda: ["a"] * len(y),
+            "scalar": lambda: y.mean(),
+            "constant": lambda: torch.ones(5),
+            "turned": lambda: y.t(),
+            "vary": lambda: y[y > y.median()],
+            "cut": lambda: y[:8],
+            "square": lambda: y @ y.t(),
+            "squeezed": lambda: y[:, :1].squeeze(),
+            "random": lambda: y + torch.rand(3),
+            "random numbers": lambda: torch.randint(9, (len(y), 40)),
+        }[self.kind]()
+        return odd if self.is_first else (y, odd)
+
+
 class CutsTheGradient(Net):
     def forward(self, features: Tensor) -> Any:
         return super().forward(features).detach()

@@ -25,6 +25,11 @@ def target(name: str, **more: Any) -> dict[str, Any]:
     return {"model": {"target": f"{NETS}:{name}", **more}}
 
 
+def answers(kind: str, **more: Any) -> dict[str, Any]:
+    """A recipe for a network whose second output, `two`, is one of `broken_networks.Answers`."""
+    return target("Answers", args={"kind": kind, **more}, outputs=["logits", "two"])
+
+
 def code(key: str, words: str, *lines: str) -> str:
     """What a failure in code reads like: the key, the error, and its lines in order."""
     found = [rf"{NETS}:\d+ in {line}" for line in lines]
@@ -103,6 +108,52 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a network that changes its input": (
         target("ChangesItsInput"), "changes its input 'features' in place",
     ),
+    # Outputs that no server can answer with.
+    "an output of BF16": (
+        answers("bf16"),
+        r"model.target .*:Answers gives output 2 \('two'\) as torch.bfloat16, which servers cannot "
+        r"answer with; end forward with y.float\(\)\n$",
+    ),
+    "an only output of BF16": (
+        target("Answers", args={"kind": "bf16", "first": True}),
+        r"gives output 1 \('logits'\) as torch.bfloat16",
+    ),
+    "an output of 8 bits": (answers("float8"), r"output 2 \('two'\) as torch.float8_e5m2, .*float"),
+    "a complex output": (
+        answers("complex"), r"output 2 \('two'\) as torch.complex64, .*; return .*view_as_real",
+    ),
+    "a sparse output": (answers("sparse"), r"output 2 \('two'\) .*return a dense tensor"),
+    "an output that is nothing": (
+        answers("none"), r"returns a tuple whose item 2 \('two'\) is None; let forward return a",
+    ),
+    "a list for an output": (answers("list"), r"a tuple whose item 2 \('two'\) is a list; let"),
+    "one number for all rows": (
+        answers("scalar"),
+        r"gives output 'two' \[\] for 1 row, \[\] for 2 rows, \[\] for 7 rows, and an output has a "
+        r"row for each row of the batch, .*; let forward reduce the other axes alone",
+    ),
+    "the same for all rows": (
+        answers("constant"),
+        r"gives output 'two' \[5\] for 1 row, \[5\] for 2 rows, .*; leave out of forward",
+    ),
+    "rows along another axis": (
+        answers("turned"), r"'two' \[3, 1\] for 1 row, .* first, as y.transpose\(0, 1\)",
+    ),
+    "as many rows as fit": (answers("vary"), r"'two' \[.*; let forward keep every row"),
+    "as many rows as fit, which few do not show": (
+        answers("cut"),
+        r"the trained network gives output 'two' \[8, 3\] for 30 rows, .*; let forward keep",
+    ),
+    "rows beside each other": (answers("square"), r"'two' \[1, 1\] .*; let a row have the same"),
+    "an axis that a single row loses": (
+        answers("squeezed"), r"'two' \[\] for 1 row, \[2\] for 2 rows, .*; let forward reduce",
+    ),
+    "random answers": (
+        answers("random"),
+        r"answers the same rows otherwise the second time \(output 'two' differs by up to 0\.\d+\),"
+        r" .* draw random numbers in training only",
+    ),
+    "random whole numbers": (answers("random numbers"), r"time \(output 'two' has other values\)"),
     # Code that raises.
     "a constructor that fails": (
         target("FailsWhenMade"),
