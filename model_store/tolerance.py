@@ -13,7 +13,8 @@ class Tolerance(StrictModel):
     """
 
     max_abs_difference: float
-    """Largest absolute difference of any output element, in the output's own unit."""
+    """Largest absolute difference of any output element, in the output's own unit; of FP16, beyond
+    one rounding step."""
     min_agreement: float
     """Share of rows, 0 to 1, whose largest output is in the same place."""
     max_probability_shift: float = 1.0

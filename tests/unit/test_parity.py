@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, compare, compare_rows, first_failure, worst
+from model_store.parity import Parity, beyond_rounding, compare, compare_rows, first_failure, worst
 from model_store.tensors import Array, object_array
 from model_store.tolerance import Tolerance
 
@@ -184,3 +184,46 @@ def test_a_tolerance_without_embeddings_reads_as_it_always_did() -> None:
     told = DIRECTED.model_dump(mode="json")
     assert (told["embeddings"], told["min_cosine"]) == (["vector"], 0.99)
     assert Tolerance.model_validate(told) == DIRECTED
+
+
+@pytest.mark.parametrize("value", [0.0, 6e-8, 0.1, 0.4998, 0.5, -1.0, 8.0, 65504.0, -65504.0])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_rounding_step_of_fp16_is_no_difference(value: float, steps: int) -> None:
+    right = found = np.array([[value]], np.float16)
+    for _ in range(steps):
+        found = np.nextafter(found, np.float16(0.25))
+    for one, other in ((right, found), (found, right)):
+        difference = compare({"y": one}, {"y": other}).max_abs_difference
+        assert (difference == 0) == (steps == 1)
+        assert beyond_rounding(one, one) == one
+    wide = compare({"y": right.astype(np.float32)}, {"y": found.astype(np.float32)})
+    assert wide.max_abs_difference > 0
+
+
+def test_fp16_that_lies_far_off_is_told_by_how_much() -> None:
+    right = np.array([[0.5, 0.25]], np.float16)
+    found = compare_rows("here", {"y": right}, {"y": right + np.float16(0.125)})
+    assert found.parity.max_abs_difference == pytest.approx(0.125, rel=5e-3)
+    assert found.place == "row 0 of 'y'"
+
+
+def test_logits_of_fp16_that_rounding_swaps_agree() -> None:
+    right = np.array([[8.0, 7.996]], np.float16)
+    found = compare({"logits": right}, {"logits": right[:, ::-1].copy()})
+    assert found == Parity(0.0, 1.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_fp16_that_is_no_number_is_infinitely_far(bad: float) -> None:
+    right, found = np.array([[1.0]], np.float16), np.array([[bad]], np.float16)
+    for one, other in ((right, found), (found, right)):
+        assert compare({"y": one}, {"y": other}).max_abs_difference == np.inf
+
+
+def test_an_output_of_another_shape_is_named() -> None:
+    expected = {"logits": EXPECTED, "two": np.ones(5, np.float32)}
+    found = compare_rows("here", expected, {"logits": EXPECTED + 1, "two": np.ones(8, np.float32)})
+    assert found.place == "'two', which is [8] in place of [5]"
+    assert compare_rows("here", expected, {"two": expected["two"]}).place == (
+        "'logits', which is missing"
+    )

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.metric import MeasuredMetric, figure_texts, how_much_worse, is_share
+from model_store.parity import beyond_rounding
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.metrics.task_metric import TaskMetric
@@ -90,8 +91,8 @@ def too_far_off(
     units = _units(metric, labels, right)
     if len(units) == 1:
         return None
-    gaps = np.abs(right.astype(np.float64) - found.astype(np.float64)).reshape(-1, len(units))
-    shares = gaps.max(axis=0) / units
+    gaps = np.abs(right.astype(np.float64) - beyond_rounding(right, found).astype(np.float64))
+    shares = gaps.reshape(-1, len(units)).max(axis=0) / units
     column, limit = int(shares.argmax()), entry.tolerance.max_spread_share
     if shares[column] <= limit:
         return None

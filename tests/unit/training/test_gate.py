@@ -96,6 +96,15 @@ def test_a_column_that_hardly_varies_is_measured_by_what_the_checkpoint_knows_of
     assert "column 1 lies up to 0.1 times" in reason
 
 
+def test_a_column_of_fp16_may_lie_a_rounding_step_off() -> None:
+    labels = np.array([[1.0, 0.3], [3.0, 0.5]], np.float32)
+    right = labels.astype(np.float16)
+    step = np.nextafter(right, np.float16(0))
+    assert too_far_off(OnnxExport(), NUMBERS, labels, right, step) is None
+    further = np.nextafter(step, np.float16(0))
+    assert too_far_off(OnnxExport(), NUMBERS, labels, right, further) is not None
+
+
 def test_one_column_that_hardly_varies_has_a_limit_that_can_be_kept() -> None:
     labels = NEARLY_CONSTANT[:, 1]
     answers = labels + np.array([0.01, -0.01], np.float32)
