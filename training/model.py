@@ -35,7 +35,8 @@ def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
         input_names: of the data, in order. Only a recipe with `preprocess` needs them.
 
     Raises:
-        TargetError: the target cannot be found, does not take its arguments or is no module.
+        TargetError: the target cannot be found, does not take its arguments, is no module, or has
+            weights that no checkpoint can keep.
         RecipeError: a step of `preprocess` names an input that is not there, or `model.init` a type
             of layer.
     """
@@ -51,6 +52,7 @@ def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
             "name a torch.nn.Module"
         )
     _check_sizes_known(model, recipe.model.target)
+    _check_whole_memory(model, recipe.model.target)
     initialise(model, recipe.model.init)
     return preprocessed(recipe, model, input_names)
 
@@ -163,6 +165,28 @@ def _check_sizes_known(model: nn.Module, target: str) -> None:
             f"({', '.join(lazy[:3])}); give their sizes, such as nn.Linear(4, 3) in place of "
             "nn.LazyLinear(3)"
         )
+
+
+def _check_whole_memory(model: nn.Module, target: str) -> None:
+    """Checkpoints can keep each tensor: safetensors takes none that is a part of other memory.
+
+    Raises:
+        TargetError: one is expanded, a slice of other memory, or another one turned.
+    """
+    sharing: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel():
+            sharing.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    for tensors in sharing.values():
+        size_bytes = tensors[0][1].untyped_storage().nbytes()
+        is_kept = any(tensor.nbytes == size_bytes for _, tensor in tensors)
+        turned = [name for name, t in tensors if len(tensors) > 1 and not t.is_contiguous()]
+        if turned or not is_kept:
+            raise TargetError(
+                f"model.target {target}: '{[*turned, tensors[0][0]][0]}' is a view of other memory "
+                "(expand, a slice, a transposed weight), which no checkpoint can keep; give it its "
+                "own, as x.clone(), or make the view in forward"
+            )
 
 
 @contextlib.contextmanager

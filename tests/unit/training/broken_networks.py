@@ -154,6 +154,23 @@ class IsLazy(nn.Module):
         return self.layer(features)
 
 
+class HasViews(Net):
+    """Something of it lies in the memory of something else."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        if kind == "expanded":
+            self.register_buffer("view", torch.ones(1).expand(3))
+        elif kind == "slice":
+            self.register_buffer("view", torch.ones(9)[:3])
+        elif kind == "turned":
+            self.view = nn.Parameter(self.second.weight.t())
+        elif kind == "tied":
+            self.third = nn.Linear(8, 3)
+            self.third.weight = self.second.weight
+        self.kind = kind
+
+
 class HasNoTwin(Net):
     def export_twin(self) -> nn.Module:
         raise ValueError("no twin")

@@ -103,6 +103,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"preprocess": [{"python": {"target": "training.nets:Step"}}]}, ", which hides yours",
     ),
     "a lazy layer": (target("IsLazy"), r"lazy layers.* \(layer.weight, layer.bias\); give their"),
+    "an expanded buffer": (
+        target("HasViews", args={"kind": "expanded"}), "'view' is a view of other memory .*clone",
+    ),
+    "a slice for a buffer": (target("HasViews", args={"kind": "slice"}), "'view' is a view of"),
+    "weights that are others turned": (
+        target("HasViews", args={"kind": "turned"}), "'view' is a view of other memory",
+    ),
     "a network that returns a mapping": (target("ReturnsMapping"), "returns a dict; let forward"),
     "a network that returns nothing": (target("ReturnsNothing"), "returns a NoneType; let"),
     "a network that changes its input": (
@@ -292,3 +299,20 @@ def test_a_function_that_makes_a_wrong_recipe_is_told_with_its_line(project: Pat
 def test_a_value_for_set_is_told_as_one_in_the_file(project: Path) -> None:
     (project / "recipe.yaml").write_text("name: broken\n")
     assert "unknown key 'keep_artifacts'" in told(run("recipe.yaml", "--set", "keep_artifacts=all"))
+
+
+def test_layers_may_share_their_weights(project: Path) -> None:
+    (project / "recipe.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "name": "tied",
+                **target("HasViews", args={"kind": "tied"}),
+                "data": {"iris": {}},
+                "train": {"epochs": 1},
+                "export": [{"kind": "onnx"}],
+                "publish": {"model": "tied"},
+            }
+        )
+    )
+    result = run("recipe.yaml")
+    assert result.exit_code == 0, result.output
