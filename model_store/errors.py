@@ -1,6 +1,7 @@
 """Everything the model store can refuse, as one tree.
 
 StoreError
+├── StoreNotFoundError         a folder that is to be read, and is not there
 ├── BadNameError               a model or file name that cannot be a path
 ├── ModelNotFoundError         no version of this model is published
 ├── VersionNotFoundError       the model is there, this version is not
@@ -30,6 +31,10 @@ StoreError
 
 class StoreError(Exception):
     """Root of the tree. The message says what was wrong, which value, and what to do."""
+
+
+class StoreNotFoundError(StoreError):
+    """A store that is only to be read lies in a folder that does not exist."""
 
 
 class BadNameError(StoreError):

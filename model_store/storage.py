@@ -17,7 +17,13 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from model_store.errors import ConflictError, StorageError, StoreError, TooLargeError
+from model_store.errors import (
+    ConflictError,
+    StorageError,
+    StoreError,
+    StoreNotFoundError,
+    TooLargeError,
+)
 from model_store.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
 from model_store.s3_credentials import missing_credentials
 from model_store.strict import MAX_NAME
@@ -40,8 +46,10 @@ class Storage:
     Args:
         url: a folder (`./var/model_store`, `file:///srv/models`) or `s3://bucket/prefix`. Buckets
             take their credentials and endpoint from the AWS_* environment, as obstore documents.
+        must_exist: whether a folder that is not there is refused, and not made.
 
     Raises:
+        StoreNotFoundError: the folder must exist, and does not.
         StorageError: the URL is not understood, the folder cannot be made, or there are no
             credentials for the bucket.
 
@@ -51,7 +59,7 @@ class Storage:
         url: the whole path of the folder, or the URL.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
         self.is_local = "://" not in url or url.startswith("file://")
         self.is_new = False
         self._nearest: Path | None = None
@@ -61,6 +69,12 @@ class Storage:
                 folder = Path(url.removeprefix("file://")).expanduser().absolute()
                 self.is_new = not folder.exists()
                 self._nearest = _nearest_folder(folder) if self.is_new else None
+                if self.is_new and must_exist:
+                    raise StoreNotFoundError(
+                        f"there is no store {folder}: no such folder{self._did_you_mean()}; give "
+                        "the URL of a store that exists, or publish a first version into it "
+                        "(flambeau train)"
+                    )
                 folder.mkdir(parents=True, exist_ok=True)
                 self._store = LocalStore(folder)
                 self.url = str(folder)
@@ -79,8 +93,11 @@ class Storage:
         """Says that the folder has just been made, and which one is near; empty if it was there."""
         if not self.is_new:
             return ""
-        near = f" (did you mean '{self._nearest}'?)" if self._nearest else ""
-        return f"there was no folder {self.url}, so an empty store was created there{near}"
+        made = f"there was no folder {self.url}, so an empty store was created there"
+        return f"{made}{self._did_you_mean()}"
+
+    def _did_you_mean(self) -> str:
+        return f" (did you mean '{self._nearest}'?)" if self._nearest else ""
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Size in bytes of every file under a prefix, by path."""

@@ -68,10 +68,10 @@ Sign = Callable[[Digests], bytes]
 
 
 class ModelStore:
-    """A versioned model store at a URL."""
+    """A versioned model store at a URL; `must_exist` and failures are those of `Storage`."""
 
-    def __init__(self, url: str) -> None:
-        self.storage = Storage(url)
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
+        self.storage = Storage(url, must_exist=must_exist)
 
     @property
     def url(self) -> str:
@@ -82,11 +82,6 @@ class ModelStore:
     def is_local(self) -> bool:
         """Whether it is a folder of this machine, whose code kinds may be loaded."""
         return self.storage.is_local
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it is a folder that has just been made, for there was none."""
-        return self.storage.is_new
 
     def listing(self, model: str | None = None) -> dict[str, ModelListing]:
         """Every model, version and generation, or those of one model; see `list_models`."""
@@ -124,8 +119,12 @@ class ModelStore:
         """
         listing = self._listing_of(model)
         if not listing.versions:
-            empty = ": ".join(filter(None, ["; it holds nothing yet", self.storage.how_new()]))
-            known = nearest_name(model, self.models()) or empty
+            known = nearest_name(model, self.models())
+            if not known and (there := self.foreign_layout()):
+                raise ModelNotFoundError(f"model '{model}' cannot be read: {there}")
+            known = known or ": ".join(
+                filter(None, ["; it holds nothing yet", self.storage.how_new()])
+            )
             raise ModelNotFoundError(f"model '{model}' is not in the store {self.url}{known}")
         return list(listing.versions)
 

@@ -8,11 +8,15 @@ import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from model_store.errors import StoreError
+from flambeau.commands.store_option import (
+    DEFAULT_STORE,
+    STORE_FAILURES,
+    StoreUrl,
+    existing_store,
+)
 
 
-@failing_with({StoreError: 1, OSError: 1})
+@failing_with({**STORE_FAILURES, OSError: 1})
 def alerts(
     store: StoreUrl = DEFAULT_STORE,
     output: Annotated[Path | None, typer.Option(help="Where they go, unless printed.")] = None,
@@ -40,9 +44,8 @@ def alerts(
     from flambeau.monitoring.objectives import stored_objectives
     from flambeau.monitoring.rules import prometheus_rule, rules_file
     from flambeau.monitoring.runbooks import RUNBOOK_URL
-    from model_store.store import ModelStore
 
-    objectives = stored_objectives(ModelStore(store))
+    objectives = stored_objectives(existing_store(store))
     make = prometheus_rule if operator else rules_file
     text = make(objectives, runbook_url or RUNBOOK_URL, namespace)
     if as_json:

@@ -23,7 +23,12 @@ from flambeau.commands.model_text import (
     list_lines,
     show_lines,
 )
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.store_option import (
+    DEFAULT_STORE,
+    STORE_FAILURES,
+    StoreUrl,
+    existing_store,
+)
 from flambeau.commands.tables import columns
 from flambeau.commands.verb_classes import Verbs
 from model_store.errors import SignatureMismatchError, StoreError
@@ -43,15 +48,13 @@ Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept in the 
 
 
 @models_app.command("list")
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """List the models: what is in production, and the fastest artifact of it.
 
     A model that cannot be read is listed all the same, explained, and makes the exit code 1.
     """
-    from model_store.store import ModelStore
-
-    opened = ModelStore(store)
+    opened = existing_store(store)
     summaries = [
         _summary(opened, model, listing)
         for model, listing in opened.listing().items()
@@ -61,9 +64,9 @@ def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> Non
         print_json([asdict(summary) for summary in summaries])
     elif summaries:
         _print_lines(list_lines(summaries))
-    else:
-        found = opened.foreign_layout() or opened.storage.how_new()
-        typer.echo(found or f"the store {opened.url} holds no model yet")
+    if not summaries:
+        nothing = opened.foreign_layout() or f"the store {opened.url} holds no model yet"
+        typer.echo(nothing, err=as_json)
     unreadable = [summary.error for summary in summaries if summary.error]
     for error in unreadable:
         typer.echo(f"error: {error}", err=True)
@@ -72,7 +75,7 @@ def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> Non
 
 
 @models_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def show(
     model: ModelName,
     version: VersionOrDefault = None,
@@ -91,7 +94,7 @@ def show(
 
 
 @models_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def verify(
     model: ModelName,
     version: VersionOrDefault = None,
@@ -125,7 +128,7 @@ def verify(
 
 
 @models_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def promote(
     model: ModelName,
     version: Annotated[
@@ -138,14 +141,12 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, at a version."""
-    from model_store.store import ModelStore
-
     name, number = named_version(model, version)
-    _print_move(ModelStore(store).promote(name, number, alias, why), name, alias, as_json)
+    _print_move(existing_store(store).promote(name, number, alias, why), name, alias, as_json)
 
 
 @models_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def rollback(
     model: ModelName,
     alias: Alias = PRODUCTION,
@@ -157,18 +158,14 @@ def rollback(
 
     A second rollback returns to the version that the first left; promote goes further back.
     """
-    from model_store.store import ModelStore
-
-    _print_move(ModelStore(store).rollback(model, alias, why), model, alias, as_json)
+    _print_move(existing_store(store).rollback(model, alias, why), model, alias, as_json)
 
 
 @models_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """Show every move of a model's pointers: when, who, what, why."""
-    from model_store.store import ModelStore
-
-    generations = ModelStore(store).history(model)
+    generations = existing_store(store).history(model)
     if as_json:
         print_json([pointers.model_dump(mode="json") for pointers in generations])
     elif generations:
@@ -179,10 +176,8 @@ def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson =
 
 def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:
     """The store and the version asked for: the production one, else the newest, if none was."""
-    from model_store.store import ModelStore
-
     model, version = model_and_version(model, version)
-    store = ModelStore(url)
+    store = existing_store(url)
     if version is None:
         versions = store.versions(model)
         pointers = store.pointers(model)

@@ -9,14 +9,13 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.model_option import ModelName, VersionOrDefault
 from flambeau.commands.models import open_version
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from model_store.errors import StoreError
+from flambeau.commands.store_option import DEFAULT_STORE, STORE_FAILURES, StoreUrl
 
 JSON, PAGE = "report.json", "report.html"
 MAX_REPORT_BYTES = 2**26
 
 
-@failing_with({StoreError: 1, OSError: 1})
+@failing_with({**STORE_FAILURES, OSError: 1})
 def report(
     model: ModelName,
     version: VersionOrDefault = None,

@@ -9,10 +9,15 @@ from flambeau.commands.audit_option import AuditLog, written_down
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.model_option import ModelName
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.store_option import (
+    DEFAULT_STORE,
+    STORE_FAILURES,
+    StoreUrl,
+    existing_store,
+)
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.verb_classes import Verbs
-from model_store.errors import StoreError
+from model_store.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from model_store.payload_sample import PayloadSample, SampledTensor
@@ -23,24 +28,45 @@ RequestId = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it
 
 
 @samples_app.command("list")
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def list_samples(
     model: ModelName,
     version: Annotated[int | None, typer.Option(min=1, help="Of this version alone.")] = None,
     last: Annotated[int, typer.Option(min=1, help="How many, the newest.")] = 20,
     store: StoreUrl = DEFAULT_STORE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as they are kept.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print them as they are kept, a line of JSON each.")
+    ] = False,
 ) -> None:
     """List samples of a model, the newest last."""
-    found = [one for one in _samples(store, model) if version in (None, one.version)][-last:]
-    if as_json:
+    kept = _samples(store, model)
+    found = [one for one in kept if version in (None, one.version)][-last:]
+    if not found:
+        _tell_none(store, model, version, is_model=bool(kept), as_json=as_json)
+    elif as_json:
         for sample in found:
             typer.echo(sample.to_line(), nl=False)
+    else:
+        _print_table(found)
+
+
+def _tell_none(
+    store: str, model: str, version: int | None, *, is_model: bool, as_json: bool
+) -> None:
+    """Says that there are none; of a name that is no model's, it fails.
+
+    A bucket for samples alone has no models, and any may have samples there.
+    """
+    of_version = f" version {version}" if version else ""
+    told = f"no samples of '{model}'{of_version} in {store}"
+    known = existing_store(store).models()
+    if is_model or model in known or not known:
+        typer.echo(told, err=as_json)  # no line of JSON is what they are as JSON
         return
-    if not found:
-        of_version = f" version {version}" if version else ""
-        typer.echo(f"no samples of '{model}'{of_version} in {store}{_nearest(model, store)}")
-        return
+    raise ModelNotFoundError(f"{told}, which has no such model{_nearest(model, store)}")
+
+
+def _print_table(found: "list[PayloadSample]") -> None:
     rows = [("TIME", "REQUEST", "VERSION", "STATUS", "MS", "INPUTS", "OUTPUTS")]
     rows += [
         (f"{x.time.astimezone():%Y-%m-%d %H:%M:%S}", x.request_id, str(x.version), x.status,
@@ -52,7 +78,7 @@ def list_samples(
 
 
 @samples_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def show(
     model: ModelName,
     request_id: RequestId,
@@ -90,7 +116,7 @@ def show(
 
 
 @samples_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def delete(
     model: ModelName,
     request_id: Annotated[
@@ -102,11 +128,10 @@ def delete(
 ) -> None:
     """Delete samples of a model. A server that samples may write further ones."""
     from model_store.payload_samples import delete_samples
-    from model_store.storage import Storage
 
     with written_down("delete samples", f"{model} {request_id or ''}".strip(), audit_log):
         chosen = None if request_id is None else lambda one: one.request_id == request_id
-        count = delete_samples(Storage(store), model, chosen)
+        count = delete_samples(existing_store(store).storage, model, chosen)
     if as_json:
         counted = "files" if request_id is None else "samples"
         print_json({"model": model, "request_id": request_id, f"deleted_{counted}": count})
@@ -120,17 +145,17 @@ def delete(
 def _samples(store: str, model: str) -> "list[PayloadSample]":
     """All of a model, by time."""
     from model_store.payload_samples import read_samples
-    from model_store.storage import Storage
 
-    return sorted(read_samples(Storage(store), model), key=lambda sample: sample.time)
+    return sorted(
+        read_samples(existing_store(store).storage, model), key=lambda sample: sample.time
+    )
 
 
 def _nearest(model: str, store: str) -> str:
     """The nearest model of the store, of one that is not in it."""
-    from model_store.store import ModelStore
     from model_store.strict import nearest_name
 
-    known = ModelStore(store).models()
+    known = existing_store(store).models()
     return "" if model in known else nearest_name(model, known)
 
 

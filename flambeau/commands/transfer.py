@@ -10,9 +10,13 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.model_option import named_version, parse_version, versions_that_begin
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.store_option import (
+    DEFAULT_STORE,
+    STORE_FAILURES,
+    StoreUrl,
+    existing_store,
+)
 from flambeau.commands.tables import size_text
-from model_store.errors import StoreError
 
 if TYPE_CHECKING:
     from model_store.store import Progress
@@ -57,12 +61,12 @@ def pull(
     _copy(*named, source_url=from_, target_url=store, as_json=as_json)
 
 
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def _copy(model: str, version: int, source_url: str, target_url: str, as_json: bool) -> None:
     from model_store.store import ModelStore
     from model_store.transfer import copy_version
 
-    source = ModelStore(source_url)
+    source = existing_store(source_url)
     total_bytes = sum(e.size_bytes for e in source.manifest(model, version).all_files())
     target = ModelStore(target_url)
     with _progress(f"{model} {version}", total_bytes) as progress:

@@ -14,7 +14,7 @@ from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.model_option import ModelName, VersionOrDefault, model_and_version
 from flambeau.commands.models import open_version
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.store_option import DEFAULT_STORE, STORE_FAILURES, StoreUrl
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
 from model_store.errors import StoreError
@@ -66,7 +66,7 @@ def verify(
             raise typer.BadParameter("--data and --list are for this machine, without --on")
         _verify_elsewhere(model, version, on, read_token(token_file), as_json)
         return
-    with failing_with({StoreError: 1}):
+    with failing_with(STORE_FAILURES):
         opened, manifest = open_version(store, model, version)
         if list_:
             _list(opened, manifest, as_json)

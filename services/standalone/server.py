@@ -74,7 +74,7 @@ async def _serve(
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)
-        logger.info("store", extra={"url": store.url, "is_new": store.is_new})
+        logger.info("store", extra={"url": store.url, "is_new": store.storage.is_new})
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 reconciler.run(drained, lambda: front.look(reconciler.look)),

@@ -19,6 +19,7 @@ from model_store.errors import (
     ModelNotFoundError,
     StorageError,
     StoreError,
+    StoreNotFoundError,
     TooLargeError,
     VersionNotFoundError,
 )
@@ -208,6 +209,14 @@ def test_a_folder_that_is_not_there_is_told_with_the_nearest(
     with pytest.raises(ModelNotFoundError, match=f"there was no folder .*{asked}, so"):
         made.versions("digits")
     assert ModelStore(str(tmp_path / asked)).storage.how_new() == ""
+
+
+def test_a_folder_that_must_exist_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "model_store").mkdir()
+    with pytest.raises(StoreNotFoundError, match=r"no such folder \(did you mean '.*model_store'"):
+        ModelStore(str(tmp_path / "modelstore"), must_exist=True)
+    assert not (tmp_path / "modelstore").exists()
+    assert ModelStore(str(tmp_path / "model_store"), must_exist=True).models() == []
 
 
 def test_a_folder_that_nothing_is_like_is_told_alone(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_keys_given_out_and_taken_back_are_written_down(tmp_path: Path) -> None:
 
 
 def test_without_a_file_the_line_is_on_standard_error(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
+    store = str(tmp_path)
     deleted = run("samples", "delete", "digits", "--request-id", "r1", "--store", store)
     assert acts(deleted.stderr) == [("delete samples", "digits r1", "done", "")]
     assert acts(deleted.stdout) == []

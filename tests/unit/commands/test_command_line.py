@@ -76,7 +76,29 @@ def test_a_misspelt_model_is_told_the_nearest(words: str, tmp_path: Path) -> Non
     elsewhere = [] if "--from" in named else ["--store", store.url]
     done = CliRunner().invoke(app, [*named, *elsewhere])
     assert "(did you mean 'digits'?)" in done.output, done.output
-    assert done.exit_code == (0 if words == "samples list digts" else 1)
+    assert done.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "models list", "models show digits", "models verify digits", "models promote digits 1",
+        "models rollback digits", "models history digits", "report digits", "verify digits",
+        "push digits/1 --to TO", "pull digits/1 --from TYPO", "samples list digits",
+        "samples show digits some-id", "samples delete digits", "alerts",
+    ],
+)  # fmt: skip
+def test_a_verb_that_reads_makes_no_store(words: str, tmp_path: Path) -> None:
+    (tmp_path / "stores").mkdir()
+    typo = tmp_path / "store"
+    named = words.replace("TYPO", str(typo)).replace("TO", str(tmp_path / "to")).split()
+    other = ["--store", str(tmp_path / "to" if "--from" in named else typo)]
+    done = CliRunner().invoke(app, [*named, *other])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert f"there is no store {typo}" in done.stderr
+    assert f"(did you mean '{tmp_path}/stores'?)" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["stores"]
 
 
 @pytest.mark.parametrize(("options", "told"), [([], " with --resume"), (["--resume"], "")])

@@ -145,6 +145,20 @@ def test_list_of_a_model_without_latency_or_accuracy(
     assert "2" in lines(run("models", "show", "digits"))[8].split()
 
 
+def test_a_store_of_another_layout_is_named_by_whatever_reads_it(
+    run: Run, store: ModelStore
+) -> None:
+    place = Path(store.url, "digits", "1")
+    place.mkdir(parents=True)
+    (place / "model.onnx").touch()
+    told = f"the store {store.url} looks like a Triton model repository"
+    assert lines(run("models", "list"))[0].startswith(told)
+    listed = run("models", "list", "--json")
+    assert document(listed) == []
+    assert listed.stderr.startswith(told)
+    assert told in error(run("models", "show", "digits"))
+
+
 def test_list_of_an_empty_store(run: Run, store: ModelStore) -> None:
     assert lines(run("models", "list")) == [f"the store {store.url} holds no model yet"]
     assert document(run("models", "list", "--json")) == []
@@ -434,6 +448,7 @@ def test_push_and_pull(run: Run, store: ModelStore, folder: Path, tmp_path: Path
     ModelStore(shared).publish(draft_in(folder, model="letters"), folder)
     assert run("pull", "letters/1", "--from", shared).exit_code == 0
     assert store.models() == ["digits", "letters"]
+    Path(other).mkdir()
     assert "is not in the store" in error(run("pull", "letters/1", "--from", other))
 
 

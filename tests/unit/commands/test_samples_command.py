@@ -18,6 +18,8 @@ from model_store.payload_sample import (
 )
 from model_store.payload_samples import SampleWriter
 from model_store.storage import Storage
+from model_store.store import ModelStore
+from tests.fixtures.store_versions import publish_in
 
 START = datetime(2026, 11, 22, 8, tzinfo=UTC)
 LIMITS = SampleLimits(kept_bytes=2**20, kept_for=timedelta(days=8))
@@ -79,6 +81,18 @@ def test_where_there_are_none_it_says_so(store: str) -> None:
     assert said(store, "list", "digits", "--version=9") == [
         f"no samples of 'digits' version 9 in {store}"
     ]
+    as_json = run(store, "list", "digits", "--version=9", "--json")
+    assert (as_json.exit_code, as_json.stdout) == (0, "")
+    assert as_json.stderr == f"no samples of 'digits' version 9 in {store}\n"
+
+
+def test_of_a_name_that_is_no_model_it_fails(store: str, tmp_path: Path) -> None:
+    assert run(store, "list", "digts").exit_code == 0, "a store for samples alone has no models"
+    publish_in(ModelStore(store), tmp_path / "draft")
+    result = run(store, "list", "digts")
+    assert (result.exit_code, result.stdout) == (1, "")
+    told = f"error: no samples of 'digts' in {store}, which has no such model"
+    assert result.stderr == f"{told} (did you mean 'digits'?)\n"
 
 
 def test_a_request_is_shown_with_its_values(store: str) -> None:
