@@ -6,15 +6,19 @@ or dead.
 
 Rules kept here: processes are forked from a server that has imported torch and run nothing, because
 a process that has used torch's threads cannot be forked; whatever a function starts ends with it.
+Ctrl-C is for the process that calls, which ends the other one: that one does not hear of it, and is
+silent if its caller has gone.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,9 +58,9 @@ def run_isolated(
         process = context.Process(
             target=_answer, args=(theirs, log.name, memory_limit_bytes, call, arguments)
         )
-        process.start()
-        theirs.close()
         try:
+            start_process(process)
+            theirs.close()
             if not ours.poll(time_limit_s):
                 raise IsolationError(f"it took longer than {time_limit_s:g} s")
             found, failure = ours.recv()
@@ -76,9 +80,48 @@ def process_context() -> "multiprocessing.context.ForkServerContext":
     """Starts processes as this module's head says."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    with _safe_path():
+    resource_tracker.ensure_running()  # which the server would start, and unblock signals
+    with _safe_path(), _blocked_interrupt():
         forkserver.ensure_running()
+    _await_server(context)
     return context
+
+
+@functools.cache
+def _await_server(context: "multiprocessing.context.ForkServerContext") -> None:
+    """Waits until the server has imported everything and forks at once; Ctrl-C ends the wait.
+
+    What a process begins with is written when the server forks it, and half of it makes a traceback
+    there: that wait cannot be interrupted. This first one is given nothing that could be halved.
+    """
+    first = context.Process(target=os.getpid)
+    first.start()
+    first.join()
+
+
+def start_process(process: "multiprocessing.context.ForkServerProcess") -> None:
+    """Starts a process of `process_context`; a Ctrl-C meanwhile is raised when it is started."""
+    if threading.current_thread() is not threading.main_thread():  # where no Ctrl-C is raised
+        process.start()
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _blocked_interrupt() -> Iterator[None]:
+    """Processes that are started in the block never hear of Ctrl-C; this one hears behind it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -120,7 +163,10 @@ def enter_isolation(log: str, memory_limit_bytes: int) -> None:
         memory_limit_bytes: memory it may ask for, beyond what it begins with.
     """
     os.setsid()  # whatever it starts is ended with it
-    descriptor = os.open(log, os.O_WRONLY)
+    try:
+        descriptor = os.open(log, os.O_WRONLY)
+    except FileNotFoundError:  # the caller has gone with its file
+        os._exit(1)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     limit_memory(memory_limit_bytes)
@@ -139,6 +185,8 @@ def obituary(exit_code: int | None, log: Path) -> str:
 
 def end_process(process: Any) -> None:
     """Ends the process with all it has started."""
+    if process.pid is None:  # it was never started
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -29,6 +29,7 @@ from training.isolated_run import (
     enter_isolation,
     obituary,
     process_context,
+    start_process,
 )
 from training.recipe import Recipe
 from training.root_cause import root_cause
@@ -101,7 +102,7 @@ class TrialProcess:
             args=(theirs, str(log), recipe, runs_dir, threads, int(memory_gib * GIB)),
             kwargs={"weights_store": weights_store if recipe.model.from_ else None},
         )
-        self._process.start()
+        start_process(self._process)
         theirs.close()
 
     @property
