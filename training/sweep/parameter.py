@@ -31,6 +31,8 @@ _PARAMETER = re.compile(
 )
 _CODE = ("model", "data")
 """Parts of a recipe whose `args` are those of a target."""
+BETWEEN = 0.3819660112501051
+"""How far between the ends a value is tried; irrational, so that it is no whole number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,12 @@ class Parameter:
     def ends(self) -> list[Value]:
         """The values that tell whether all are allowed: both ends, or every choice."""
         return list(self.choices) if self.kind == "choice" else [self.low, self.high]
+
+    def between(self) -> list[Value]:
+        """A value that is neither end and no whole number, of what is drawn from any numbers."""
+        return (
+            [self.low + BETWEEN * (self.high - self.low)] if self.kind in ("log", "float") else []
+        )
 
     def labels(self) -> list[str]:
         """The choices as text, by which a study knows them."""
@@ -175,11 +183,24 @@ def check_parameters(base: Recipe, parameters: Sequence[Parameter], imports: boo
             for part in _CODE:
                 if parameter.path.startswith(f"{part}.args"):
                     _check_code(taken, part, imports)
+        for value in parameter.between():
+            try:
+                _taken(base, parameter.path, value, ({}, first, last))
+            except RecipeError as error:
+                raise RecipeError(f"{error}{_whole(parameter)}") from error
         if len(digests) < len(parameter.ends()):
             raise RecipeError(
                 f"--param {parameter} changes nothing about the trained weights; search for "
                 "something that does, and change this by --set"
             )
+
+
+def _whole(parameter: Parameter) -> str:
+    """What to write for a range that is taken at both ends alone, which are whole numbers."""
+    low, high = parameter.low, parameter.high
+    if low != int(low) or high != int(high):
+        return ""
+    return f"; for whole numbers alone, write {parameter.path}=int({int(low)}, {int(high)})"
 
 
 def _taken(base: Recipe, path: str, value: Value, among: Sequence[Mapping[str, Value]]) -> Recipe:

@@ -98,6 +98,14 @@ def test_values_are_put_into_the_recipe(base: Recipe) -> None:
         ("optim.adamw.lrr=log(1e-4, 1e-1)", "unknown key 'lrr' in 'optim.adamw'"),
         ("optim.adamw.lr=float(-1, 1)", "'optim.adamw.lr' is -1: Input should be greater than 0"),
         ("train.epochs=int(0, 3)", "Input should be greater than or equal to 1"),
+        (
+            "train.epochs=float(1, 3)",
+            "write a whole number; for whole numbers alone, write train.epochs=int(1, 3)",
+        ),
+        (
+            "train.epochs=log(1.0, 30)",
+            "write a whole number; for whole numbers alone, write train.epochs=int(1, 30)",
+        ),
         ("train.precision=choice(fp32, fp8)", "'train.precision' is 'fp8'"),
         ("train.epochs.x=int(1, 2)", "'train.epochs' is 20, which has no keys"),
         ("optim.sgd.lr=log(0.1, 1)", "exclude each other"),
