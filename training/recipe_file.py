@@ -59,7 +59,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: it cannot be read, or has an unknown key or a bad value.
     """
     if source.endswith((".yaml", ".yml")):
-        document = _parse_yaml(_read_text(Path(source)), source)
+        document = _parse_yaml(read_recipe_text(Path(source)), source)
     elif ":" in source:
         document = _call_function(source)
     else:
@@ -93,7 +93,12 @@ def resolved_yaml(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.document(), sort_keys=False, allow_unicode=True)
 
 
-def _read_text(path: Path) -> str:
+def read_recipe_text(path: Path) -> str:
+    """The text of a recipe's file, as it is.
+
+    Raises:
+        RecipeError: it is not there, cannot be read, or is too large for one.
+    """
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:
             raise RecipeError(f"recipe {path} is larger than {MAX_RECIPE_BYTES} bytes; is it one?")

@@ -83,13 +83,11 @@ def submit(
 
     with _client(server, token_file) as client, failing_with({BundleError: 2}):
         text, name = _recipe_text(recipe)
-        job = client.submit(
-            text,
-            name=name,
-            overrides=set_ or [],
-            bundle=pack(bundle) if bundle else b"",
-            idempotency_key=key,
-        )
+        packed = pack(bundle) if bundle else b""
+        with _refusals():
+            job = client.submit(
+                text, name=name, overrides=set_ or [], bundle=packed, idempotency_key=key
+            )
         _print_outcome(job, job.id, as_json)
         if follow:
             _follow(client, job.id, 0, _print_event_as_json if as_json else None)
@@ -218,12 +216,25 @@ def _client(server: str, token_file: Path | None = None) -> "Iterator[TrainingCl
             yield client
 
 
+@contextmanager
+def _refusals() -> "Iterator[None]":
+    """What the service allows nobody, or not this caller, is refused as a wrong recipe is."""
+    from flambeau.errors import InvalidRequestError, ServerError
+
+    try:
+        yield
+    except ServerError as error:
+        if error.grpc_code != "PERMISSION_DENIED":
+            raise
+        raise InvalidRequestError(str(error)) from error
+
+
 def _recipe_text(source: str) -> tuple[str, str]:
     """A recipe's text and what messages call it; that of a function with every default."""
-    from training.recipe_file import load_recipe, resolved_yaml
+    from training.recipe_file import load_recipe, read_recipe_text, resolved_yaml
 
     if source.endswith((".yaml", ".yml", ".json")):
-        return Path(source).read_text("utf-8"), source
+        return read_recipe_text(Path(source)), source
     return resolved_yaml(load_recipe(source)), source
 
 

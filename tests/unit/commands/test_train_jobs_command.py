@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import flambeau.training_jobs
 from flambeau.channel import Tls
 from flambeau.cli import app
-from flambeau.errors import InvalidRequestError
+from flambeau.errors import InvalidRequestError, ServerError
 from flambeau.training_jobs import TrainingEvent, TrainingJob
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -48,6 +48,8 @@ class Service:
         self.asked.append((recipe, wanted))
         if "optmi" in recipe:
             raise InvalidRequestError("r.yaml: unknown key 'optmi' (did you mean 'optim'?)")
+        if "file.py" in recipe:
+            raise ServerError("nobody may bring code", "PERMISSION_DENIED")
         return job()
 
     def watch(self, job_id: str, *, after: int = 0, follow: bool = False) -> Iterator[Any]:
@@ -145,7 +147,13 @@ def test_what_is_refused_is_one_line_and_exit_code_2(service: Service, tmp_path:
     assert result.stderr == "error: r.yaml: unknown key 'optmi' (did you mean 'optim'?)\n"
     result = run("submit", str(tmp_path / "r.yaml"), "--bundle", str(tmp_path / "missing"))
     assert (result.exit_code, "there is no folder" in result.stderr) == (2, True)
-    assert run("submit", str(tmp_path / "missing.yaml")).exit_code == 1
+    missing = str(tmp_path / "missing.yaml")
+    there, here = run("submit", missing), run(missing)
+    assert (there.exit_code, there.stderr) == (here.exit_code, here.stderr) == (2, there.stderr)
+    assert there.stderr.startswith(f"error: there is no recipe {missing}; that folder holds: ")
+    (tmp_path / "r.yaml").write_text("file.py:Name")
+    result = run("submit", str(tmp_path / "r.yaml"))
+    assert (result.exit_code, result.stderr) == (2, "error: nobody may bring code\n")
 
 
 def test_jobs_are_listed_shown_ended_and_resumed(service: Service) -> None:
