@@ -10,7 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from model_store.document import SMALL, parse_as
-from model_store.errors import DocumentError, ManifestError, VersionNotFoundError
+from model_store.errors import BadNameError, DocumentError, ManifestError, VersionNotFoundError
+from model_store.manifest import check_name
 from model_store.strict import StrictModel
 
 PRODUCTION = "production"
@@ -31,6 +32,20 @@ class Pointers(StrictModel):
     def to_json(self) -> bytes:
         """The file's bytes."""
         return (self.model_dump_json(indent=2) + "\n").encode()
+
+
+def check_alias(alias: str) -> str:
+    """Returns the alias if a pointer may have this name; pointers that are there are not asked.
+
+    Raises:
+        BadNameError: it can be no name, or is a number, which names a version.
+    """
+    if alias.isdecimal():
+        raise BadNameError(
+            f"alias {alias!r} is not allowed: a number names a version, as in digits@{alias}; "
+            "use a word, such as canary"
+        )
+    return check_name(alias, "alias")
 
 
 def parse_pointers(data: bytes, where: str) -> Pointers:

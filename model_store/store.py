@@ -51,7 +51,7 @@ from model_store.manifest import (
     check_name,
     parse_manifest,
 )
-from model_store.pointers import PRODUCTION, Pointers, parse_pointers, previous_target
+from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
 from model_store.semver import Bump
 from model_store.signing import MAX_SIGNATURE_BYTES, Digests, verify
 from model_store.storage import MissingFileError, Storage
@@ -397,7 +397,7 @@ class ModelStore:
     ) -> Pointers:
         """Writes the generation after `current`, unless somebody else has since."""
         self.manifest(model, version)  # the target exists and can be read
-        check_name(alias, "alias")
+        check_alias(alias)
         following = Pointers(
             generation=current.generation + 1 if current else 1,
             aliases={**(current.aliases if current else {}), alias: version},

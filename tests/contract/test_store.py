@@ -414,6 +414,8 @@ def test_pointers_to_nothing_are_refused(store: ModelStore, folder: Path) -> Non
         store.promote("digits", 2)
     with pytest.raises(BadNameError, match=r"alias '\.\./x'"):
         store.promote("digits", 1, alias="../x")
+    with pytest.raises(BadNameError, match="alias '3' is not allowed: a number names a version"):
+        store.promote("digits", 1, alias="3")
     with pytest.raises(VersionNotFoundError, match="nothing to roll back to"):
         store.rollback("digits")
     with pytest.raises(ModelNotFoundError):

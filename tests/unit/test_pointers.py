@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from model_store.errors import ManifestError, VersionNotFoundError
-from model_store.pointers import Pointers, parse_pointers, previous_target
+from model_store.errors import BadNameError, ManifestError, VersionNotFoundError
+from model_store.pointers import Pointers, check_alias, parse_pointers, previous_target
 
 
 def generation(number: int, **aliases: int) -> Pointers:
@@ -36,6 +36,14 @@ def test_the_file_is_as_it_always_was() -> None:
     pointers = generation(7, production=3)
     assert pointers.to_json().decode() == GOLDEN
     assert parse_pointers(GOLDEN.encode(), "digits/pointers/00000007.json") == pointers
+
+
+def test_a_new_alias_is_no_number_and_one_that_is_there_is_read() -> None:
+    with pytest.raises(BadNameError, match="a number names a version"):
+        check_alias("3")
+    assert check_alias("1.0.0") == "1.0.0"
+    older = GOLDEN.replace("production", "3").encode()
+    assert parse_pointers(older, "digits/pointers/00000007.json").aliases == {"3": 3}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from model_store.errors import BadNameError
-from model_store.manifest import check_name
-from model_store.pointers import PRODUCTION
+from model_store.pointers import PRODUCTION, check_alias
 from training.recipe_parts.promotion_condition import ALWAYS, FIRST, PromotionRule, parse_rule
 from training.recipe_parts.recipe_part import RecipePart
 
@@ -60,7 +59,7 @@ class PromotePart(RecipePart):
     @classmethod
     def _alias_name(cls, value: str | None) -> str | None:
         try:
-            return None if value is None else check_name(value, "alias")
+            return None if value is None else check_alias(value)
         except BadNameError as error:
             raise ValueError(str(error)) from error
 
