@@ -1,24 +1,28 @@
 """What a person sees while a model trains: a bar on a terminal, a line an epoch elsewhere."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Protocol, Self
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console, RenderableType
+from rich.progress import Progress, Task, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from model_store.metric import is_share
 from training.recipe import Recipe
 from training.recipe_parts.task import METRICS
+
+OPTIONAL = ("verb", "loss", "name", "rate")
+"""Parts of the moving line that are left out where a terminal is narrow, in this order."""
+HEAD = ("verb", "name", "epoch")
+"""Parts before the bar."""
+BAR_WIDTHS = (10, 40)
+"""Columns of the bar, which takes what the words leave: the fewest, and the most."""
+GAP = 2
+"""Blanks between parts of the line."""
 
 
 class TrainingProgress(Protocol):
@@ -49,21 +53,13 @@ class TerminalBar:
         clock: Callable[[], float],
     ) -> None:
         self._epochs = recipe.train.epochs
-        self._bar = Progress(
-            TextColumn("training {task.description}  epoch {task.fields[epoch]}"),
-            BarColumn(),
-            _RateColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left  {task.fields[figures]}"),
-            console=console,
-            get_time=clock,
-        )
+        self._bar = _Line(console=console, get_time=clock)
         self._task = self._bar.add_task(
             recipe.name,
             total=self._epochs * rows,
             completed=rows_done,
             epoch=f"{min(rows_done // rows + 1, self._epochs)}/{self._epochs}",
-            figures="",
+            figures={},
         )
 
     def __enter__(self) -> Self:
@@ -122,10 +118,11 @@ class EpochLines:
         # The rate of the whole run: one slow epoch says little of the next ones.
         left_s = self._left * (now - self._begun) / max(self._rows_in_all, 1)
         self._rows, self._since = 0, now
+        figures = _joined(_figures(metrics))
         say(
             self._console,
             f"training {self._recipe.name}  epoch {epoch}/{self._recipe.train.epochs}  "
-            f"{rate:,.0f} samples/s  {timedelta(seconds=round(left_s))} left  {_figures(metrics)}",
+            f"{rate:,.0f} samples/s  {timedelta(seconds=round(left_s))} left  {figures}",
         )
 
 
@@ -158,17 +155,65 @@ def say(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-class _RateColumn(ProgressColumn):
-    """Training rows per second, as rich measures them over the last seconds."""
+class _Line(Progress):
+    """One line that is whole at any width: the bar shrinks, then parts are left out."""
 
-    def render(self, task: Task) -> Text:
-        rate = task.finished_speed or task.speed
-        return Text(f"{rate:,.0f} samples/s" if rate else "")
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The line of each task."""
+        for task in self.tasks:
+            parts = fitting_parts(_parts(task), self.console.width)
+            head = {part: parts.pop(part) for part in HEAD if part in parts}
+            words = [Text(text, no_wrap=True) for text in (_joined(head), _joined(parts))]
+            fewest, most = BAR_WIDTHS
+            width = self.console.width - sum(word.cell_len + GAP for word in words)
+            line = Table.grid(padding=(0, GAP, 0, 0))
+            if width < fewest:
+                line.add_row(*words)
+            else:
+                bar = ProgressBar(task.total, task.completed, min(width, most))
+                line.add_row(words[0], bar, words[1])
+            yield line
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
+def _parts(task: Task) -> dict[str, str]:
+    """What the line says, by part; the rate is of the last seconds, as rich measures it."""
+    rate = task.finished_speed or task.speed
+    parts = {
+        "verb": "training",
+        "name": task.description,
+        "epoch": f"epoch {task.fields['epoch']}",
+        "rate": f"{rate:,.0f} samples/s" if rate else "",
+        "left": f"{TimeRemainingColumn().render(task).plain} left",
+        **task.fields["figures"],
+    }
+    return {part: text for part, text in parts.items() if text}
+
+
+def fitting_parts(parts: Mapping[str, str], width: int) -> dict[str, str]:
+    """The parts of a line that a terminal has room for.
+
+    Args:
+        parts: the text of each, by name.
+        width: of the terminal.
+    """
+    shown = dict(parts)
+    for part in OPTIONAL:
+        if len(_joined(shown)) <= width:
+            break
+        shown.pop(part, None)
+    return shown
+
+
+def _joined(parts: Mapping[str, str]) -> str:
+    verb, *others = parts if "verb" in parts else ("", *parts)
+    text = (" " * GAP).join(parts[other] for other in others)
+    return f"{parts[verb]} {text}" if verb else text
+
+
+def _figures(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The loss, and what the model is judged by."""
     # Labels 0 and 1 have an accuracy too, which does not judge them: classes come last.
     names = [f"val/{of_task[0]}" for of_task in reversed(METRICS.values())]
     judged = next((name for name in names if name in metrics), "val/loss")
     value = f"{metrics[judged]:.3f}" if is_share(judged) else f"{metrics[judged]:.4g}"
-    return f"loss {metrics['train/loss']:.3f}  {judged} {value}"
+    return {"loss": f"loss {metrics['train/loss']:.3f}", "judged": f"{judged} {value}"}

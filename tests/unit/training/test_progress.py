@@ -1,7 +1,9 @@
 """Progress: a bar on a terminal, one line an epoch elsewhere."""
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from tests.unit.training.recipes import recipe
@@ -85,3 +87,31 @@ def test_the_console_decides() -> None:
     assert isinstance(open_progress(Console(file=io.StringIO()), chosen, 1, 0), EpochLines)
     terminal = Console(file=io.StringIO(), force_terminal=True)
     assert isinstance(open_progress(terminal, chosen, 1, 0), TerminalBar)
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (50, "epoch 2/20  0:00:19 left  val/accuracy 0.986"),
+        (80, "digits-cnn  epoch 2/20  1,000 samples/s  0:00:19 left  val/accuracy 0.986"),
+        (100, "training digits-cnn  epoch 2/20  1,000 samples/s  0:00:19 left  loss 0.061  "
+              "val/accuracy 0.986"),
+    ],
+)  # fmt: skip
+def test_the_bar_is_one_whole_line_at_any_width(width: int, shown: str) -> None:
+    file, clock = io.StringIO(), Clock()
+    chosen = recipe(train={"epochs": 20}).model_copy(update={"name": "digits-cnn"})
+    console = Console(file=file, force_terminal=True, no_color=True, width=width)
+    with open_progress(console, chosen, 1000, 0, clock=clock) as progress:
+        for _ in range(10):
+            clock.now_s += 0.1
+            progress.advance(100)
+        progress.end_epoch(1, METRICS)
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\n", "\r").split("\r")
+    line = next(text for text in reversed(last) if text.strip()).rstrip()
+    assert line == shown
+
+
+def test_a_wide_terminal_has_room_for_the_bar() -> None:
+    text = shown(Console(file=io.StringIO(), force_terminal=True, width=140), epochs_done=3)
+    assert "━" * 10 in text
