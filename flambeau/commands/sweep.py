@@ -6,31 +6,54 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
-from flambeau.commands.keys_option import KeysFolder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.train import INTERRUPTED, RecipeSource
 from model_store.install_advice import needing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from model_store.store import Sign
     from training.sweep.search import SweepPlan
+
+
+def _at_most(most: int) -> "Callable[[int], int]":
+    """A limit that the help does not show: at 80 columns its range would cut other words."""
+
+    def check(value: int) -> int:
+        if value > most:
+            raise typer.BadParameter(f"{value:,} are more than {most:,}")
+        return value
+
+    return check
+
 
 Params = Annotated[
     list[str],
     typer.Option(
         "--param",
-        metavar="KEY=KIND(...)",
-        help="What to choose: optim.adamw.lr=log(1e-4, 1e-1), model.args.dropout=float(0, 0.5), "
-        "train.epochs=int(5, 20), optim.accumulate=choice(1, 2, 4); may be repeated.",
+        metavar="KEY=KIND",
+        help="What to choose, as shown above; may be repeated.",
     ),
 ]
 Trials = Annotated[
-    int, typer.Option(min=1, max=100_000, help="How many trainings, with those of before.")
+    int,
+    typer.Option(
+        min=1,
+        callback=_at_most(100_000),
+        metavar="N",
+        help="How many trainings, with those of before.",
+    ),
 ]
-Processes = Annotated[int, typer.Option(min=1, max=256, help="Trials at once.")]
+Processes = Annotated[
+    int, typer.Option(min=1, callback=_at_most(256), metavar="N", help="Trials at once.")
+]
 MetricName = Annotated[
     str,
-    typer.Option(help="What trials are compared by, as val/accuracy; unless given, stop.metric."),
+    typer.Option(
+        metavar="NAME",
+        help="What trials are compared by, as val/accuracy; unless given, stop.metric.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -40,16 +63,23 @@ Prune = Annotated[
     bool, typer.Option("--prune/--no-prune", help="End trials early that are not worth it.")
 ]
 Timeout = Annotated[
-    float | None, typer.Option(min=0, help="Seconds; what still runs then goes on next time.")
+    float | None,
+    typer.Option(min=0, metavar="S", help="Seconds; what still runs then goes on next time."),
 ]
 TrialTimeout = Annotated[
-    float | None, typer.Option(min=0, help="Seconds of one trial; a longer one has failed.")
+    float | None,
+    typer.Option(min=0, metavar="S", help="Seconds of one trial; a longer one has failed."),
 ]
 TrialMemory = Annotated[
-    float, typer.Option(min=0.1, help="Memory of one trial; one that asks for more has failed.")
+    float,
+    typer.Option(
+        min=0.1, metavar="GIB", help="Memory of one trial; one that asks for more has failed."
+    ),
 ]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish the best trial.")]
-SweepsDir = Annotated[Path, typer.Option(help="Folder for searches, one folder each.")]
+SweepsDir = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder for searches, one folder each.")
+]
 SignWith = Annotated[str, typer.Option(metavar="KEY", help="As of flambeau train.")]
 
 
@@ -68,9 +98,13 @@ def sweep(
     store: StoreUrl = DEFAULT_STORE,
     sweeps_dir: SweepsDir = Path("./var/sweeps"),
     sign_with: SignWith = "",
-    keys: KeysFolder = "",
+    keys: Annotated[str, typer.Option(metavar="DIR", help="As of flambeau train.")] = "",
 ) -> None:
     """Search for better values of a recipe, and publish the best trial.
+
+    Each --param names a key and how its value is drawn: 'optim.adamw.lr=log(1e-4, 1e-1)',
+    'model.args.dropout=float(0, 0.5)', 'train.epochs=int(5, 20)' or
+    'optim.accumulate=choice(1, 2, 4)'.
 
     The same command goes on where it was interrupted. Exits with 0 when the best trial is
     published, or done with --no-publish; 2 when the recipe, its data or a parameter is wrong, 1

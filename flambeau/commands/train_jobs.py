@@ -41,7 +41,8 @@ train_app = Verbs(
     cls=TrainGroup,
     no_args_is_help=True,
     help="Train a recipe here (flambeau train RECIPE), or on a training service "
-    "(flambeau train submit RECIPE).",
+    "(flambeau train submit RECIPE). The options of a training here (--set, --resume, --store, "
+    "--runs-dir, --sign-with, --keys) are those of run: flambeau train run --help.",
 )
 train_app.command(HERE, cls=RecipeCommand)(train)
 

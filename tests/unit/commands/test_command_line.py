@@ -52,6 +52,16 @@ def test_the_help_shows_a_flag_without_a_value() -> None:
             assert shown.exit_code == 0, name
             assert "--help" in shown.output
             assert "<bool>" not in shown.output, name
+            narrow = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "80"})
+            assert "…" not in narrow.output, name
+
+
+def test_the_help_of_train_tells_the_options_of_a_training_here() -> None:
+    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"}).output
+    here = next(c for name, c in verbs(typer.main.get_command(app)) if name == "train run")
+    missing = [p.opts[0] for p in here.params if p.opts[0] not in shown and "-" in p.opts[0]]
+    assert missing == []
+    assert "flambeau train run --help" in " ".join(shown.split())
 
 
 def test_a_verb_of_a_group_is_told_its_place() -> None:
