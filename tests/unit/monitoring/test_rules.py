@@ -233,7 +233,7 @@ def test_the_tools_take_what_is_deployed(command: tuple[str, ...]) -> None:
 
 
 def test_the_command_writes_rules_with_links_of_one_s_own(tmp_path: Path) -> None:
-    store, output = str(tmp_path / "store"), tmp_path / "rules.yaml"
+    store, output = str(tmp_path), tmp_path / "rules.yaml"
     pattern = "https://wiki.example.org/{alert}"
     for option, kind in (((), "groups"), (("--operator",), "spec")):
         asked = ["alerts", "--store", store, "--output", str(output), "--runbook-url", pattern]
