@@ -5,8 +5,10 @@ memory of each of the two is measured.
 """
 
 import asyncio
+import contextlib
 import gzip
 import json
+import time
 from functools import cache
 from random import Random
 
@@ -22,6 +24,8 @@ CALLERS = 4
 JOBS = 12
 JOB_BYTES = 60 * MIB
 JOB_TIMEOUT_S = 20
+LONGEST_S = 8.0
+"""Of a round."""
 GET_JOB = "/flambeau.v1.JobService/GetJob"
 
 
@@ -102,9 +106,16 @@ async def _get(target: Target, path: str, *fields: str) -> None:
 
 async def jobs(target: Target, random: Random) -> None:
     """Many large jobs at once; some are cancelled, and results are asked for in every form."""
-    ids = await asyncio.gather(*(_submit(target) for _ in range(JOBS)))
-    for job in filter(None, ids):
-        await _finish(target, random, job)
+    seeds = [Random(random.random()) for _ in range(random.choice((2, JOBS)))]
+
+    async def one(seed: Random) -> None:
+        job = await _submit(target)
+        if job:
+            await _finish(target, seed, job)
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(LONGEST_S, target.ends_at - time.monotonic())):
+            await asyncio.gather(*(one(seed) for seed in seeds))
 
 
 async def _finish(target: Target, random: Random, job: str) -> None:
