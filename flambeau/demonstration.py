@@ -24,7 +24,9 @@ from flambeau.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from model_store.manifest import Manifest
+    from model_store.store import ModelStore
     from model_store.tensors import Array
+    from training.recipe import Recipe
 
 CLIENTS = 32
 MIN_ACCURACY = 0.97
@@ -97,17 +99,39 @@ def _test_images(store: str, manifest: "Manifest") -> tuple["Array", "Array"]:
     """
     from model_store.store import ModelStore
     from training.datasets import load_splits
+
+    test = load_splits(_recipe(ModelStore(store), manifest)).test
+    return test.inputs["image"], test.labels
+
+
+def check_packages_of(store: str) -> None:
+    """Refuses a store whose test images need a library that is not here, before anything is served.
+
+    Raises:
+        DemoError: the version has no recipe.
+        StoreError: the store has no such model, or it cannot be read.
+        TrainingError: a library is missing; with the command that installs it.
+    """
+    from model_store.pointers import PRODUCTION
+    from model_store.store import ModelStore
+
+    opened = ModelStore(store)
+    pointers = opened.pointers(MODEL)
+    live = pointers.aliases.get(PRODUCTION) if pointers else None
+    _recipe(opened, opened.manifest(MODEL, live or opened.versions(MODEL)[-1]))
+
+
+def _recipe(store: "ModelStore", manifest: "Manifest") -> "Recipe":
+    """The recipe that made a version, once its libraries are known to be here."""
     from training.needed_packages import check_packages
     from training.recipe_file import parse_recipe
 
     entry = manifest.file("recipe.resolved.yaml")
     if entry is None:
         raise DemoError(f"model {MODEL} {manifest.version} has no recipe.resolved.yaml")
-    text = ModelStore(store).read_text(manifest, entry)
-    recipe = parse_recipe(text, entry.file)
+    recipe = parse_recipe(store.read_text(manifest, entry), entry.file)
     check_packages(recipe)
-    test = load_splits(recipe).test
-    return test.inputs["image"], test.labels
+    return recipe
 
 
 def _measure(server: ServerProcess, classify: Callable[[], "Array"]) -> Outcome:

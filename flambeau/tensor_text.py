@@ -43,13 +43,20 @@ def read_input(name: str, text: str) -> Any:
         if text.endswith(".npy"):
             with Path(text).open("rb") as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
-        return json.loads(Path(text).read_text() if text.endswith(".json") else text)
+        value = json.loads(Path(text).read_text() if text.endswith(".json") else text)
     except OSError as error:
         raise InvalidRequestError(f"input '{name}': {text}: {error.strerror}") from error
     except (ValueError, EOFError) as error:
         raise InvalidRequestError(
             f"input '{name}': {_short(text)} is no .npy file, .json file or JSON ({error})"
         ) from error
+    if isinstance(value, dict) and "inputs" in value:
+        raise InvalidRequestError(
+            f"input '{name}': {_short(text)} is a whole request, not the values of an input; send "
+            "it to the server's REST port (curl http://HOST:8000/v2/models/MODEL/infer -d @FILE), "
+            f"or give {name}=VALUES"
+        )
+    return value
 
 
 def fit_input(spec: TensorSpec, value: Any) -> Array:

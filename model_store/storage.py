@@ -79,7 +79,8 @@ class Storage:
                 self._store = LocalStore(folder)
                 self.url = str(folder)
             else:
-                if url.startswith(("s3://", "s3a://")) and (missing := missing_credentials()):
+                _check_bucket(url)
+                if missing := missing_credentials():
                     raise StorageError(f"cannot open the store {url!r}: {missing}")
                 self._store = from_url(url)
                 self.url = url.rstrip("/")
@@ -248,6 +249,19 @@ class Storage:
             raise StorageError(
                 f"cannot {action} in {self.url}: {_first_line(error)}; {check}, then try again"
             ) from error
+
+
+def _check_bucket(url: str) -> None:
+    """Refuses what is neither a folder nor a bucket.
+
+    Raises:
+        ValueError: it is not.
+    """
+    scheme, _, place = url.partition("://")
+    if scheme not in ("s3", "s3a"):
+        raise ValueError(f"no store can be opened at {scheme}://")
+    if not place.partition("/")[0]:
+        raise ValueError("it names no bucket")
 
 
 def _nearest_folder(missing: Path) -> Path | None:

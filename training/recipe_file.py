@@ -115,6 +115,8 @@ def _parse_yaml(text: str, where: str) -> dict[str, Any]:
         document = read_yaml(text, _RecipeLoader)
     except YamlError as error:
         raise RecipeError(f"{where} is not YAML: {error}") from error
+    if document is None:
+        raise RecipeError(f"{where} is empty; a recipe is a mapping, as in docs/training.md")
     if not isinstance(document, dict):
         raise RecipeError(f"{where} holds a {type(document).__name__}; a recipe is a mapping")
     return document

@@ -91,6 +91,8 @@ def list_keys(file: KeysFile = DEFAULT_FILE, as_json: AsJson = False) -> None:
     from services.access.api_keys import KeysFileError, read_keys
 
     with failing_with({KeysFileError: 1}):
+        if not file.exists() and file != DEFAULT_FILE:
+            raise KeysFileError(f"there is no file {file}; make one with flambeau access add")
         found = read_keys(file).keys
     if as_json:
         print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in found])

@@ -13,7 +13,7 @@ def demo(
     recipe: FirstRecipe = None,
 ) -> None:
     """Train if the store is empty, serve, classify the test images, check, and exit."""
-    from flambeau.demonstration import MODEL, DemoError, compare_protocols
+    from flambeau.demonstration import MODEL, DemoError, check_packages_of, compare_protocols
     from flambeau.errors import ClientError
     from flambeau.server_process import ServerProcessError, server_process
     from model_store.errors import StoreError
@@ -29,6 +29,7 @@ def demo(
     arguments = ["--store", store, "--model", MODEL, "--set", "log_level=warning"]
     failures = (DemoError, StoreError, ServerProcessError, ClientError, TrainingError)
     with failing_with(dict.fromkeys(failures, 1)):
+        check_packages_of(store)
         with server_process(arguments) as server:
             last_line = compare_protocols(store, server)
         typer.echo(last_line)

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 
 import typer
 
+NO_KEY = "; give a key with --token-file FILE"
+"""Behind the words of a server that knows no key of the caller's."""
+
 
 @contextlib.contextmanager
 def failing_with(exit_codes: Mapping[type[Exception], int]) -> Iterator[None]:
@@ -16,6 +19,7 @@ def failing_with(exit_codes: Mapping[type[Exception], int]) -> Iterator[None]:
     try:
         yield
     except tuple(exit_codes) as error:
-        typer.echo(f"error: {error}", err=True)
+        advice = "" if getattr(error, "grpc_code", "") != "UNAUTHENTICATED" else NO_KEY
+        typer.echo(f"error: {error}{advice}", err=True)
         known = next(parent for parent in type(error).__mro__ if parent in exit_codes)
         raise typer.Exit(exit_codes[known]) from error

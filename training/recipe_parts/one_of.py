@@ -33,6 +33,8 @@ class OneOf(RecipePart):
         if named and not given:
             raise ValueError(f"'{named[0]}' is empty; write {named[0]}: {{}} for its defaults")
         if not (given or cls.first_by_default):
+            if set(data) - set(cls.model_fields):
+                return data  # a misspelt name, which is told as any unknown key
             raise ValueError(f"nothing is named; give one of {', '.join(cls.choices)}")
         return data if given else {**data, cls.choices[0]: {}}
 

@@ -88,6 +88,8 @@ def rows_of(table: "pa.Table", part: Table, place: Place, path: str) -> Rows:
     Raises:
         DataError: a cell is not what it should be, or no column is left for the inputs.
     """
+    if not table.num_rows:
+        raise DataError(f"data: {path} has columns and no row; give rows to learn from")
     groups = dict(part.inputs)
     if not groups:
         others = tuple(name for name in table.column_names if name not in part.special())

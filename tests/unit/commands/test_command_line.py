@@ -13,6 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from flambeau.cli import app
+from flambeau.commands.failures import failing_with
+from flambeau.errors import ClientError, ServerError
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 
@@ -297,3 +299,42 @@ def test_a_check_of_files_is_shown_as_json(tmp_path: Path) -> None:
     shown = json.loads(found.stdout)
     assert (found.exit_code, shown["ok"]) == (1, False)
     assert [entry["file"] for entry in shown["files"] if entry["error"]] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [("gs://x/y", "at gs://"), ("http://x/y", "at http://"), ("s3://", "it names no bucket"),
+     ("s3:///prefix", "it names no bucket")],
+)  # fmt: skip
+def test_a_store_that_is_neither_a_folder_nor_a_bucket_is_refused(store: str, told: str) -> None:
+    done = CliRunner().invoke(app, ["models", "list", "--store", store])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert told in done.stderr
+    assert done.stderr.endswith("give a folder or s3://bucket/prefix\n")
+
+
+def test_a_whole_request_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text('{"inputs": [{"name": "image"}]}')
+    done = CliRunner().invoke(app, ["infer", "digits", f"--input=image={tmp_path}/r.json"])
+    assert done.exit_code == 1
+    assert "is a whole request" in done.stderr
+    assert "/v2/models/MODEL/infer" in done.stderr
+
+
+def test_who_has_no_key_is_told_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), failing_with({ClientError: 1}):
+        raise ServerError("this call needs a token", "UNAUTHENTICATED")
+    told = "error: this call needs a token; give a key with --token-file FILE\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["access", "list", "--file", str(tmp_path / "no.yaml")])
+    assert done.exit_code == 1
+    assert f"there is no file {tmp_path}/no.yaml" in done.stderr
+
+
+def test_an_empty_recipe_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").touch()
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "r.yaml")])
+    assert (done.exit_code, "r.yaml is empty" in done.stderr) == (2, True)

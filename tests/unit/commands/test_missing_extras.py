@@ -84,10 +84,11 @@ def test_a_demo_of_a_filled_store_names_what_its_test_images_need(
     command = [sys.executable, "-c", PROGRAM, of_training, "flambeau", "demo", "--store=store"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     monkeypatch.chdir(tmp_path)
-    *_, last = done.stderr.splitlines()
+    (last,) = done.stderr.splitlines()
     assert "Traceback" not in done.stderr
     assert last.startswith("error: ")
     assert last.endswith(install_command("train"))
+    assert done.stdout == "", "nothing is served"
     assert done.returncode == 1
 
 

@@ -8,6 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.training.named_data import recipe
+from training.errors import RecipeError
+from training.recipe_file import validate_recipe
 from training.recipe_parts.data_parts import BySplit, DataPart
 
 CSV = {"path": "a.csv", "label": "kind"}
@@ -49,6 +51,13 @@ def test_the_stored_copy_has_the_chosen_source_with_its_defaults_and_no_other() 
 def test_what_names_no_data_is_refused(data: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         recipe(data)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("cvs", "csv"), ("iriss", "iris")])
+def test_a_misspelt_source_is_told_the_nearest(name: str, nearest: str) -> None:
+    document = {"name": "a", "model": {"target": "a.b:C"}, "data": {name: {}}}
+    with pytest.raises(RecipeError, match=rf"'{name}' in 'data' \(did you mean '{nearest}'\?\)"):
+        validate_recipe(document, "r.yaml")
 
 
 def test_a_name_of_one_column_and_a_list_are_short_for_columns() -> None:

@@ -170,7 +170,7 @@ def test_missing_says_what_stands_for_a_cell_without_a_value() -> None:
         ("", "", {"inputs": {"x": ["aa"]}}, r"no column 'aa' \(did you mean 'a'\?\)"),
         ("", "", {"split_column": "fold"}, r"no column 'fold'"),
         (GOOD, "", {}, r"cannot be read as CSV"),
-        (GOOD, "a,b,kind\n", {}, r"'train' has no rows"),
+        (GOOD, "a,b,kind\n", {}, r"rows.csv has columns and no row"),
         (GOOD, "kind\nx\n", {}, r"no columns beside"),
         ("", "", {"delimiter": ";"}, r"no column 'kind'"),
         ("", "", {"inputs": {"x": {"columns": "b", "dtype": "int64"}}}, r"row 1: .*'0\.0'.*whole"),
