@@ -3,12 +3,23 @@
 `--no-worker` or `--no-api` starts half of it.
 """
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
 from model_store.install_advice import needing
 
 SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
+
+
+def _find(package: str) -> None:
+    """Looks for a package, without the seconds that importing it takes.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,14 +37,16 @@ def main(arguments: Sequence[str]) -> int:
 
     given = [SWITCHES.get(argument, argument) for argument in arguments]
     try:
-        serve(
-            settings_from(
-                given,
-                TrainerConfig,
-                "Takes training jobs in over REST and gRPC, and runs them.",
-                "flambeau trainer",
-            )
+        config = settings_from(
+            given,
+            TrainerConfig,
+            "Takes training jobs in over REST and gRPC, and runs them.",
+            "flambeau trainer",
         )
+        if config.worker and config.executor == "local":
+            with needing("trainer"):  # else every job would fail
+                _find("torch")
+        serve(config)
     except (ConfigError, QueueUrlError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

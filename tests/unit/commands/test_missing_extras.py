@@ -92,6 +92,18 @@ def test_a_demo_of_a_filled_store_names_what_its_test_images_need(
     assert done.returncode == 1
 
 
+def test_a_trainer_beside_the_libraries_of_serving_names_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker would take jobs, each of which fails."""
+    command = [sys.executable, "-c", PROGRAM, "torch,sklearn,torchao", "flambeau", "trainer"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    monkeypatch.chdir(tmp_path)
+    assert done.stderr.startswith("error: No module named 'torch'")
+    assert done.stderr.endswith(f"{install_command('trainer')}\n")
+    assert done.returncode == 1
+
+
 def test_every_extra_that_is_named_is_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {one for _, _, extras in VERBS for one in extras.split(",")}
