@@ -37,6 +37,8 @@ ZIP_ENTRY_BYTES = 1024
 ZIP_END_BYTES = 128 * 2**10
 """More than is read of a zip file to find its directory."""
 GZIP = b"\x1f\x8b"
+MAX_SHARED_HEADERS = 64
+"""Of a tar file for all its members: Python gives each member a copy. `git archive` writes one."""
 _BROKEN = (
     tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError,
     ValueError, OverflowError, LookupError, NotImplementedError, RuntimeError,
@@ -168,6 +170,8 @@ def _tar_members(data: bytes, limits: BundleLimits) -> list[_Member]:
     for info in archive:
         if len(members) == limits.max_files:
             raise _too_many(limits)
+        if len(archive.pax_headers) > MAX_SHARED_HEADERS:
+            raise _refused(info.name, "has headers for all files by the hundred; leave them out")
         if not (info.isreg() or info.isdir()):
             raise _refused(info.name, "is a link or a device; pack plain files only")
         members.append(_Member(info.name, info.isdir(), partial(_content, archive, info)))

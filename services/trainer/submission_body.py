@@ -122,9 +122,12 @@ async def _start_of_bundle(body: bytearray) -> int:
     A quotation mark within a text is escaped, so the key cannot be a part of one.
     """
     for begin in range(0, len(body), PIECE_BYTES):
-        found = body.find(_KEY, begin, begin + PIECE_BYTES + len(_KEY) - 1)
-        if found >= 0 and (match := _BEGIN.match(body, found)):
-            return match.end()
+        end = begin + PIECE_BYTES + len(_KEY) - 1
+        found = body.find(_KEY, begin, end)
+        while found >= 0:  # as a text it is no key
+            if match := _BEGIN.match(body, found):
+                return match.end()
+            found = body.find(_KEY, found + 1, end)
         await asyncio.sleep(0)
     return 0
 

@@ -11,12 +11,15 @@ import pytest
 from redis.exceptions import RedisError
 
 from model_store.tensors import Array, object_array
-from services.errors import BufferFullError
+from services.errors import BufferFullError, QueueFullError
+from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import JOB_PRIORITY, InferReply, InferRequest
 from services.queueing.redis_streams.clients import Commands, RedisClients
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
+from services.queueing.redis_streams.keys import LaneKeys, replies_key
 from services.queueing.redis_streams.large_records import (
+    UNFINISHED_LIVE_MS,
     Room,
     find_request,
     leave,
@@ -24,9 +27,12 @@ from services.queueing.redis_streams.large_records import (
     load_request,
     pushing,
 )
+from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.wire import (
     INLINE_TEXTS,
     PIECE_BYTES,
+    Piece,
     WireError,
     encode_outcome,
     encode_request,
@@ -45,7 +51,7 @@ from tests.fixtures.queue_ends import (
     reply,
     request,
 )
-from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.redis_servers import RedisProcess, until_seen
 
 LARGE = PIECE_BYTES // 4 + 1
 TEXTS = object_array([b"", b"a\0", b"x" * PIECE_BYTES, b"y" * (3 * PIECE_BYTES + 1)] * 3)
@@ -76,7 +82,7 @@ def same(found: dict[str, Array], sent: dict[str, Array]) -> bool:
 
 
 async def left(commands: Commands, sent: InferRequest) -> None:
-    await leave(request_pieces(sent), pushing(commands, KEY, 60_000))
+    await leave(request_pieces(sent), 60_000, pushing(commands, KEY))
 
 
 async def loaded(commands: Commands) -> InferRequest | None:
@@ -102,7 +108,7 @@ async def test_an_outcome_comes_out_as_it_went_in(
     commands: Commands, tensors: dict[str, Array]
 ) -> None:
     sent = msgspec.structs.replace(reply(), outputs=tensors)
-    await leave(reply_pieces(sent), pushing(commands, KEY, 60_000))
+    await leave(reply_pieces(sent), 60_000, pushing(commands, KEY))
     found = await load_outcome(commands, KEY, LANE)
     assert isinstance(found, InferReply)
     assert (found.lane, found.datatypes, found.queue_s) == (LANE, sent.datatypes, sent.queue_s)
@@ -144,7 +150,7 @@ async def test_memory_is_reserved_before_an_outcome_is_fetched(commands: Command
         reserved.append(size)
         raise BufferFullError("full")
 
-    await leave(reply_pieces(reply(elements=LARGE)), pushing(commands, KEY, 60_000))
+    await leave(reply_pieces(reply(elements=LARGE)), 60_000, pushing(commands, KEY))
     with pytest.raises(BufferFullError):
         await load_outcome(commands, KEY, LANE, reserve)
     assert reserved == [4 * LARGE]
@@ -221,6 +227,97 @@ async def test_a_job_may_have_a_large_result(redis: RedisProcess) -> None:
     assert not await redis.client.keys("*payload*")
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_an_unfinished_list_has_a_short_life() -> None:
+    lives: list[int] = []
+
+    async def push(pieces: list[Piece], lives_ms: int) -> None:
+        assert pieces
+        lives.append(lives_ms)
+
+    await leave(request_pieces(request(elements=8 * LARGE)), 86_400_000, push)
+    assert lives == [UNFINISHED_LIVE_MS] * (len(lives) - 1) + [86_400_000]
+    assert len(lives) > 3
+
+
+async def test_an_answer_that_waits_to_be_fetched_is_not_lost(redis: RedisProcess) -> None:
+    shelf, queue = Shelf(), MemoryQueue(1000)
+    sender = RedisSender(RedisClients(redis.url), "g", 4)
+    lane = sender.lane(LANE)
+    queue.open(LANE, lane)
+    running = asyncio.create_task(sender.run())
+    await sender.reached.wait()
+    async with redis_worker(redis.url, "w", shelf) as worker:
+        caller = Ends(queue, worker, shelf).send()
+        await shelf.holds(1)
+        shelf.take().finish(reply(4, elements=256 * LARGE))
+        streams = LaneKeys(LANE).streams
+
+        async def has_left() -> bool:  # its answer has been handed over, and is not fetched yet
+            return not sum([await redis.client.xlen(stream) for stream in streams])
+
+        await until_seen(has_left)
+        await until_seen(lambda: _none(redis, replies_key("g")))
+        for _ in range(3):
+            await lane.send_lost_again()
+        assert not caller.heard
+        assert await caller.value() == 4
+        assert await has_left()
+        assert not shelf.entries
+        await until_seen(lambda: _none(redis, "*reply*"))
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def _none(redis: RedisProcess, pattern: str) -> bool:
+    return not await redis.client.keys(pattern)
+
+
+async def test_answers_that_nobody_waits_for_leave_nothing(redis: RedisProcess) -> None:
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        callers = [Ends(g, worker, shelf).send(number) for number in range(4)]
+        await shelf.holds(4)
+        for number in range(4):
+            shelf.take().finish(reply(number, elements=16 * LARGE))
+        for caller in callers[:3]:
+            caller.entry.cancel()
+        assert await callers[3].value() == 3  # which comes behind them
+        await until_seen(lambda: _none(redis, "*repl*"))
+
+
+async def test_a_worker_waits_until_large_answers_are_fetched(
+    redis: RedisProcess, commands: Commands
+) -> None:
+    size, most, script = 60, 100, Script("take_room")
+
+    async def take(key: str) -> int:
+        return int(await script(commands, ("large", key), size, most, 60))
+
+    assert await take("first") == 1
+    assert await take("second") == 0
+    await commands.send("UNLINK", "first")  # as of a worker that died, or a gateway
+    assert await take("second") == 1
+    assert await take("third") == 0
+    await commands.send("ZREM", "large", "second")
+    assert await take("third") == 1
+    await leave(reply_pieces(reply(3, elements=LARGE)), 60_000, pushing(commands, "third"))
+    outcome = await load_outcome(commands, "third", LANE)  # behind the piece that keeps its place
+    assert isinstance(outcome, InferReply)
+    assert outcome.outputs["y"][0, -1] == 3
+
+
+async def test_a_request_that_redis_has_no_memory_for_leaves_nothing(redis: RedisProcess) -> None:
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        used = (await redis.client.info("memory"))["used_memory"]
+        await redis.client.config_set("maxmemory", used + 16 * 2**20)
+        outcome = await Ends(g, worker, shelf).send(elements=128 * LARGE).outcome()
+        assert isinstance(outcome, QueueFullError)
+        assert "RPUSH" not in str(outcome)
+        assert not await redis.client.keys("*payload*")
+        await redis.client.config_set("maxmemory", 0)
 
 
 @pytest.mark.parametrize("count", [1, 5000])

@@ -255,7 +255,7 @@ def test_nothing_of_the_training_is_left_while_a_server_runs(tmp_path: Path) -> 
         assert any("published digits 1" in line for line in server.output.all())
         # The server's own: what tries artifacts with limits, for a while after the last one.
         for pid, command in descendants(server.pid).items():
-            assert "-m services.inference.isolation." in command
+            assert "services.inference.isolation." in command, command[-300:]
             await_end(pid)
         assert descendants(server.pid) == {}
         assert resident_bytes(server.pid) < MOST_BYTES

@@ -24,7 +24,7 @@ from services.gateway.wire.loop_turns import (
     WORK_A_TURN_US,
     LoopTurns,
 )
-from services.gateway.wire.tls_handshakes import TlsHandshakes
+from services.gateway.wire.tls_handshakes import GRACE_S, TlsHandshakes
 from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
@@ -33,6 +33,7 @@ LINGER_S = 2.0
 ACCEPTED_A_TURN = 16
 """Connections that one turn of a busy loop takes, some 60 µs each. libuv takes one (since 1.46): of
 200 callers at once, the last waited for 200 turns, each as long as `loop_turns.py` lets it be."""
+ACCEPT_AGAIN_S = 0.1
 TLS_CONNECTION_BYTES = 24 * 1024
 """What OpenSSL and the loop keep of a connection that is open."""
 _MAX_SWEEP_S = 1.0
@@ -314,6 +315,7 @@ class PortServer:
         self._listening: asyncio.Server | None = None
         self._opening: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._accepting: asyncio.TimerHandle | None = None
         self._unswept: list[OpenConnection] = []
         # Coarse on purpose: one timer looks through all connections.
         limits = port.limits
@@ -334,9 +336,17 @@ class PortServer:
 
     def _accept(self, handshakes: TlsHandshakes) -> None:
         """Takes some of those who wait for TLS."""
-        with contextlib.suppress(OSError):  # nobody waits; or too many files are open
+        try:
             for _ in range(ACCEPTED_A_TURN):
                 handshakes.take(self._socket.accept()[0])
+        except BlockingIOError:
+            return  # nobody waits
+        except OSError:  # too many files are open, and whoever waits goes on to wait
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._socket)
+            self._accepting = loop.call_later(
+                ACCEPT_AGAIN_S, loop.add_reader, self._socket, self._accept, handshakes
+            )
 
     def _taken(self) -> OpenConnection:
         """Makes the connection that the loop has taken; if turns are long, takes the next, too."""
@@ -372,9 +382,11 @@ class PortServer:
             self._listening.close()
         port.stopping = True
         if self._handshakes is not None:
+            if self._accepting is not None:
+                self._accepting.cancel()
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
-            await self._handshakes.stop(grace_s)
+            await self._handshakes.stop(min(grace_s, GRACE_S))
         if self._opening:
             await asyncio.wait(self._opening, timeout=grace_s)
         for connection in tuple(port.connections):

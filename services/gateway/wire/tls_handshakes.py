@@ -17,9 +17,12 @@ Rules kept here:
 
 import asyncio
 import contextlib
+import fcntl
 import socket
 import ssl
+import termios
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -135,13 +138,16 @@ class TlsHandshakes:
             return
         except OSError:
             data = b""
-        if len(data) < wanted:
+        if len(data) < wanted or taken.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._forget(peer)  # it has hung up
         elif peer.size:
             self._begin_later(peer)
         elif _begins_tls(data):
             peer.size = _RECORD_HEAD_BYTES + int.from_bytes(data[3:5], "big")
-            self._wait_for(taken, peer.size)
+            if _bytes_in(taken) >= peer.size:
+                self._begin_later(peer)
+            else:
+                self._wait_for(taken, peer.size)
         else:
             self._give_up(peer, "its first bytes are no ClientHello in one record")
 
@@ -167,6 +173,12 @@ class TlsHandshakes:
         if not self._ready:
             return
         peer = self._ready.popleft()
+        self._budget.held_bytes += HANDSHAKE_BYTES
+        if not self._budget.has_room_for(HANDSHAKE_BYTES):
+            self._budget.held_bytes -= HANDSHAKE_BYTES
+            self._give_up(peer, "the server's buffers are full (max_buffered_bytes)")
+            self._ask_turn()
+            return
         peer.since = time.monotonic()
         self._wait_for(peer.taken, 1)
         loop = asyncio.get_running_loop()
@@ -176,7 +188,6 @@ class TlsHandshakes:
             )
         )
         self._running[running] = peer
-        self._budget.held_bytes += HANDSHAKE_BYTES
         running.add_done_callback(self._ended)
         self._ask_turn()
 
@@ -207,6 +218,13 @@ class TlsHandshakes:
     def _stop_looking(self, peer: _Peer) -> None:
         if self._silent.pop(peer.taken, None) is not None:
             asyncio.get_running_loop().remove_reader(peer.taken)
+
+
+def _bytes_in(taken: socket.socket) -> int:
+    """How many bytes a socket has for us."""
+    found = array("i", [0])
+    fcntl.ioctl(taken, termios.FIONREAD, found)
+    return found[0]
 
 
 def _begins_tls(data: bytes) -> bool:

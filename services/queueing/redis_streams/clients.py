@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisClusterException
+from redis.exceptions import RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.queueing.redis_streams.client_certificates import ClientCertificates
@@ -37,6 +37,7 @@ LONGEST_S = 10.0
 BLOCK_S = 1.0
 """How long one blocking command waits inside Redis."""
 SENTINEL_PORT = 26379
+_BEHIND_COMMAND = " of pipeline caused error: "
 
 
 class QueueUrlError(ValueError):
@@ -65,7 +66,12 @@ class Trip:
             RedisError: Redis is out of reach.
         """
         execution = self._pipeline.execute(raise_on_error=raise_on_error)
-        found: list[Any] = await _in_time(execution, self._timeout_s)
+        try:
+            found: list[Any] = await _in_time(execution, self._timeout_s)
+        except RedisError as error:
+            # redis-py puts the command before it, with keys and all; callers get to see the words.
+            error.args = (str(error).rpartition(_BEHIND_COMMAND)[2], *error.args[1:])
+            raise
         return found
 
 

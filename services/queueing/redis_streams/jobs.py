@@ -176,7 +176,7 @@ class Jobs:
         pieces = _digested_but_last(request_pieces(request), digest)
         async with self._writing:
             lives_ms = int((timeout_s + PAYLOAD_GRACE_S) * 1000)
-            await leave(pieces, pushing(self._redis, large_key, lives_ms))
+            await leave(pieces, lives_ms, pushing(self._redis, large_key))
         shapes = [(name, one.shape, one.dtype) for name, one in request.inputs.items()]
         digest.update(repr(shapes).encode())
         digest.update(encode_request(msgspec.structs.replace(nameless, inputs={})))

@@ -114,6 +114,11 @@ def large_reply_key(gateway: str, number: int, attempt: str) -> str:
     return f"{ROOT}:{{{gateway}}}:reply:{number}:{attempt}"
 
 
+def large_replies_key(gateway: str) -> str:
+    """Sorted set of the keys under which large outcomes of a gateway lie, each with its bytes."""
+    return f"{ROOT}:{{{gateway}}}:large-replies"
+
+
 def verifications_key(worker: str) -> str:
     """The list of what a worker is asked to verify."""
     return f"{ROOT}:{{{worker}}}:verifications"

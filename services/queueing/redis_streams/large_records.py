@@ -1,7 +1,8 @@
 """Requests and replies that are too large for one command of Redis: in a list, piece by piece.
 
 In: the pieces that `wire.py` makes of a record. Out: the record again. The bytes of its tensors
-come first, and behind them the record without them, which says how many there are.
+come first, and behind them the record without them, which says how many there are. An empty piece
+means nothing.
 
 Rules kept here:
 - neither the event loop nor Redis is busy with one record for longer than with a few pieces;
@@ -46,27 +47,33 @@ PIECES_AT_ONCE = 2
 """In one command; it takes Redis and the event loop less than a millisecond."""
 RECORDS_AT_ONCE = 2
 """Large records that a process writes at once, and reads at once."""
-Push = Callable[[list[Piece]], Awaitable[object]]
+UNFINISHED_LIVE_MS = 60_000
+"""How long a list lies there that has not its last piece, since its last one came."""
+Push = Callable[[list[Piece], int], Awaitable[object]]
 
 
-async def leave(pieces: Iterator[Piece], push: Push) -> None:
+async def leave(pieces: Iterator[Piece], lives_ms: int, push: Push) -> None:
     """Leaves a record in Redis.
 
     Args:
         pieces: of it.
-        push: appends some of them to a list, and lets it live for its time from then on.
+        lives_ms: how long it lies there once it is whole.
+        push: appends some of them to a list, and lets it live for so many milliseconds from then.
 
     Raises:
         RedisError: Redis is out of reach, or has no memory left.
     """
-    while some := list(islice(pieces, PIECES_AT_ONCE)):
-        await push(some)
+    some = list(islice(pieces, PIECES_AT_ONCE))
+    while some:
+        then = list(islice(pieces, PIECES_AT_ONCE))
+        await push(some, UNFINISHED_LIVE_MS if then else lives_ms)
+        some = then
 
 
-def pushing(redis: Commands, key: str, lives_ms: int) -> Push:
+def pushing(redis: Commands, key: str) -> Push:
     """What appends pieces to the list under a key, if Redis has the memory."""
 
-    async def push(pieces: list[Piece]) -> None:
+    async def push(pieces: list[Piece], lives_ms: int) -> None:
         trip = redis.trip()
         trip.add("RPUSH", key, *pieces)
         trip.add("PEXPIRE", key, lives_ms)

@@ -36,6 +36,7 @@ from services.queueing.redis_streams.keys import (
     JobKeys,
     LaneKeys,
     alive_key,
+    large_replies_key,
     large_reply_key,
     replies_key,
 )
@@ -61,6 +62,10 @@ FORGET_AFTER_LOOKS = 600
 """A gateway that has been gone for so many looks, about a second each, has left nothing."""
 REPLIES_LIVE_S = 60
 """Outcomes that nobody fetches are forgotten."""
+LARGE_REPLIES_BYTES = 128 * 2**20
+"""Of large outcomes that one gateway has not fetched."""
+FETCHED_WITHIN_S = 10.0
+LOOK_FOR_ROOM_S = 0.05
 JOB_OUTCOMES_LIVE_S = 3600
 """Large ones, until the job is said to be over: Redis may be out of reach meanwhile."""
 
@@ -92,7 +97,7 @@ class RedisReceiver:
         self._answer_script, self._finish_job = Script("answer"), Script("finish_job")
         self._lanes: dict[str, ReceivingLane] = {}
         """By the channel that names what nobody waits for; two of each lane: requests and jobs."""
-        self._keep_pieces = Script("keep_pieces")
+        self._keep_pieces, self._take_room = Script("keep_pieces"), Script("take_room")
         self._attempts = itertools.count(1)
         self._writing = asyncio.Semaphore(RECORDS_AT_ONCE)
         self._outbox: list[tuple[Held, bytes]] = []
@@ -273,30 +278,49 @@ class RedisReceiver:
 
         A key is never written twice: what another attempt left there would be part of it.
         """
-        async with self._writing:
-            while not held.outcome_key:
-                attempt = f"{self._downlink.worker}-{next(self._attempts)}"
-                if held.gateway == JOB:
-                    key = JobKeys(held.lane.lane.model).outcome(held.number, attempt)
-                    push = partial(self._push, key, JOB_OUTCOMES_LIVE_S)
-                else:
-                    key = large_reply_key(held.gateway, held.number, attempt)
-                    push = partial(self._push, key, REPLIES_LIVE_S)
-                try:
-                    await leave(reply_pieces(reply), push)
-                except RedisError as error:
-                    self._clients.outage.failed(error)
-                    await asyncio.sleep(RETRY_S)
-                except TensorError as error:
-                    self._send_unwritable(held, error)
-                    break
-                else:
-                    held.outcome_key = key
-                    self._send(held, encode_reference(key))
-        self._count_leaving(held.lane, -_bytes_of(reply))
+        is_job, size, failed = held.gateway == JOB, _bytes_of(reply), list[str]()
+        while not held.outcome_key:
+            attempt = f"{self._downlink.worker}-{next(self._attempts)}"
+            if is_job:
+                key = JobKeys(held.lane.lane.model).outcome(held.number, attempt)
+            else:
+                key = large_reply_key(held.gateway, held.number, attempt)
+            lives_s = JOB_OUTCOMES_LIVE_S if is_job else REPLIES_LIVE_S
+            try:
+                if not is_job:
+                    await self._wait_for_room(held.gateway, key, size)
+                async with self._writing:
+                    await leave(reply_pieces(reply), lives_s * 1000, partial(self._push, key))
+                if failed:
+                    await self._redis.send("UNLINK", *failed)
+            except RedisError as error:
+                failed.append(key)
+                self._clients.outage.failed(error)
+                await asyncio.sleep(RETRY_S)
+            except TensorError as error:
+                self._send_unwritable(held, error)
+                break
+            else:
+                held.outcome_key = key
+                self._send(held, encode_reference(key))
+        self._count_leaving(held.lane, -size)
 
-    async def _push(self, key: str, lives_s: int, pieces: list[Piece]) -> None:
-        await self._keep_pieces(self._redis, (key,), lives_s * 1000, *pieces)
+    async def _wait_for_room(self, gateway: str, key: str, size: int) -> None:
+        """Waits while a gateway has large outcomes to fetch; Redis has to keep them meanwhile.
+
+        After `FETCHED_WITHIN_S` it is left all the same: the gateway may be slow.
+        """
+        give_up_at = time.monotonic() + FETCHED_WITHIN_S
+        keys = (large_replies_key(gateway), key)
+        while not await self._take_room(
+            self._redis, keys, size, LARGE_REPLIES_BYTES, REPLIES_LIVE_S
+        ):
+            if time.monotonic() > give_up_at or self._downlink.is_gone(gateway):
+                return
+            await asyncio.sleep(LOOK_FOR_ROOM_S)
+
+    async def _push(self, key: str, pieces: list[Piece], lives_ms: int) -> None:
+        await self._keep_pieces(self._redis, (key,), lives_ms, *pieces)
 
     def _count_leaving(self, lane: ReceivingLane, size: int) -> None:
         """Counts bytes of large outcomes that are on their way, or no longer."""

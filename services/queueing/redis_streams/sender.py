@@ -20,11 +20,11 @@ from redis.exceptions import RedisError
 from services.errors import ServingError
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
-from services.queueing.redis_streams.keys import alive_key, replies_key
+from services.queueing.redis_streams.keys import alive_key, large_replies_key, replies_key
 from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, load_outcome
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
-from services.queueing.redis_streams.wire import decode_outcome
+from services.queueing.redis_streams.wire import decode_outcome, reference_in
 
 REPLIES_AT_ONCE = 128
 ANSWERS_AT_ONCE = 32
@@ -72,6 +72,7 @@ class RedisSender:
         """Of large outcomes."""
         self._alive_script = Script("alive")
         self._replies, self._alive = replies_key(gateway), alive_key(gateway)
+        self._large_replies = large_replies_key(gateway)
 
     @property
     def up(self) -> bool:
@@ -120,12 +121,16 @@ class RedisSender:
 
     async def _hand_over(self, outcomes: list[bytes]) -> None:
         """Finishes the entries of outcomes that have come, some in each turn of the loop."""
+        unwanted: list[str] = []
         for i, data in enumerate(outcomes, 1):
             (number,) = NUMBER.unpack_from(data)
-            sent = self._uplink.unanswered.get(number)
-            if sent is not None:
-                outcome = decode_outcome(memoryview(data)[NUMBER.size :], sent.lane.lane)
+            sent, content = self._uplink.unanswered.get(number), memoryview(data)[NUMBER.size :]
+            if sent is None:
+                unwanted += [key] if (key := reference_in(content)) else []
+            else:
+                outcome = decode_outcome(content, sent.lane.lane)
                 if isinstance(outcome, str):
+                    sent.stream_id = None  # it is in its stream no more, and not lost
                     task = asyncio.get_running_loop().create_task(self._fetch(sent, outcome))
                     self._fetching.add(task)
                     task.add_done_callback(self._fetching.discard)
@@ -133,6 +138,8 @@ class RedisSender:
                     sent.lane.answered(sent, outcome)
             if i % ANSWERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        if unwanted:
+            await self._drop(unwanted)
 
     async def _fetch(self, sent: Sent, key: str) -> None:
         """Fetches an outcome that was too large for the list, as often as it takes."""
@@ -145,8 +152,15 @@ class RedisSender:
                     continue
                 sent.lane.answered(sent, outcome or _vanished(sent))
                 break
-            with contextlib.suppress(RedisError):  # then it is forgotten a little later
-                await self._redis.send("UNLINK", key)
+            await self._drop([key])
+
+    async def _drop(self, keys: list[str]) -> None:
+        """Deletes large outcomes that have been fetched, or that nobody waits for."""
+        with contextlib.suppress(RedisError):  # then they are forgotten a little later
+            trip = self._redis.trip()
+            trip.add("UNLINK", *keys)
+            trip.add("ZREM", self._large_replies, *keys)
+            await trip.execute()
 
     async def _say_alive(self) -> None:
         while True:

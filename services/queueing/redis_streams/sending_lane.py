@@ -10,6 +10,7 @@ Rules kept here:
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -58,7 +59,7 @@ class Sent:
         number: no other request of this gateway has it.
         stream: the number of its stream; 1 is the lane's first.
         payload_key: where its payload lies, if it is large.
-        stream_id: None until Redis has confirmed it.
+        stream_id: None until Redis has confirmed it, and once its outcome has come.
         missed: how often it was looked for and not found.
         again: whether it had been accepted, and Redis forgot it.
     """
@@ -183,14 +184,17 @@ class SendingLane:
         key = f"{self._keys.payload}:{uplink.gateway}:{next(uplink.numbers)}"
         async with uplink.writing:
             left_s = max(entry.request.deadline - time.monotonic(), 0)
-            push = pushing(uplink.redis, key, int((left_s + PAYLOAD_GRACE_S) * 1000))
+            lives_ms = int((left_s + PAYLOAD_GRACE_S) * 1000)
             pieces = request_pieces(entry.request)
+            wanted = itertools.takewhile(lambda _: not entry.dead, pieces)
             try:
-                await leave(itertools.takewhile(lambda _: not entry.dead, pieces), push)
+                await leave(wanted, lives_ms, pushing(uplink.redis, key))
                 if entry.dead:
                     await uplink.redis.send("UNLINK", key)
                     return
             except RedisError as error:
+                with contextlib.suppress(RedisError):  # then it is forgotten a little later
+                    await uplink.redis.send("UNLINK", key)
                 if not isinstance(error, OutOfMemoryError):
                     uplink.heard(error)
                 if again:  # it was accepted: the next look tries again

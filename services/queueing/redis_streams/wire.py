@@ -102,6 +102,15 @@ def is_large(arrays: Mapping[str, Array]) -> bool:
     return size > INLINE_BYTES
 
 
+def reference_in(data: bytes | memoryview) -> str:
+    """The key under which an outcome lies; empty if it is none, or here itself."""
+    try:
+        found = _decode_outcome(data)
+    except UNREADABLE:
+        return ""
+    return found if isinstance(found, str) else ""
+
+
 def encode_request(request: InferRequest) -> bytes:
     """Encodes all of a request but its lane and its deadline."""
     return _encode(_request_record(request, _tensors(request.inputs)))

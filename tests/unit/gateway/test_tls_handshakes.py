@@ -5,16 +5,18 @@ import contextlib
 import os
 import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from services.errors import ServingError
+from services.errors import BufferFullError, ServingError
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.tls_handshakes import (
     HANDSHAKE_BYTES,
+    LONGEST_S,
     MAX_RUNNING,
     TlsHandshakeError,
     TlsHandshakes,
@@ -208,6 +210,47 @@ def test_the_oldest_that_wait_make_room(
             await door.flood(peers, 20, b"")
             assert await door.greet(theirs) == b"hello"
             assert len(door.refused) == 16
+
+    on_loop(test)
+
+
+def test_peers_that_reset_their_connection_cost_no_descriptor(
+    ours: ssl.SSLContext, theirs: ssl.SSLContext
+) -> None:
+    hello = client_hello(theirs)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def test() -> None:
+        async with Door(ours).open() as door:
+            assert await door.greet(theirs) == b"hello"
+            before = descriptors()
+            for number in range(300):
+                with socket.create_connection(door.address) as peer:
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    peer.sendall(hello[: len(hello) - number % 3 * 50])
+                await asyncio.sleep(0)
+            async with asyncio.timeout(LONGEST_S / 3):
+                while descriptors() > before + 5:  # noqa: ASYNC110  # nothing tells
+                    await asyncio.sleep(0.01)
+
+    on_loop(test)
+
+
+def test_a_full_budget_takes_no_handshake(ours: ssl.SSLContext, theirs: ssl.SSLContext) -> None:
+    async def test() -> None:
+        async with Door(ours).open() as door:
+            door.budget.take(door.budget.limit_bytes // 8 * 7)
+            for _ in range(100):
+                with contextlib.suppress(BufferFullError):
+                    while True:
+                        door.budget.take(2**16)
+            with pytest.raises((ConnectionError, ssl.SSLError)):
+                await door.greet(theirs)
+            assert "max_buffered_bytes" in str(door.refused[0])
+            door.budget.give(2**20)
+            assert await door.greet(theirs) == b"hello"
 
     on_loop(test)
 

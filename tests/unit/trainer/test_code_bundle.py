@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flambeau.code_bundle import BundleError, pack
 from services.errors import InvalidRequestError, PayloadTooLargeError
-from services.trainer.code_bundle import BundleLimits, unpack
+from services.trainer.code_bundle import MAX_SHARED_HEADERS, BundleLimits, unpack
 
 LIMITS = BundleLimits(max_bytes=100_000, max_unpacked_bytes=10_000, max_files=20)
 
@@ -160,6 +160,23 @@ def test_entries_of_a_zip_with_long_attributes_are_refused(tmp_path: Path) -> No
         members.append((info, b""))
     with pytest.raises(PayloadTooLargeError, match="more is said of them than files need"):
         unpack(zip_of(*members), tmp_path / "code", replace(LIMITS, max_bytes=10**6))
+
+
+def test_headers_for_all_files_of_a_tar_are_limited(tmp_path: Path) -> None:
+    """Python gives a copy of them to each member: 630 KB took gigabytes."""
+
+    def packed(count: int) -> bytes:
+        headers = {f"key{number}": "value" for number in range(count)}
+        file = io.BytesIO()
+        with tarfile.open(
+            fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT, pax_headers=headers
+        ) as archive:
+            archive.addfile(tarfile.TarInfo("file.py"))
+        return file.getvalue()
+
+    unpack(packed(MAX_SHARED_HEADERS), tmp_path / "few", LIMITS)
+    with pytest.raises(InvalidRequestError, match="headers for all files"):
+        unpack(packed(MAX_SHARED_HEADERS + 1), tmp_path / "many", LIMITS)
 
 
 def test_a_zip_within_a_bundle_is_a_file(tmp_path: Path) -> None:

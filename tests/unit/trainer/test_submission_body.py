@@ -39,12 +39,13 @@ def test_a_bundle_in_pieces_is_the_bundle(
         .decode()
         .translate({ord(mark): escape for mark, escape in escapes.items()})
     )
-    parts = ['"recipe": "a \\"bundle_base64\\": b, é"', f'"bundle_base64" : "{text}"']
+    parts = ['"recipe": "a \\"bundle_base64\\": b, é"', '"name": "bundle_base64"']
+    parts.insert(1 if is_last else 0, f'"bundle_base64" : "{text}"')
     body = "{" + ", ".join(parts if is_last else parts[::-1]) + "}"
     found = asyncio.run(read(body.encode()))
     assert found.bundle == bundle
     assert found.recipe == 'a "bundle_base64": b, é'
-    assert (found.name, found.overrides, found.idempotency_key) == ("the recipe", (), "key")
+    assert (found.name, found.overrides, found.idempotency_key) == ("bundle_base64", (), "key")
 
 
 @pytest.mark.usefixtures("small_pieces")

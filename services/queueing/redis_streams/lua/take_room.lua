@@ -1,0 +1,31 @@
+#!lua flags=allow-oom
+-- Takes room for a large outcome among those that a gateway has not fetched.
+--
+-- KEYS[1]  sorted set: their keys, each with its bytes
+-- KEYS[2]  list: where the outcome is going to lie; an empty piece says that it is on its way
+-- ARGV[1]  its bytes
+-- ARGV[2]  the most bytes of all together; a larger one is kept alone
+-- ARGV[3]  seconds after which they are forgotten
+-- Returns  1, or 0 if there is no room at present
+
+local size, most = tonumber(ARGV[1]), tonumber(ARGV[2])
+local kept, total = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), 0
+for i = 2, #kept, 2 do
+    total = total + kept[i]
+end
+if total > 0 and total + size > most then
+    for i = 1, #kept, 2 do -- those that are gone, as of a worker that died
+        if redis.call('EXISTS', kept[i]) == 0 then
+            redis.call('ZREM', KEYS[1], kept[i])
+            total = total - kept[i + 1]
+        end
+    end
+    if total > 0 and total + size > most then
+        return 0
+    end
+end
+redis.call('ZADD', KEYS[1], size, KEYS[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+redis.call('RPUSH', KEYS[2], '')
+redis.call('EXPIRE', KEYS[2], ARGV[3])
+return 1
