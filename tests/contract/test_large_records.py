@@ -14,10 +14,11 @@ from model_store.tensors import Array, object_array
 from services.errors import BufferFullError, QueueFullError
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import JOB_PRIORITY, InferReply, InferRequest
+from services.queueing.redis_streams import receiving_lane
 from services.queueing.redis_streams.clients import Commands, RedisClients
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
-from services.queueing.redis_streams.keys import LaneKeys, replies_key
+from services.queueing.redis_streams.keys import LaneKeys, large_replies_key, replies_key
 from services.queueing.redis_streams.large_records import (
     UNFINISHED_LIVE_MS,
     Room,
@@ -27,6 +28,7 @@ from services.queueing.redis_streams.large_records import (
     load_request,
     pushing,
 )
+from services.queueing.redis_streams.receiver import LARGE_REPLIES_BYTES
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.wire import (
@@ -274,6 +276,25 @@ async def _none(redis: RedisProcess, pattern: str) -> bool:
     return not await redis.client.keys(pattern)
 
 
+async def test_an_answer_that_waits_for_room_is_not_taken_over(
+    redis: RedisProcess, commands: Commands, impatient: None
+) -> None:
+    """Another worker would take what its own has not mentioned for a while."""
+    first, second = Shelf(), Shelf()
+    await commands.send("RPUSH", "other", "x")
+    await commands.send("ZADD", large_replies_key("g"), LARGE_REPLIES_BYTES, "other")
+    async with redis_worker(redis.url, "w", first) as worker, redis_gateway(redis.url, "g") as g:
+        caller = Ends(g, worker, first).send()
+        await first.holds(1)
+        async with redis_worker(redis.url, "v", second):
+            first.take().finish(reply(6, elements=LARGE))
+            await asyncio.sleep(4 * receiving_lane.ABANDONED_S)
+            assert not caller.heard
+            await commands.send("UNLINK", "other")
+            assert await caller.value() == 6
+            assert not second.entries
+
+
 async def test_answers_that_nobody_waits_for_leave_nothing(redis: RedisProcess) -> None:
     shelf = Shelf()
     async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
@@ -315,7 +336,7 @@ async def test_a_request_that_redis_has_no_memory_for_leaves_nothing(redis: Redi
         await redis.client.config_set("maxmemory", used + 16 * 2**20)
         outcome = await Ends(g, worker, shelf).send(elements=128 * LARGE).outcome()
         assert isinstance(outcome, QueueFullError)
-        assert "RPUSH" not in str(outcome)
+        assert "has no memory left (command not allowed when used memory" in str(outcome)
         assert not await redis.client.keys("*payload*")
         await redis.client.config_set("maxmemory", 0)
 

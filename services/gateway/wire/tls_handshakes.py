@@ -122,6 +122,10 @@ class TlsHandshakes:
         for peer in list(self._running.values()):
             self._give_up(peer, "the server stops")
         if self._running:
+            await asyncio.wait(self._running, timeout=GRACE_S)
+        for running in list(self._running):
+            running.cancel()
+        if self._running:
             await asyncio.wait(self._running)
 
     def _wait_for(self, taken: socket.socket, size: int) -> None:

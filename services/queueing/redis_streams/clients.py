@@ -69,8 +69,7 @@ class Trip:
         try:
             found: list[Any] = await _in_time(execution, self._timeout_s)
         except RedisError as error:
-            # redis-py puts the command before it, with keys and all; callers get to see the words.
-            error.args = (str(error).rpartition(_BEHIND_COMMAND)[2], *error.args[1:])
+            error.args = (_own_words(error),)
             raise
         return found
 
@@ -290,6 +289,14 @@ def _options() -> dict[str, Any]:
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
     }
+
+
+def _own_words(error: RedisError) -> str:
+    """What Redis says; redis-py puts the command before it, with keys and all, and a tuple's marks.
+
+    Callers get to see it.
+    """
+    return str(error).rpartition(_BEHIND_COMMAND)[2].strip("(),").strip("\"'")
 
 
 async def _messages(pubsub: Any) -> AsyncIterator[tuple[str, bytes]]:

@@ -254,7 +254,7 @@ class RedisReceiver:
             if outcome is None or held.gateway == NOBODY:
                 self._send(held, b"")
             elif isinstance(outcome, InferReply) and is_large(outcome.outputs):
-                self._count_leaving(held.lane, _bytes_of(outcome))
+                self._count_leaving(held, _bytes_of(outcome))
                 self._tasks.create_task(self._leave(held, outcome))
             else:
                 self._send(held, encode_outcome(outcome))
@@ -303,7 +303,7 @@ class RedisReceiver:
             else:
                 held.outcome_key = key
                 self._send(held, encode_reference(key))
-        self._count_leaving(held.lane, -size)
+        self._count_leaving(held, -size)
 
     async def _wait_for_room(self, gateway: str, key: str, size: int) -> None:
         """Waits while a gateway has large outcomes to fetch; Redis has to keep them meanwhile.
@@ -322,9 +322,9 @@ class RedisReceiver:
     async def _push(self, key: str, pieces: list[Piece], lives_ms: int) -> None:
         await self._keep_pieces(self._redis, (key,), lives_ms, *pieces)
 
-    def _count_leaving(self, lane: ReceivingLane, size: int) -> None:
-        """Counts bytes of large outcomes that are on their way, or no longer."""
-        lane.leaving_bytes += size
+    def _count_leaving(self, held: Held, size: int) -> None:
+        """Counts bytes of a large outcome that is on its way, or no longer."""
+        held.lane.count_leaving(held, size)
         self._downlink.leaving_bytes += size
         if size < 0:
             for receiving in self._lanes.values():

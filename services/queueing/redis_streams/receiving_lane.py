@@ -68,8 +68,8 @@ class ReceivingLane:
         self.keys = keys
         self.serving = False
         """Whether gateways may send requests, because Redis knows of this worker."""
-        self.leaving_bytes = 0
-        """Of its large outcomes that are on their way to Redis."""
+        self._answering: dict[Held, int] = {}
+        """Whose large outcomes are on their way to Redis, each with its bytes."""
         self.load = LaneLoad(0, 0, 0.0)
         self._known = False
         """Whether Redis knows of the lane, as far as was heard."""
@@ -135,6 +135,13 @@ class ReceivingLane:
                 self._given_up.append(held)
         self._changed.set()
 
+    def count_leaving(self, held: Held, size: int) -> None:
+        """The large outcome of a request is on its way, or with a negative size no longer."""
+        if size > 0:
+            self._answering[held] = size
+        else:
+            self._answering.pop(held, None)
+
     def look_again(self) -> None:
         """Something outside of the lane has changed: there may be room."""
         self._changed.set()
@@ -172,7 +179,7 @@ class ReceivingLane:
         downlink, now = self._downlink, time.monotonic()
         mentioned = [
             part
-            for held in self._held.values()
+            for held in (*self._held.values(), *self._answering)
             if now - held.taken_at > MENTION_AFTER_S
             for part in (held.stream, held.stream_id)
         ]
@@ -205,7 +212,7 @@ class ReceivingLane:
         """How many more may be held."""
         intake = self._intake
         downlink = self._downlink
-        if downlink.is_clogged or (self.leaving_bytes and downlink.leaving_bytes > CLOGGED_BYTES):
+        if downlink.is_clogged or (self._answering and downlink.leaving_bytes > CLOGGED_BYTES):
             return 0
         capacity = intake.spare_capacity if self.keys.jobs else intake.capacity
         return capacity - len(self._held)
