@@ -292,6 +292,7 @@ async def test_an_answer_that_waits_for_room_is_not_taken_over(
             assert not caller.heard
             await commands.send("UNLINK", "other")
             assert await caller.value() == 6
+            assert not first.entries
             assert not second.entries
 
 
