@@ -119,10 +119,6 @@ class TlsHandshakes:
             self._forget(peer)
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
-        for peer in list(self._running.values()):
-            self._give_up(peer, "the server stops")
-        if self._running:
-            await asyncio.wait(self._running, timeout=GRACE_S)
         for running in list(self._running):
             running.cancel()
         if self._running:
