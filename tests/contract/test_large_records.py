@@ -383,5 +383,12 @@ async def test_a_worker_holds_so_many_bytes_of_large_requests() -> None:
     assert not waiting[1].done()
     room.give(60)
     await asyncio.wait_for(waiting[1], 5)  # larger than the room: alone
+    room.charge(50)  # an outcome is there, whether there is room or not
+    room.give(300)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(room.take(60), 0.01)
+    room.give(50)
+    await asyncio.wait_for(room.take(60), 5)
+    room.charge(40)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(room.take(1), 0.01)

@@ -20,7 +20,7 @@ CLOGGED_BYTES = 64 * 2**20
 """Of outcomes that wait to be handed over. With more, nothing is taken; where they are large and
 travel in pieces, nothing of lanes that have any."""
 LARGE_PAYLOAD_BYTES = 128 * 2**20
-"""Of large payloads that a worker holds at once, over all its lanes."""
+"""Of large payloads and outcomes that a worker holds before it fetches more, over all its lanes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class Downlink:
         leaving_bytes: of large outcomes that are on their way to Redis.
         keeping: held by the lane that mentions what it holds and takes over what others left (only
             one suspect runs), or that leaves something to others.
-        room: for large payloads.
+        room: for large payloads and outcomes.
         reading: held by who fetches a large payload.
     """
 

@@ -233,7 +233,7 @@ async def _last(redis: Commands, key: str) -> tuple[int, bytes] | None:
 
 
 class Room:
-    """Bytes of large requests that a worker holds.
+    """Bytes of large requests and outcomes that a worker holds.
 
     Args:
         limit_bytes: of all together; a larger one is held alone.
@@ -249,6 +249,10 @@ class Room:
         while self._taken_bytes and self._taken_bytes + size > self._limit_bytes:
             self._freed.clear()
             await self._freed.wait()
+        self.charge(size)
+
+    def charge(self, size: int) -> None:
+        """Takes room for what is there already, however much there is."""
         self._taken_bytes += size
 
     def give(self, size: int) -> None:

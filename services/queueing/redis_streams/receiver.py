@@ -326,7 +326,10 @@ class RedisReceiver:
         """Counts bytes of a large outcome that is on its way, or no longer."""
         held.lane.count_leaving(held, size)
         self._downlink.leaving_bytes += size
-        if size < 0:
+        if size > 0:
+            self._downlink.room.charge(size)
+        else:
+            self._downlink.room.give(-size)
             for receiving in self._lanes.values():
                 receiving.look_again()
 

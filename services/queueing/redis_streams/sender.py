@@ -21,7 +21,7 @@ from services.errors import ServingError
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
 from services.queueing.redis_streams.keys import alive_key, large_replies_key, replies_key
-from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, load_outcome
+from services.queueing.redis_streams.large_records import load_outcome
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
 from services.queueing.redis_streams.wire import decode_outcome, reference_in
@@ -67,7 +67,8 @@ class RedisSender:
         )
         self.reached = asyncio.Event()
         """Set once Redis has answered for the first time."""
-        self._reading = asyncio.Semaphore(RECORDS_AT_ONCE)
+        # One at a time: the memory of an answer is charged only once it is here.
+        self._reading = asyncio.Semaphore(1)
         self._fetching: set[asyncio.Task[None]] = set()
         """Of large outcomes."""
         self._alive_script = Script("alive")
