@@ -79,6 +79,11 @@ class HttpPort(OpenPort):
             self.heads[data] = known
         return known
 
+    def _refuse_body(self, exchange: Exchange, error: ServingError) -> None:
+        if isinstance(error, OverloadedError) and not exchange.counts_refusals:
+            self.count_refusal(error)
+        exchange.refuse(error)
+
     def decompress(self, exchange: Exchange, body: Body) -> None:
         """Begins an exchange once its body is plain."""
         budget = self.budget
@@ -87,9 +92,7 @@ class HttpPort(OpenPort):
             if exchange.response is not None:
                 return
             if isinstance(outcome, ServingError):
-                if isinstance(outcome, OverloadedError) and not exchange.counts_refusals:
-                    self.count_refusal(outcome)
-                exchange.refuse(outcome)
+                self._refuse_body(exchange, outcome)
                 return
             size = len(outcome)
             if size <= INLINE_BYTES:
@@ -97,7 +100,8 @@ class HttpPort(OpenPort):
             budget.held_bytes += size - exchange.held_bytes
             exchange.held_bytes = size
             if budget.held_bytes > budget.small_limit_bytes and not budget.has_room_for(size):
-                begin(budget.full())
+                # Not by `begin` itself: who refers to itself waits for the garbage collector.
+                self._refuse_body(exchange, budget.full())
             else:
                 exchange.begin(outcome)
 

@@ -25,6 +25,7 @@ from model_store.tensors import (
     element_count,
 )
 from services.errors import ServingError
+from services.interpreter_lock import lend_lock
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferRequest, Lane
 from services.queueing.redis_streams.clients import Commands
@@ -144,6 +145,7 @@ async def _array(tensor: TensorRecord, data: memoryview) -> Array:
         except StopIteration as end:
             elements: Array = end.value
             return elements.reshape(tensor.shape)
+        lend_lock()  # or the models' threads wait until the last element
         await asyncio.sleep(0)
 
 
