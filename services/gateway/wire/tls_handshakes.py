@@ -221,7 +221,7 @@ class TlsHandshakes:
 
 
 def _bytes_in(taken: socket.socket) -> int:
-    """How many bytes a socket has for us."""
+    """The number of bytes that a socket has for us."""
     found = array("i", [0])
     fcntl.ioctl(taken, termios.FIONREAD, found)
     return found[0]

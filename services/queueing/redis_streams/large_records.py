@@ -72,7 +72,7 @@ async def leave(pieces: Iterator[Piece], lives_ms: int, push: Push) -> None:
 
 
 def pushing(redis: Commands, key: str) -> Push:
-    """What appends pieces to the list under a key, if Redis has the memory."""
+    """Makes the function that appends pieces to a list, if Redis has the memory."""
 
     async def push(pieces: list[Piece], lives_ms: int) -> None:
         trip = redis.trip()

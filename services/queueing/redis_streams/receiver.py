@@ -424,7 +424,7 @@ def _answer_call(
 
 
 def _bytes_of(reply: InferReply) -> int:
-    """How large an outcome is at least; elements of BYTES count as references."""
+    """The least size of an outcome; elements of BYTES count as references."""
     return sum(array.nbytes for array in reply.outputs.values())
 
 

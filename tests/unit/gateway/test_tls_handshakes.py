@@ -6,9 +6,7 @@ import os
 import socket
 import ssl
 import struct
-import subprocess
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +20,7 @@ from services.gateway.wire.tls_handshakes import (
     TlsHandshakes,
 )
 from services.resident_memory import resident_bytes
+from tests.fixtures.certificates import Authority
 from tests.unit.gateway.http_wire import on_loop
 
 WAIT_S = 20.0
@@ -100,30 +99,21 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate and its key, for 127.0.0.1."""
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-keyout", "key.pem", "-out", "public.pem", "-days", "2",
-         "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True, cwd=folder,
-    )  # fmt: skip
-    file = folder / "both.pem"
-    file.write_text((folder / "key.pem").read_text() + (folder / "public.pem").read_text())
-    return file
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
-def ours(certificate: Path) -> ssl.SSLContext:
+def ours(authority: Authority) -> ssl.SSLContext:
+    pair = authority.issue("server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
+    context.load_cert_chain(pair.certificate, pair.key)
     return context
 
 
 @pytest.fixture
-def theirs(certificate: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=certificate)
+def theirs(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=authority.file)
 
 
 @pytest.fixture
