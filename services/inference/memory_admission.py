@@ -101,4 +101,5 @@ class MemoryAdmission:
 
 
 def _mebibytes(count: int) -> str:
-    return f"{count / MEBIBYTE:.0f} MiB"
+    """Rounded up, so that the parts of a sum that is too large never add up to the limit."""
+    return f"{-(-count // MEBIBYTE)} MiB"

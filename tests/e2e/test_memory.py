@@ -52,7 +52,7 @@ def publish_large(store: Path, model: str) -> None:
 def test_what_does_not_fit_is_refused_with_the_figures(tmp_path: Path, measured: Measured) -> None:
     publish(str(tmp_path), "small", linear())
     publish_large(tmp_path, "large")
-    limit_mib = int(measured.two_loaded - 1.5 * measured.large)
+    limit_mib = int(measured.two_loaded - 2 * measured.large + LARGE_MIB / 2)
     with running_server(tmp_path, max_memory_mib=limit_mib) as server:
         assert infer(server, "small", linear_input(ROW)).outputs() == {"y": ROW}
         reply = infer(server, "large", linear_input(ROW))

@@ -33,6 +33,11 @@ def test_what_does_not_fit_is_refused_with_the_figures() -> None:
         assert figure in text
 
 
+def test_the_figures_add_up_to_more_than_the_limit() -> None:
+    with pytest.raises(OutOfMemoryError, match="needs 61 MiB"):
+        holding(100, base=10, a=30).to_unload(NEW, 60 * MEBIBYTE + 1, [])
+
+
 def test_the_least_recently_used_leave_and_no_more_than_must() -> None:
     memory = holding(100, a=30, b=30, c=30)
     assert memory.to_unload(NEW, 10 * MEBIBYTE, [B, A, C]) == []
