@@ -11,6 +11,7 @@ Rules kept here:
 - decoding views the given buffer and copies nothing, except for BYTES.
 """
 
+import io
 import math
 import struct
 import sys
@@ -150,7 +151,10 @@ def decode_bytes_elements(
 def bytes_elements_in_slices(
     data: bytes | bytearray | memoryview, count: int
 ) -> Generator[None, None, npt.NDArray[np.object_]]:
-    """The same as `decode_bytes_elements`; yields after every `_ELEMENTS_A_SLICE` elements.
+    """The same as `decode_bytes_elements`; yields between slices.
+
+    A slice has `_ELEMENTS_A_SLICE` elements or some `_BYTES_A_SLICE` bytes, or is a part of a long
+    element.
 
     Raises:
         The same.
@@ -158,7 +162,7 @@ def bytes_elements_in_slices(
     view = memoryview(data)
     # One more than is wanted, but no more than there can be: a shape may claim anything.
     elements = np.empty(min(count, len(view) // _LENGTH.size) + 1, np.object_)
-    position = found = 0
+    position = found = slice_from = 0
     while position < len(view) and found <= count:
         end_of_length = position + _LENGTH.size
         if end_of_length > len(view):
@@ -169,14 +173,27 @@ def bytes_elements_in_slices(
             raise TensorError(
                 f"BYTES element {found} claims {length} bytes; {len(view) - end_of_length} are left"
             )
-        elements[found] = bytes(view[end_of_length:position])
+        element = view[end_of_length:position]
+        elements[found] = (
+            bytes(element) if length <= _BYTES_A_SLICE else (yield from _copied_in_slices(element))
+        )
         found += 1
-        if found % _ELEMENTS_A_SLICE == 0:
+        if position - slice_from >= _BYTES_A_SLICE or found % _ELEMENTS_A_SLICE == 0:
+            slice_from = position
             yield
     if found != count or position != len(view):
         words = f"{found}" if position == len(view) else f"more than {count}"
         raise TensorError(f"raw BYTES data holds {words} elements; its shape takes {count}")
     return elements[:count]
+
+
+def _copied_in_slices(view: memoryview) -> Generator[None, None, bytes]:
+    """A copy of a long element; its memory is new, which costs more than the bytes themselves."""
+    copy = io.BytesIO(bytes(len(view)))  # zeros cost nothing yet; the buffer is handed on as it is
+    for start in range(0, len(view), _BYTES_A_SLICE):
+        copy.write(view[start : start + _BYTES_A_SLICE])
+        yield
+    return copy.getvalue()
 
 
 def encode_bytes_elements(array: Array) -> bytes:

@@ -16,6 +16,7 @@ from model_store.tensors import (
     Array,
     TensorError,
     as_bytes,
+    bytes_elements_in_slices,
     datatype_of,
     decode_bytes_elements,
     decode_raw,
@@ -76,6 +77,20 @@ def test_bytes_round_trip(elements: list[bytes]) -> None:
 def test_nul_and_bytes_that_are_not_text_survive(element: bytes) -> None:
     raw = encode_raw("BYTES", object_array([element, element]))
     assert decode_raw("BYTES", [2, 1], raw).tolist() == [[element], [element]]
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 9000), (5000, 400), (2**20, 2), (3 * 2**20, 1)])
+def test_bytes_are_copied_in_slices(size: int, count: int) -> None:
+    raw = encode_raw("BYTES", object_array([bytes([i % 256]) * size for i in range(count)]))
+    slices, steps = bytes_elements_in_slices(raw, count), 0
+    while True:
+        try:
+            next(slices)
+            steps += 1
+        except StopIteration as end:
+            assert encode_raw("BYTES", end.value) == raw
+            break
+    assert steps >= max(count // 2048, len(raw) // 2**19)
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
