@@ -12,6 +12,8 @@ Rules kept here:
   record has up to 16 KiB (RFC 8446, 4.1.2 and 5.1);
 - at most `MAX_RUNNING` handshakes run, which the budget of bytes is charged for; one begins in a
   turn of the loop, and while others wait the oldest ends after `GRACE_S`;
+- the newest begins first: behind hundreds that came at once, each would wait for all of them, and
+  whoever is new is the likeliest to be still there;
 - of sockets that wait for either, the oldest makes room for a new one.
 """
 
@@ -89,6 +91,7 @@ class TlsHandshakes:
         self._silent: dict[socket.socket, _Peer] = {}
         """Whose first message is not whole, the oldest first."""
         self._ready: deque[_Peer] = deque()
+        """Whose handshake may begin, the oldest first."""
         self._running: dict[asyncio.Task[Any], _Peer] = {}
         """The oldest first."""
         self._turn_asked = False
@@ -172,7 +175,7 @@ class TlsHandshakes:
         self._turn_asked = False
         if not self._ready:
             return
-        peer = self._ready.popleft()
+        peer = self._ready.pop()
         self._budget.held_bytes += HANDSHAKE_BYTES
         if not self._budget.has_room_for(HANDSHAKE_BYTES):
             self._budget.held_bytes -= HANDSHAKE_BYTES
