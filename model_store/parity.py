@@ -2,8 +2,10 @@
 
 Shapes: every array is [rows, ...]; row i of one belongs to row i of the other.
 
-Rule kept here: an output of FP16 is compared beyond one rounding step. Two FP32 numbers that lie
-1e-7 apart may round to two neighbours of FP16, which near 0.5 lie 2.4e-4 apart.
+Rules kept here:
+- an output of FP16 is compared beyond one rounding step. Two FP32 numbers that lie 1e-7 apart may
+  round to two neighbours of FP16, which near 0.5 lie 2.4e-4 apart;
+- classes whose values differ by no more than rounding are equally the top class of a row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +16,9 @@ import numpy.typing as npt
 
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance
+
+TIE_STEPS = 4
+"""Rounding steps of FP32, at the largest value of a row: what two orders of a sum differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,15 @@ class Comparison:
     parity: Parity
     place: str = ""
     """Where the largest difference is, if that is known: `row 12 of 'logits'`."""
+    disagreement: str = ""
+    """Where another class is the top one, if any row has one: the same of the first."""
 
     def failure(self, tolerance: Tolerance) -> str | None:
         """Says where which limit is broken, or None when all hold."""
         broken = self.parity.failure(tolerance)
         place = f", most in {self.place}" if self.place else ""
+        if self.disagreement and self.parity.max_abs_difference <= tolerance.max_abs_difference:
+            place = f", first in {self.disagreement}"
         return f"{self.where}: {broken}{place}" if broken else None
 
 
@@ -84,7 +93,23 @@ def compare_rows(
         embeddings: outputs that are compared by `Parity.cosine`.
     """
     parity = compare(expected, found, embeddings)
-    return Comparison(where, parity, _farthest(expected, found, embeddings))
+    disagreement = _first_disagreement(expected, found, embeddings) if parity.agreement < 1 else ""
+    return Comparison(where, parity, _farthest(expected, found, embeddings), disagreement)
+
+
+def _first_disagreement(
+    expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str]
+) -> str:
+    """The first row whose top class is another; empty where an output cannot be compared."""
+    for name, right in expected.items():
+        other = found.get(name)
+        if other is None or other.shape != right.shape:
+            return ""
+        if name not in embeddings and right.size and _has_classes(right):
+            agreeing = _agreeing(right, beyond_rounding(right, other))
+            if not agreeing.all():
+                return f"row {agreeing.argmin()} of '{name}'"
+    return ""
 
 
 def _farthest(
@@ -139,7 +164,7 @@ def compare(
         other = beyond_rounding(right, other)
         difference = max(difference, _max_abs_difference(right, other))
         if _has_classes(right):
-            agreement = min(agreement, float((right.argmax(axis=1) == other.argmax(axis=1)).mean()))
+            agreement = min(agreement, float(_agreeing(right, other).mean()))
             shift = max(shift, _max_probability_shift(right, other))
     return Parity(difference, agreement, shift, cosine)
 
@@ -196,6 +221,18 @@ def _least_cosine(expected: Array, found: Array) -> float:
 def _has_classes(expected: Array) -> bool:
     """Only outputs of shape [rows, classes] have a top class; others agree by definition."""
     return expected.ndim == 2 and expected.shape[1] > 1 and expected.dtype.kind in "fiu"
+
+
+def _agreeing(expected: Array, found: Array) -> npt.NDArray[np.bool_]:
+    """Rows whose top class is the same, or ties with it, [rows]; of outputs [rows, classes]."""
+    top, chosen = expected.argmax(axis=1), found.argmax(axis=1)
+    right, rows = expected.astype(np.float64), np.arange(len(expected))
+    steps = TIE_STEPS * np.finfo(np.float32).eps if expected.dtype.kind == "f" else 0.0
+    with np.errstate(invalid="ignore"):  # between infinities
+        gap = right[rows, top] - right[rows, chosen]
+        tied = gap <= steps * np.abs(right).max(axis=1)
+    agreeing: npt.NDArray[np.bool_] = tied | (top == chosen)
+    return agreeing
 
 
 def _max_probability_shift(expected: Array, found: Array) -> float:

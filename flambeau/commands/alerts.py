@@ -8,6 +8,7 @@ import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.json_option import AsJson
+from flambeau.commands.output_option import writable_file
 from flambeau.commands.store_option import (
     DEFAULT_STORE,
     STORE_FAILURES,
@@ -19,7 +20,9 @@ from flambeau.commands.store_option import (
 @failing_with({**STORE_FAILURES, OSError: 1})
 def alerts(
     store: StoreUrl = DEFAULT_STORE,
-    output: Annotated[Path | None, typer.Option(help="Where they go, unless printed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(callback=writable_file, help="Where they go, unless printed.")
+    ] = None,
     operator: Annotated[
         bool, typer.Option("--operator", help="Write a PrometheusRule of the Prometheus operator.")
     ] = False,

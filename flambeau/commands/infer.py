@@ -42,10 +42,10 @@ def infer(
 ) -> None:
     """Run a served model on your arrays and show what it answers."""
     from flambeau.client import Client
-    from flambeau.errors import ClientError
+    from flambeau.errors import AddressError, ClientError
     from flambeau.tensor_text import as_json, describe
 
-    with failing_with({ClientError: 1}):
+    with failing_with({AddressError: 2, ClientError: 1}):
         values = read_inputs(inputs)
         token = read_token(token_file)
         with Client(server, timeout_s=timeout_s, tls=chosen_tls(), token=token) as client:
@@ -57,18 +57,23 @@ def infer(
 
 
 def read_inputs(arguments: list[str]) -> dict[str, Any]:
-    """Reads every `NAME=VALUE`, before anything is asked of the server."""
+    """Reads every `NAME=VALUE`, before anything is asked of the server.
+
+    Raises:
+        typer.Exit: with 2, after one cannot be read and the user has been told so.
+    """
     from flambeau.errors import InvalidRequestError
     from flambeau.tensor_text import read_input
 
     values: dict[str, Any] = {}
-    for argument in arguments:
-        name, equals, text = argument.partition("=")
-        if not name or not equals:
-            raise InvalidRequestError(f"--input {argument}: give NAME=FILE.npy or NAME=JSON")
-        if name in values:
-            raise InvalidRequestError(f"--input {name} is given twice")
-        values[name] = read_input(name, text)
+    with failing_with({InvalidRequestError: 2}):
+        for argument in arguments:
+            name, equals, text = argument.partition("=")
+            if not name or not equals:
+                raise InvalidRequestError(f"--input {argument}: give NAME=FILE.npy or NAME=JSON")
+            if name in values:
+                raise InvalidRequestError(f"--input {name} is given twice")
+            values[name] = read_input(name, text)
     return values
 
 

@@ -14,6 +14,7 @@ from flambeau.commands.failures import failing_with
 from flambeau.commands.infer import fit_inputs, read_inputs
 from flambeau.commands.json_option import AsJson, print_json
 from flambeau.commands.model_option import ModelName
+from flambeau.commands.output_option import writable_file, writable_folder
 from flambeau.commands.tables import UNKNOWN, columns
 from flambeau.commands.tls_options import chosen_tls
 from flambeau.commands.token_option import TokenFile, read_token
@@ -31,7 +32,10 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it
 Version = Annotated[
     str, typer.Option(help="Version of the model; unless given, the one in production.")
 ]
-OutputFile = Annotated[Path | None, typer.Option(help="Write the outputs to this .npz file.")]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(callback=writable_file, help="Write the outputs to this .npz file."),
+]
 DEFAULT_SERVER = "127.0.0.1:8001"
 AHEAD = 256
 """Jobs of a batch that are handed in before their results are fetched."""
@@ -152,7 +156,10 @@ def batch(
             help="A folder of .npy or .npz files, a .jsonl file, or a .npy file: a stack of rows.",
         ),
     ],
-    output_dir: Annotated[Path, typer.Option(help="Where the results go, an .npz file each.")],
+    output_dir: Annotated[
+        Path,
+        typer.Option(callback=writable_folder, help="Where the results go, an .npz file each."),
+    ],
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     version: Version = "",
@@ -275,12 +282,12 @@ def _clients(
 ) -> "Iterator[tuple[Callable[[str, str], Model], JobClient]]":
     """What asks for a model's signature, and what hands jobs in."""
     from flambeau.client import Client
-    from flambeau.errors import ClientError
+    from flambeau.errors import AddressError, ClientError
     from flambeau.jobs import JobClient
 
     tls, token = chosen_tls(), read_token(token_file)
     with (
-        failing_with({ClientError: 1}),
+        failing_with({AddressError: 2, ClientError: 1, OSError: 1}),
         Client(server, tls=tls, token=token) as client,
         JobClient(server, tls=tls, token=token) as jobs,
     ):

@@ -9,6 +9,7 @@ import typer
 from flambeau.commands.failures import failing_with
 from flambeau.commands.model_option import ModelName, VersionOrDefault
 from flambeau.commands.models import open_version
+from flambeau.commands.output_option import writable_file
 from flambeau.commands.store_option import DEFAULT_STORE, STORE_FAILURES, StoreUrl
 
 JSON, PAGE = "report.json", "report.html"
@@ -22,7 +23,10 @@ def report(
     store: StoreUrl = DEFAULT_STORE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Where the page goes; MODEL-VERSION.html unless given.")
+        Path | None,
+        typer.Option(
+            callback=writable_file, help="Where the page goes; MODEL-VERSION.html unless given."
+        ),
     ] = None,
 ) -> None:
     """Write the report of a version as a page with plots, and open it if this is a terminal."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flambeau.commands.failures import failing_with
+from flambeau.commands.output_option import writable_folder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from flambeau.commands.train import INTERRUPTED, RecipeSource
 from model_store.install_advice import needing
@@ -78,7 +79,10 @@ TrialMemory = Annotated[
 ]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish the best trial.")]
 SweepsDir = Annotated[
-    Path, typer.Option(metavar="DIR", help="Folder for searches, one folder each.")
+    Path,
+    typer.Option(
+        metavar="DIR", callback=writable_folder, help="Folder for searches, one folder each."
+    ),
 ]
 SignWith = Annotated[str, typer.Option(metavar="KEY", help="As of flambeau train.")]
 

@@ -6,6 +6,7 @@ import typer
 
 from flambeau.commands.failures import failing_with
 from flambeau.commands.keys_option import KeysFolder
+from flambeau.commands.output_option import writable_folder
 from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.install_advice import needing
 
@@ -36,7 +37,10 @@ def train(
         bool, typer.Option("--resume", help="Go on from the last checkpoint of the same recipe.")
     ] = False,
     runs_dir: Annotated[
-        str, typer.Option(help="Folder for checkpoints and metrics, one folder a run.")
+        str,
+        typer.Option(
+            callback=writable_folder, help="Folder for checkpoints and metrics, one folder a run."
+        ),
     ] = "./var/runs",
     sign_with: Annotated[
         str,

@@ -206,11 +206,12 @@ def resume(
 
 @contextmanager
 def _client(server: str, token_file: Path | None = None) -> "Iterator[TrainingClient]":
-    from flambeau.errors import ClientError, InvalidRequestError
+    from flambeau.errors import AddressError, ClientError, InvalidRequestError
     from flambeau.training_jobs import TrainingClient
     from training.errors import RecipeError
 
-    failures = {InvalidRequestError: 2, RecipeError: 2, ClientError: 1, OSError: 1}
+    failures: dict[type[Exception], int] = {ClientError: 1, OSError: 1}
+    failures |= dict.fromkeys((InvalidRequestError, RecipeError, AddressError), 2)
     with failing_with(failures):
         token = read_token(token_file)
         with TrainingClient(server, token=token, tls=chosen_tls()) as client:

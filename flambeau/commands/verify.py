@@ -163,10 +163,10 @@ def _training_failures() -> Iterator[None]:
 
 
 def _verify_elsewhere(model: str, version: int | None, on: str, token: str, as_json: bool) -> None:
-    from flambeau.errors import ClientError
+    from flambeau.errors import AddressError, ClientError
     from flambeau.verification import VerificationClient
 
-    tls, failures = chosen_tls(), failing_with({ClientError: 1, StoreError: 1})
+    tls, failures = chosen_tls(), failing_with({AddressError: 2, ClientError: 1, StoreError: 1})
     with failures, VerificationClient(on, tls=tls, token=token) as client:
         found = client.verify(model, version, _say)
     _print(found.certificate, as_json)

@@ -31,9 +31,9 @@ def outputs(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def error(result: Result) -> str:
+def error(result: Result, code: int = 1) -> str:
     """The one line on stderr of a command that failed."""
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -126,14 +126,14 @@ def test_inputs_that_cannot_be_read_ask_nothing_of_the_server(
     server: ScriptedServer, arguments: list[str], message: str
 ) -> None:
     flags = [part for argument in arguments for part in ("--input", argument)]
-    assert error(run(server, *flags)).startswith(message)
+    assert error(run(server, *flags), 2).startswith(message)
     assert server.received == []
 
 
 def test_a_pickle_is_refused(server: ScriptedServer, tmp_path: Path) -> None:
     path = tmp_path / "pickled.npy"
     np.save(path, np.array([{}], np.object_), allow_pickle=True)
-    assert "Object arrays cannot be loaded" in error(run(server, "--input", f"image={path}"))
+    assert "Object arrays cannot be loaded" in error(run(server, "--input", f"image={path}"), 2)
 
 
 def test_an_unknown_input_is_named(server: ScriptedServer) -> None:

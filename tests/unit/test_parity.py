@@ -29,6 +29,24 @@ def test_agreement_is_the_share_of_rows_with_the_same_top_class() -> None:
     assert compare_logits(swapped).agreement == 0.5
 
 
+def test_classes_that_differ_by_rounding_tie() -> None:
+    near, step = np.float32(0.7), np.float32(0.7) + np.float32(6e-8)
+    right = {"wide": np.array([[0.1, near, step], [3.0, 1.0, 2.0]], np.float32)}
+    swapped = {"wide": np.array([[0.1, step, near], [3.0, 1.0, 2.0]], np.float32)}
+    assert compare(right, swapped).agreement == 1
+    other = {"wide": np.array([[0.1, near, step], [2.999, 1.0, 3.0]], np.float32)}
+    found = compare_rows("golden rows", right, other)
+    assert found.parity.agreement == 0.5
+    limits = Tolerance(max_abs_difference=2.0, min_agreement=0.9)
+    assert str(found.failure(limits)).endswith("first in row 1 of 'wide'")
+
+
+def test_integers_tie_only_where_they_are_equal() -> None:
+    right = {"counts": np.array([[7, 7, 1], [2**40, 2**40 - 1, 0]])}
+    other = {"counts": np.array([[1, 7, 1], [0, 2**40, 0]])}
+    assert compare(right, other).agreement == 0.5
+
+
 def test_the_shift_is_that_of_the_probability_that_moved_most() -> None:
     even, uneven = np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32)
     uneven[1, 0] = np.log(3)  # a half becomes three quarters

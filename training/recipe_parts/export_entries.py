@@ -58,7 +58,8 @@ Agreement = Annotated[
     Field(
         ge=0,
         le=1,
-        description="Share of rows whose top class is the checkpoint's. Lower it when rows often "
+        description="Share of rows whose top class is the checkpoint's, in each output [rows, "
+        "classes]; classes that rounding alone tells apart are equal. Lower it when rows often "
         "tie; raise it when a changed answer is expensive.",
     ),
 ]

@@ -316,7 +316,7 @@ def test_a_store_that_is_neither_a_folder_nor_a_bucket_is_refused(store: str, to
 def test_a_whole_request_is_no_input(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text('{"inputs": [{"name": "image"}]}')
     done = CliRunner().invoke(app, ["infer", "digits", f"--input=image={tmp_path}/r.json"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "is a whole request" in done.stderr
     assert "/v2/models/MODEL/infer" in done.stderr
 
@@ -338,3 +338,45 @@ def test_an_empty_recipe_is_said_to_be_empty(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").touch()
     done = CliRunner().invoke(app, ["train", str(tmp_path / "r.yaml")])
     assert (done.exit_code, "r.yaml is empty" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("jobs wait x --output FILE/r.npz", "--output"),
+        ("jobs get x --output FOLDER", "--output"),
+        ("jobs get x --output FOLDER/none/r.npz", "--output"),
+        ("jobs batch digits --input-dir FOLDER --output-dir FILE", "--output-dir"),
+        ("report digits --output FOLDER", "--output"),
+        ("alerts --output FOLDER/none/a.yaml", "--output"),
+        (f"train run {DIGITS} --runs-dir FILE/runs", "--runs-dir"),
+        (f"sweep {DIGITS} --param train.epochs=int(1,2) --sweeps-dir FILE", "--sweeps-dir"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_at_once(
+    words: str, option: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    given = words.replace("FILE", str(file)).replace("FOLDER", str(tmp_path)).split()
+    done = CliRunner().invoke(app, given, env={"COLUMNS": "400"})
+    assert done.exit_code == 2, done.output
+    assert f"Invalid value for '{option}': '" in done.output
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "infer digits --input image",
+        "infer digits --input image=[1",
+        "infer digits --input image=[1] --server localhost",
+        "jobs submit digits --input image",
+        "jobs get x --server nowhere",
+        "verify digits 1 --on nowhere",
+        "train list --server nowhere",
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(words: str) -> None:
+    done = CliRunner().invoke(app, words.split())
+    assert (done.exit_code, done.output.count("\n")) == (2, 1), done.output
