@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,14 +14,16 @@ from redis.exceptions import RedisError
 from model_store.tensors import Array, object_array
 from services.errors import BufferFullError, QueueFullError
 from services.queueing.memory_queue import MemoryQueue
-from services.queueing.records import JOB_PRIORITY, InferReply, InferRequest
+from services.queueing.records import JOB_PRIORITY, InferReply, InferRequest, Lane
 from services.queueing.redis_streams import receiving_lane
 from services.queueing.redis_streams.clients import Commands, RedisClients
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.keys import LaneKeys, large_replies_key, replies_key
 from services.queueing.redis_streams.large_records import (
+    MEDIUM_BYTES,
     UNFINISHED_LIVE_MS,
+    Places,
     Room,
     find_request,
     leave,
@@ -372,23 +375,56 @@ async def test_pieces_that_were_left_twice_are_not_mixed(redis: RedisProcess) ->
         assert await caller.value() == 5
 
 
+ONE, OTHER, THIRD = (Lane(name, 1) for name in ("one", "other", "third"))
+
+
+async def has_room(room: Room, lane: Lane, size: int) -> bool:
+    """Whether a lane could take so much at once, which it then does."""
+    taking = asyncio.ensure_future(room.take(lane, size))
+    await asyncio.sleep(0)
+    return not taking.cancel()
+
+
 async def test_a_worker_holds_so_many_bytes_of_large_requests() -> None:
     room = Room(100)
-    await room.take(60)
-    waiting = [asyncio.ensure_future(room.take(size)) for size in (60, 300)]
+    await room.take(ONE, 60)
+    waiting = [
+        asyncio.ensure_future(room.take(lane, size)) for lane, size in ((OTHER, 60), (THIRD, 300))
+    ]
     await asyncio.sleep(0)
     assert not any(one.done() for one in waiting)
-    room.give(60)
+    room.give(ONE, 60)
     await asyncio.wait_for(waiting[0], 5)
     assert not waiting[1].done()
-    room.give(60)
+    room.give(OTHER, 60)
     await asyncio.wait_for(waiting[1], 5)  # larger than the room: alone
-    room.charge(50)  # an outcome is there, whether there is room or not
-    room.give(300)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(room.take(60), 0.01)
-    room.give(50)
-    await asyncio.wait_for(room.take(60), 5)
-    room.charge(40)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(room.take(1), 0.01)
+    room.charge(ONE, 50)  # an outcome is there, whether there is room or not
+    room.give(THIRD, 300)
+    assert not await has_room(room, OTHER, 60)
+    room.give(ONE, 50)
+    assert await has_room(room, OTHER, 60)
+    room.charge(ONE, 40)
+    assert not await has_room(room, THIRD, 1)
+
+
+async def test_a_lane_keeps_room_for_others() -> None:
+    room = Room(100)
+    await room.take(ONE, 30)
+    assert not await has_room(room, ONE, 30)  # half is its share
+    assert await has_room(room, OTHER, 60)
+    assert await has_room(room, ONE, 10)
+
+
+async def test_large_requests_leave_room_for_smaller_ones() -> None:
+    room = Room(16 * MEDIUM_BYTES)
+    await room.take(ONE, 7 * MEDIUM_BYTES)
+    await room.take(OTHER, 7 * MEDIUM_BYTES)
+    assert not await has_room(room, THIRD, MEDIUM_BYTES + 1)
+    assert await has_room(room, THIRD, MEDIUM_BYTES)
+
+
+async def test_medium_records_have_places_of_their_own() -> None:
+    places = Places()
+    async with places.of(MEDIUM_BYTES + 1), places.of(math.inf):
+        assert places.of(MEDIUM_BYTES + 1).locked()
+        assert not places.of(MEDIUM_BYTES).locked()

@@ -11,7 +11,7 @@ Rules kept here:
 - what is no ClientHello of one record is refused: those of clients take 300 bytes to 2 KB, and a
   record has up to 16 KiB (RFC 8446, 4.1.2 and 5.1);
 - at most `MAX_RUNNING` handshakes run, which the budget of bytes is charged for; one begins in a
-  turn of the loop, and while others wait the oldest ends after `GRACE_S`;
+  turn of the loop, and the oldest makes room for one that waits;
 - the newest begins first: behind hundreds that came at once, each would wait for all of them, and
   whoever is new is the likeliest to be still there;
 - of sockets that wait for either, the oldest makes room for a new one.
@@ -36,7 +36,7 @@ MAX_RUNNING = 1024
 HANDSHAKE_BYTES = 64 * 1024
 """What one takes until it is over; measured: 53 KiB."""
 GRACE_S = 0.5
-"""A handshake takes one or two ways to the peer and back."""
+"""For those that run as a port stops; a handshake takes one or two ways to the peer and back."""
 LONGEST_S = 10.0
 """Between the first byte and the end, and before the first byte."""
 _RECORD_HEAD_BYTES, _MESSAGE_HEAD_BYTES = 5, 4
@@ -166,9 +166,7 @@ class TlsHandshakes:
             self._turn_asked = True
             asyncio.get_running_loop().call_soon(self._turn)
             return
-        oldest = next(iter(self._running.values()))
-        if time.monotonic() - oldest.since > GRACE_S:
-            self._give_up(oldest, "another needs its place")
+        self._give_up(next(iter(self._running.values())), "another needs its place")
 
     def _turn(self) -> None:
         """Begins one handshake."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
 from services.queueing.redis_streams.clients import Commands
-from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, Room
+from services.queueing.redis_streams.large_records import Places, Room
 from services.queueing.redis_streams.outage import Outage
 from services.telemetry.metrics import Metrics
 
@@ -19,8 +19,9 @@ GONE_AFTER_LOOKS = 3
 CLOGGED_BYTES = 64 * 2**20
 """Of outcomes that wait to be handed over. With more, nothing is taken; where they are large and
 travel in pieces, nothing of lanes that have any."""
-LARGE_PAYLOAD_BYTES = 128 * 2**20
-"""Of large payloads and outcomes that a worker holds before it fetches more, over all its lanes."""
+LARGE_PAYLOAD_BYTES = 144 * 2**20
+"""Of large payloads and outcomes that a worker holds before it fetches more, over all its lanes. A
+lane has room for one of the largest requests, two lanes for one each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +80,7 @@ class Downlink:
         keeping: held by the lane that mentions what it holds and takes over what others left (only
             one suspect runs), or that leaves something to others.
         room: for large payloads and outcomes.
-        reading: held by who fetches a large payload.
+        reading: places for large payloads that are fetched.
     """
 
     redis: Commands
@@ -96,7 +97,7 @@ class Downlink:
     leaving_bytes: int = 0
     keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
     room: Room = field(default_factory=lambda: Room(LARGE_PAYLOAD_BYTES))
-    reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECORDS_AT_ONCE))
+    reading: Places = field(default_factory=Places)
 
     def is_gone(self, gateway: str) -> bool:
         """Whether a gateway has died: one look is not enough, for Redis may have forgotten it."""

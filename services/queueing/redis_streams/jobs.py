@@ -40,8 +40,9 @@ from services.queueing.redis_streams.keys import (
     version_text,
 )
 from services.queueing.redis_streams.large_records import (
-    RECORDS_AT_ONCE,
+    Places,
     leave,
+    length_of,
     load_outcome,
     pushing,
 )
@@ -49,6 +50,7 @@ from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import PAYLOAD_GRACE_S, unreachable
 from services.queueing.redis_streams.wire import (
     Piece,
+    bytes_of,
     decode_outcome,
     encode_reference,
     encode_request,
@@ -95,8 +97,7 @@ class Jobs:
         """Who waits for a job, by the channel and the number that will name it."""
         self._may_wait = True
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
-        self._writing = asyncio.Semaphore(RECORDS_AT_ONCE)
-        self._reading = asyncio.Semaphore(RECORDS_AT_ONCE)
+        self._writing, self._reading = Places(), Places()
 
     async def submit(
         self,
@@ -174,7 +175,7 @@ class Jobs:
             digest.update(encode_request(nameless))
             return encode_request(request), digest
         pieces = _digested_but_last(request_pieces(request), digest)
-        async with self._writing:
+        async with self._writing.of(bytes_of(request.inputs)):
             lives_ms = int((timeout_s + PAYLOAD_GRACE_S) * 1000)
             await leave(pieces, lives_ms, pushing(self._redis, large_key))
         shapes = [(name, one.shape, one.dtype) for name, one in request.inputs.items()]
@@ -332,7 +333,7 @@ class Jobs:
     ) -> Outcome | None:
         if reserve is None:
             return None
-        async with self._reading:
+        async with self._reading.of(await length_of(self._redis, key)):
             outcome = await load_outcome(self._redis, key, lane, reserve)
         if outcome is None:
             raise UnknownJobError(f"the result of job '{job_id}' was forgotten")

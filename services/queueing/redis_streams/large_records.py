@@ -11,6 +11,8 @@ Rules kept here:
 """
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 
@@ -47,7 +49,12 @@ from services.queueing.redis_streams.wire import (
 PIECES_AT_ONCE = 2
 """In one command; it takes Redis and the event loop less than a millisecond."""
 RECORDS_AT_ONCE = 2
-"""Large records that a process writes at once, and reads at once."""
+"""Large records that a process writes at once, and reads at once, and as many again of those over
+`MEDIUM_BYTES`."""
+MEDIUM_BYTES = 8 * 2**20
+"""Records up to this size do not wait for larger ones."""
+TEXT_BYTES = 48
+"""What an element of BYTES takes beside its own bytes."""
 UNFINISHED_LIVE_MS = 60_000
 """How long a list lies there that has not its last piece, since its last one came."""
 Push = Callable[[list[Piece], int], Awaitable[object]]
@@ -87,7 +94,7 @@ class LargeTensors:
     """The tensors of a record, which are still in Redis.
 
     Attributes:
-        size_bytes: of all.
+        held_bytes: of all, once they are here.
 
     Raises:
         TensorError: the pieces cannot hold what the record says.
@@ -97,9 +104,11 @@ class LargeTensors:
         self, redis: Commands, key: str, tensors: Sequence[TensorRecord], pieces: int
     ) -> None:
         sizes = [tensor.size for tensor in tensors]
-        self.size_bytes = sum(sizes)
-        if min(sizes, default=0) < 0 or self.size_bytes > pieces * PIECE_BYTES:
-            raise TensorError(f"{pieces} pieces cannot hold {self.size_bytes} bytes")
+        size = sum(sizes)
+        if min(sizes, default=0) < 0 or size > pieces * PIECE_BYTES:
+            raise TensorError(f"{pieces} pieces cannot hold {size} bytes")
+        texts = [tensor.shape for tensor in tensors if tensor.datatype == "BYTES"]
+        self.held_bytes = size + TEXT_BYTES * sum(map(element_count, texts))
         self._redis, self._key = redis, key
         self._tensors, self._pieces = tensors, pieces
 
@@ -214,10 +223,23 @@ async def load_outcome(
         if isinstance(record, ServingError):
             return record
         tensors = LargeTensors(redis, key, record.outputs, pieces)
-        reserve(tensors.size_bytes)
+        reserve(tensors.held_bytes)
         return reply_of(record, await tensors.arrays(), lane)
     except UNREADABLE as error:
         return unreadable_reply(lane, error)
+
+
+async def length_of(redis: Commands, key: str) -> float:
+    """The most bytes of the record under a key; infinite for what an older version left.
+
+    Raises:
+        RedisError: Redis is out of reach.
+    """
+    try:
+        pieces: int = await redis.send("LLEN", key)
+    except ResponseError:
+        return math.inf
+    return pieces * PIECE_BYTES
 
 
 async def _last(redis: Commands, key: str) -> tuple[int, bytes] | None:
@@ -234,30 +256,60 @@ async def _last(redis: Commands, key: str) -> tuple[int, bytes] | None:
     return None if data is None else (count - 1, data)
 
 
+class Places:
+    """Places of a process for large records that it reads, or writes, at once.
+
+    Args:
+        large: for records over `MEDIUM_BYTES`.
+    """
+
+    def __init__(self, large: int = RECORDS_AT_ONCE) -> None:
+        self._medium = asyncio.Semaphore(RECORDS_AT_ONCE)
+        self._large = asyncio.Semaphore(large)
+
+    def of(self, size: float) -> asyncio.Semaphore:
+        """Where a record of so many bytes waits for its place."""
+        return self._medium if size <= MEDIUM_BYTES else self._large
+
+
 class Room:
     """Bytes of large requests and outcomes that a worker holds.
 
+    A lane holds half of it at most, so that one whose model is slow does not keep others out, and
+    records over `MEDIUM_BYTES` leave an eighth to those below.
+
     Args:
-        limit_bytes: of all together; a larger one is held alone.
+        limit_bytes: of all together. A lane that holds none may take one that is larger than its
+            half, if there is room; one that is larger than the room is held alone.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._taken_bytes = 0
+        self._taken: Counter[Lane] = Counter()
         self._freed = asyncio.Event()
 
-    async def take(self, size: int) -> None:
-        """Waits until there is room."""
-        while self._taken_bytes and self._taken_bytes + size > self._limit_bytes:
+    async def take(self, lane: Lane, size: int) -> None:
+        """Waits until there is room for a request of a lane."""
+        while not self._has_room(lane, size):
             self._freed.clear()
             await self._freed.wait()
-        self.charge(size)
+        self.charge(lane, size)
 
-    def charge(self, size: int) -> None:
+    def _has_room(self, lane: Lane, size: int) -> bool:
+        taken, limit = self._taken.total(), self._limit_bytes
+        if self._taken[lane] and self._taken[lane] + size > limit // 2:
+            return False
+        if size > MEDIUM_BYTES:
+            limit -= limit // 8
+        return not taken or taken + size <= limit
+
+    def charge(self, lane: Lane, size: int) -> None:
         """Takes room for what is there already, however much there is."""
-        self._taken_bytes += size
+        self._taken[lane] += size
 
-    def give(self, size: int) -> None:
+    def give(self, lane: Lane, size: int) -> None:
         """Gives room back."""
-        self._taken_bytes -= size
+        self._taken[lane] -= size
+        if not self._taken[lane]:
+            del self._taken[lane]
         self._freed.set()

@@ -40,7 +40,7 @@ from services.queueing.redis_streams.keys import (
     large_reply_key,
     replies_key,
 )
-from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, leave
+from services.queueing.redis_streams.large_records import Places, leave
 from services.queueing.redis_streams.receiving_lane import LINGER_S, RETRY_S, ReceivingLane
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import NUMBER
@@ -99,7 +99,7 @@ class RedisReceiver:
         """By the channel that names what nobody waits for; two of each lane: requests and jobs."""
         self._keep_pieces, self._take_room = Script("keep_pieces"), Script("take_room")
         self._attempts = itertools.count(1)
-        self._writing = asyncio.Semaphore(RECORDS_AT_ONCE)
+        self._writing = Places()
         self._outbox: list[tuple[Held, bytes]] = []
         self._done: list[Held] = []
         """Answered, and still in their streams."""
@@ -289,7 +289,7 @@ class RedisReceiver:
             try:
                 if not is_job:
                     await self._wait_for_room(held.gateway, key, size)
-                async with self._writing:
+                async with self._writing.of(size):
                     await leave(reply_pieces(reply), lives_s * 1000, partial(self._push, key))
                 if failed:
                     await self._redis.send("UNLINK", *failed)
@@ -327,9 +327,9 @@ class RedisReceiver:
         held.lane.count_leaving(held, size)
         self._downlink.leaving_bytes += size
         if size > 0:
-            self._downlink.room.charge(size)
+            self._downlink.room.charge(held.lane.lane, size)
         else:
-            self._downlink.room.give(-size)
+            self._downlink.room.give(held.lane.lane, -size)
             for receiving in self._lanes.values():
                 receiving.look_again()
 

@@ -150,7 +150,7 @@ class ReceivingLane:
         """Holds a request no longer. Returns whether it was held."""
         if self._held.pop((held.gateway, held.number), None) is None:
             return False
-        self._downlink.room.give(held.payload_bytes)
+        self._downlink.room.give(self.lane, held.payload_bytes)
         held.payload_bytes = 0
         return True
 
@@ -303,25 +303,24 @@ class ReceivingLane:
     async def _fetch(self, held: Held, key: str, deadline: float) -> None:
         """Fetches a payload that was too large for the stream, once there is room for it."""
         held.payload_key = key
-        async with self._downlink.reading:
-            while self._is_held(held):
-                try:
-                    request = await self._load(held, key, deadline)
-                except WireError as error:
-                    self._finish(held, error)
-                except RedisError:
-                    if time.monotonic() > deadline:
-                        self._finish(held, None)  # its gateway has answered it
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                else:
-                    if request is None:
-                        self._finish(held, None)  # cancelled, or out of time
-                    elif self._is_held(held):  # else it was cancelled, or left to others
-                        held.entry = self._downlink.queue.submit(
-                            request, lambda out: self._finish(held, out)
-                        )
-                return
+        while self._is_held(held):
+            try:
+                request = await self._load(held, key, deadline)
+            except WireError as error:
+                self._finish(held, error)
+            except RedisError:
+                if time.monotonic() > deadline:
+                    self._finish(held, None)  # its gateway has answered it
+                await asyncio.sleep(RETRY_S)
+                continue
+            else:
+                if request is None:
+                    self._finish(held, None)  # cancelled, or out of time
+                elif self._is_held(held):  # else it was cancelled, or left to others
+                    held.entry = self._downlink.queue.submit(
+                        request, lambda out: self._finish(held, out)
+                    )
+            return
 
     async def _load(self, held: Held, key: str, deadline: float) -> InferRequest | None:
         """A large payload, which takes room from now on; None if it is gone.
@@ -330,18 +329,24 @@ class ReceivingLane:
             WireError: it cannot be read.
             RedisError: Redis is out of reach.
         """
-        redis, room = self._downlink.redis, self._downlink.room
-        found = await find_request(redis, key, self.lane)
-        if found is None:
-            return None
+        redis, room, reading = self._downlink.redis, self._downlink.room, self._downlink.reading
         if not held.payload_bytes:
-            size = found[1].size_bytes
-            await room.take(size)
+            async with reading.of(0):  # an older version's is all here as it is found
+                found = await find_request(redis, key, self.lane)
+                size = found[1].held_bytes if found else 0
+            if found is None:
+                return None
+            del found
+            await room.take(self.lane, size)  # it holds no place meanwhile: others may have room
             if not self._is_held(held):
-                room.give(size)
+                room.give(self.lane, size)
                 return None
             held.payload_bytes = size
-        return await load_request(found, self.lane, deadline, alone=held.suspect)
+        async with reading.of(held.payload_bytes):
+            found = await find_request(redis, key, self.lane)
+            if found is None:
+                return None
+            return await load_request(found, self.lane, deadline, alone=held.suspect)
 
     def _is_held(self, held: Held) -> bool:
         return self._held.get((held.gateway, held.number)) is held

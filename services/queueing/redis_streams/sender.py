@@ -21,7 +21,7 @@ from services.errors import ServingError
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
 from services.queueing.redis_streams.keys import alive_key, large_replies_key, replies_key
-from services.queueing.redis_streams.large_records import load_outcome
+from services.queueing.redis_streams.large_records import Places, length_of, load_outcome
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
 from services.queueing.redis_streams.wire import decode_outcome, reference_in
@@ -67,8 +67,8 @@ class RedisSender:
         )
         self.reached = asyncio.Event()
         """Set once Redis has answered for the first time."""
-        # One at a time: the memory of an answer is charged only once it is here.
-        self._reading = asyncio.Semaphore(1)
+        # One large answer at a time: its memory is charged only once it is here.
+        self._reading = Places(1)
         self._fetching: set[asyncio.Task[None]] = set()
         """Of large outcomes."""
         self._alive_script = Script("alive")
@@ -144,16 +144,18 @@ class RedisSender:
 
     async def _fetch(self, sent: Sent, key: str) -> None:
         """Fetches an outcome that was too large for the list, as often as it takes."""
-        async with self._reading:
-            while not sent.entry.dead:
-                try:
+        while True:
+            try:
+                async with self._reading.of(await length_of(self._redis, key)):
+                    if sent.entry.dead:
+                        break
                     outcome = await load_outcome(self._redis, key, sent.lane.lane)
-                except RedisError:
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                sent.lane.answered(sent, outcome or _vanished(sent))
-                break
-            await self._drop([key])
+            except RedisError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            sent.lane.answered(sent, outcome or _vanished(sent))
+            break
+        await self._drop([key])
 
     async def _drop(self, keys: list[str]) -> None:
         """Deletes large outcomes that have been fetched, or that nobody waits for."""

@@ -30,9 +30,10 @@ from services.queueing.memory_queue import Entry, Outcome
 from services.queueing.records import HIGHEST_PRIORITY, Lane
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
-from services.queueing.redis_streams.large_records import RECORDS_AT_ONCE, leave, pushing
+from services.queueing.redis_streams.large_records import Places, leave, pushing
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.wire import (
+    bytes_of,
     encode_reference,
     encode_request,
     is_large,
@@ -85,7 +86,7 @@ class Uplink:
         row_s: by lane, seconds by which each request in it delays the next, where that is known.
         heard: told of each trip whether Redis answered it.
         refusal: why nothing may be sent at present, or None.
-        writing: held by who leaves a large payload.
+        writing: places for large payloads that are left.
         unanswered: by number, what was sent and has no outcome yet.
     """
 
@@ -96,7 +97,7 @@ class Uplink:
     row_s: Mapping[Lane, float] = field(default_factory=dict)
     refusal: ServingError | None = None
     unanswered: dict[int, Sent] = field(default_factory=dict)
-    writing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECORDS_AT_ONCE))
+    writing: Places = field(default_factory=Places)
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
 
@@ -182,7 +183,7 @@ class SendingLane:
         """Leaves a large payload under a key of its own, and then makes its entry ready."""
         uplink = self._uplink
         key = f"{self._keys.payload}:{uplink.gateway}:{next(uplink.numbers)}"
-        async with uplink.writing:
+        async with uplink.writing.of(bytes_of(entry.request.inputs)):
             left_s = max(entry.request.deadline - time.monotonic(), 0)
             lives_ms = int((left_s + PAYLOAD_GRACE_S) * 1000)
             pieces = request_pieces(entry.request)

@@ -8,6 +8,7 @@ Rules kept here: decoding runs no code of the sender's and views a tensor's byte
 an error arrives as the class it left as, or, where the reader does not know that, as its root.
 """
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Mapping
 
 import msgspec
@@ -91,15 +92,20 @@ def encode_reference(key: str) -> bytes:
 
 def is_large(arrays: Mapping[str, Array]) -> bool:
     """True if tensors travel in pieces."""
+    return bytes_of(arrays) > INLINE_BYTES
+
+
+def bytes_of(arrays: Mapping[str, Array]) -> float:
+    """Bytes of tensors; infinite where texts are so many that to count them takes long."""
     size = 0
     for array in arrays.values():
         if array.dtype.kind not in "OSU":
             size += array.nbytes
         elif array.size > INLINE_TEXTS:
-            return True
+            return math.inf
         else:
             size += sum(map(len, array.ravel().tolist()))
-    return size > INLINE_BYTES
+    return size
 
 
 def reference_in(data: bytes | memoryview) -> str:
