@@ -33,6 +33,8 @@ LINGER_S = 2.0
 ACCEPTED_A_TURN = 16
 """Connections that one turn of a busy loop takes, some 60 µs each. libuv takes one (since 1.46): of
 200 callers at once, the last waited for 200 turns, each as long as `loop_turns.py` lets it be."""
+TLS_ACCEPTED_A_TURN = 64
+"""The same where each costs some 25 µs until its first message is whole."""
 ACCEPT_AGAIN_S = 0.1
 TLS_CONNECTION_BYTES = 24 * 1024
 """What OpenSSL and the loop keep of a connection that is open."""
@@ -337,7 +339,7 @@ class PortServer:
     def _accept(self, handshakes: TlsHandshakes) -> None:
         """Takes some of those who wait for TLS."""
         try:
-            for _ in range(ACCEPTED_A_TURN):
+            for _ in range(TLS_ACCEPTED_A_TURN):
                 handshakes.take(self._socket.accept()[0])
         except BlockingIOError:
             return  # nobody waits
