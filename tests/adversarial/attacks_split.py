@@ -15,6 +15,7 @@ from random import Random
 from tests.adversarial import attacks_answers
 from tests.adversarial.attack import Attack, Target
 from tests.adversarial.http2_bytes import GRPC_INFER, call_all
+from tests.adversarial.text_model import SLOW_S, SLOW_TEXTS
 from tests.adversarial.victim import TYPED
 
 MIB = 2**20
@@ -26,6 +27,8 @@ JOB_BYTES = 60 * MIB
 JOB_TIMEOUT_S = 20
 LONGEST_S = 8.0
 """Of a round."""
+SLOW_CALLERS, SLOW_TEXT_BYTES = 5, 80_000
+MEDIUM_BYTES = 300_000
 GET_JOB = "/flambeau.v1.JobService/GetJob"
 
 
@@ -70,26 +73,42 @@ async def texts_over_grpc(target: Target, random: Random) -> None:
     await call_all(target, GRPC_INFER, packed, ("grpc-encoding", "gzip"), flag=1)
 
 
+async def slow_model(target: Target, random: Random) -> None:
+    """Large requests of a slow model, beside one of another model that is not small."""
+    slow = [_ask_texts(target, SLOW_TEXTS, SLOW_TEXT_BYTES) for _ in range(SLOW_CALLERS)]
+    waiting = asyncio.gather(*slow, return_exceptions=True)
+    body, length = _typed(MEDIUM_BYTES, 0)
+    fields = f"inference-header-content-length: {length}", "content-encoding: gzip"
+    while not waiting.done():
+        began = time.monotonic()
+        status, _ = await target.post("/v2/models/typed/infer", body, *fields)
+        waited_s = time.monotonic() - began
+        if status == "200" and waited_s > SLOW_S:
+            target.wrong(f"{MEDIUM_BYTES} bytes of another model waited for {waited_s:.1f} s")
+        await asyncio.sleep(0.1)
+    await waiting
+
+
 @cache
-def _job() -> tuple[bytes, int]:
-    """A job whose result is as large as what it is asked, as gzip; and the length of its JSON."""
+def _typed(large_bytes: int, timeout_s: int) -> tuple[bytes, int]:
+    """A request whose answer is as large as itself, as gzip; and the length of its JSON."""
     inputs, data = [], b""
     for datatype in TYPED:
         size = 8 if datatype == "FP64" else int("".join(filter(str.isdigit, datatype))) // 8
-        count = JOB_BYTES if datatype == "INT8" else 1
+        count = large_bytes if datatype == "INT8" else 1
         sized = {"binary_data_size": count * size}
         inputs.append(
             {"name": f"in_{datatype}", "datatype": datatype, "shape": [1, count],
              "parameters": sized}
         )  # fmt: skip
         data += b"\x80" * (count * size)
-    text = json.dumps({"inputs": inputs, "parameters": {"timeout": JOB_TIMEOUT_S * 1_000_000}})
+    text = json.dumps({"inputs": inputs, "parameters": {"timeout": timeout_s * 1_000_000}})
     return gzip.compress(text.encode() + data), len(text)
 
 
 async def _submit(target: Target) -> str:
     """Submits a job; returns its id, or nothing if it was refused."""
-    body, length = _job()
+    body, length = _typed(JOB_BYTES, JOB_TIMEOUT_S)
     status, said = await target.post(
         "/v2/models/typed/jobs", body,
         f"inference-header-content-length: {length}", "content-encoding: gzip",
@@ -143,4 +162,5 @@ ATTACKS = (
     Attack("split: large answers over REST", attacks_answers.over_rest, "split"),
     Attack("split: large answers over gRPC", attacks_answers.over_grpc, "split"),
     Attack("split: large jobs", jobs, "split"),
+    Attack("split: a slow model", slow_model, "split"),
 )

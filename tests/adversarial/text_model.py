@@ -13,17 +13,24 @@ from model_store.tensors import object_array
 from tests.fixtures.onnx_models import linear
 from tests.fixtures.store_versions import draft_in, entry_in
 
-_SOURCE = b"""
+SLOW_TEXTS = 777
+"""In a row: the model takes `SLOW_S` then."""
+SLOW_S = 1.5
+_SOURCE = f"""
+import time
+
 import numpy as np
 
 
 class Sizes:
     def __call__(self, inputs):
+        if inputs["text"].shape[1] == {SLOW_TEXTS}:
+            time.sleep({SLOW_S})
         x = np.zeros((len(inputs["text"]), 4), np.float32)
         for row, texts in zip(x, inputs["text"]):
             row[:2] = len(texts), sum(map(len, texts))
-        return {"x": x}
-"""
+        return {{"x": x}}
+""".encode()
 _SIGNATURE = Signature(
     inputs=(TensorSpec(name="text", datatype="BYTES", shape=(-1, -1)),),
     outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 4)),),
