@@ -148,6 +148,10 @@ chaos: $(DEVELOPING) ## Ten minutes of killing everything under load, with a led
 adversarial: $(DEVELOPING) ## Hostile clients and stores beside a healthy client. ARGS="--seed 7 --only JSON"
 	@$(BIN)/python -m tests.adversarial $(ARGS)
 
+.PHONY: mutants
+mutants: $(DEVELOPING) ## Change the sources in 200 places, and see whether a test notices. ARGS="--count 20 --seed 7"
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: k8s-validate
 k8s-validate: $(VALIDATING) ## Render every overlay of k8s/, hold it against schemas and our rules, start each image's lock.
 	@$(BIN)/pytest tests/k8s tests/locks $(ARGS)
