@@ -42,14 +42,23 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
     except Exception as error:
         # A 30th of February is a ValueError here, `!!bool x` a KeyError, a thousand brackets are a
         # RecursionError: PyYAML lets through whatever its parts raise.
-        kind = "" if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: "
-        raise YamlError(f"{kind}{' '.join(str(error).split())}") from error
+        raise YamlError(_words(error)) from error
     if parts > MAX_PARTS:
         raise YamlError(
             f"its aliases stand for {parts:.2g} values, and it may have {MAX_PARTS:,}; write out "
             "what is meant"
         )
     return document
+
+
+def _words(error: Exception) -> str:
+    """What is wrong, on one line, with the line and column of the text where that is known."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}"
+        return f"{where}: {', '.join(filter(None, (error.context, error.problem)))}"
+    kind = "" if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: "
+    return f"{kind}{' '.join(str(error).split())}"
 
 
 def _parts(value: Any, known: dict[int, int]) -> int:

@@ -21,7 +21,8 @@ def test_what_is_right_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a: [1", "expected"),
+        ("a: [1", "^line 1, column 6: while parsing a flow sequence, expected ',' or '.'"),
+        ("a: 1\n- b", "^line 2, column 1: "),
         ("a: 2027-02-30", "ValueError: day is out of range for month"),
         ("a: !!bool maybe", "KeyError"),
         ("[" * 3000, "RecursionError"),
