@@ -51,14 +51,6 @@ def test_a_key_that_cannot_sign_fails_before_training(tmp_path: Path) -> None:
         assert not (tmp_path / "s").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = run(DIGITS, "--store", str(tmp_path / "s"), "--runs-dir", str(tmp_path / "file"))
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: [Errno 20] Not a directory: ")
-    assert result.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("rows", "part", "words"),
     [
