@@ -15,7 +15,7 @@ from tests.fixtures.store_versions import draft_in, entry_in
 
 SLOW_TEXTS = 777
 """In a row: the model takes `SLOW_S` then."""
-SLOW_S = 1.5
+SLOW_S = 6.0
 _SOURCE = f"""
 import time
 
