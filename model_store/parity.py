@@ -68,7 +68,9 @@ class Comparison:
         """Says where which limit is broken, or None when all hold."""
         broken = self.parity.failure(tolerance)
         place = f", most in {self.place}" if self.place else ""
-        if self.disagreement and self.parity.max_abs_difference <= tolerance.max_abs_difference:
+        parity = self.parity
+        are_near = parity.max_abs_difference <= tolerance.max_abs_difference
+        if self.disagreement and are_near and parity.agreement < tolerance.min_agreement:
             place = f", first in {self.disagreement}"
         return f"{self.where}: {broken}{place}" if broken else None
 

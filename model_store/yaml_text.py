@@ -52,7 +52,7 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
 
 
 def _words(error: Exception) -> str:
-    """What is wrong, on one line, with the line and column of the text where that is known."""
+    """The fault on one line, with the line and column of the text where that is known."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}"

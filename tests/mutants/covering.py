@@ -1,4 +1,4 @@
-"""Which tests run a line: measured once, with coverage.py's contexts."""
+"""The tests that run a line: measured once, with coverage.py's contexts."""
 
 import sqlite3
 import subprocess
@@ -25,7 +25,7 @@ def measure(copy: Path, packages: tuple[str, ...], file: Path, workers: int) -> 
 
 
 class Covering:
-    """What `measure` found."""
+    """The findings of `measure`."""
 
     def __init__(self, file: Path, copy: Path) -> None:
         self._tests: dict[str, dict[int, list[str]]] = {}

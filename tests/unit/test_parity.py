@@ -39,6 +39,8 @@ def test_classes_that_differ_by_rounding_tie() -> None:
     assert found.parity.agreement == 0.5
     limits = Tolerance(max_abs_difference=2.0, min_agreement=0.9)
     assert str(found.failure(limits)).endswith("first in row 1 of 'wide'")
+    shifted = Tolerance(max_abs_difference=2.0, min_agreement=0.5, max_probability_shift=0.01)
+    assert str(found.failure(shifted)).endswith("most in row 1 of 'wide'")
 
 
 def test_integers_tie_only_where_they_are_equal() -> None:

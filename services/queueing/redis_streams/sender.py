@@ -151,6 +151,8 @@ class RedisSender:
                         break
                     outcome = await load_outcome(self._redis, key, sent.lane.lane)
             except RedisError:
+                if sent.entry.dead:
+                    break
                 await asyncio.sleep(RETRY_S)
                 continue
             sent.lane.answered(sent, outcome or _vanished(sent))

@@ -1,4 +1,4 @@
-"""What `make mutants` changes: behaviour, one thing at a time, and nothing but behaviour."""
+"""Changes of `make mutants`: behaviour, one thing at a time, and nothing but behaviour."""
 
 import ast
 from pathlib import Path

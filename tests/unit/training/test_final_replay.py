@@ -39,7 +39,7 @@ class Turned(nn.Module):
 
 
 def encode_in_memory_order(tensors: Mapping[str, Array]) -> bytes:
-    """What safetensors 0.8.0 writes of arrays that lie turned in memory."""
+    """The file that safetensors 0.8.0 writes of arrays that lie turned in memory."""
     return encode_tensors({name: a.ravel("K").reshape(a.shape) for name, a in tensors.items()})
 
 
