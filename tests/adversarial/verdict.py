@@ -1,7 +1,8 @@
 """What each attack did to the server, and the limits it is held against."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tests.adversarial.neighbour import Seen
 from tests.adversarial.victim import MIB
@@ -65,6 +66,18 @@ class Row:
             f"{self.seen.machine_s * 1e3:8.1f} {self.grown_bytes / MIB:8.0f} "
             f"{len(self.seen.failed):6} {len(self.wrong):5}  {answers}"
         )
+
+
+def combined(rows: Sequence[Row]) -> Row:
+    """Combines measurements of one attack: the median stall, the worst of everything else."""
+    median = sorted(rows, key=lambda row: row.seen.worst_stall_s)[len(rows) // 2]
+    return replace(
+        median,
+        seen=replace(median.seen, failed=[error for row in rows for error in row.seen.failed]),
+        grown_bytes=max(row.grown_bytes for row in rows),
+        wrong=tuple(answer for row in rows for answer in row.wrong),
+        has_ended=any(row.has_ended for row in rows),
+    )
 
 
 HEAD = (

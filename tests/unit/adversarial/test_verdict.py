@@ -1,0 +1,27 @@
+from collections import Counter
+
+from tests.adversarial.neighbour import Seen
+from tests.adversarial.verdict import Row, combined
+
+MIB = 2**20
+
+
+def row(stall_s: float, grown_mib: int = 1, failed: tuple[str, ...] = (), **rest: bool) -> Row:
+    seen = Seen({"REST": stall_s}, 0.0, 10, list(failed), [])
+    return Row("attack", 1, seen, grown_mib * MIB, Counter(), (), rest.get("has_ended", False))
+
+
+def test_median_stall_of_three_measurements_counts() -> None:
+    assert combined([row(0.3), row(0.02), row(0.05)]).complaints(0) == []
+    assert combined([row(0.3), row(0.02), row(0.2)]).complaints(0) == [
+        "attack: a stall of 200 ms; 100 ms is the limit"
+    ]
+
+
+def test_worst_of_everything_else_counts() -> None:
+    found = combined([row(0.3, 200), row(0.02, failed=("REST: refused",)), row(0.05)])
+    assert found.complaints(0) == [
+        "attack: 1 requests beside it failed, the first: REST: refused",
+        "attack: 200 MiB of memory; 100 MiB is the limit",
+    ]
+    assert combined([row(0.3), row(0.0, has_ended=True)]).has_ended
