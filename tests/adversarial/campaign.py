@@ -79,6 +79,7 @@ class Campaign:
     def _attack(self, attack: Attack, victim: Victim, beside: Neighbour) -> Row:
         target = Target(victim.server, victim.store, victim.key, time.monotonic() + self._seconds)
         victim.forget_peak()
+        faults = victim.major_faults()
         beside.begin()
         with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
             work = _rounds(attack, target, f"{self._seed} {attack.name}")
@@ -89,6 +90,7 @@ class Campaign:
             rounds,
             seen,
             victim.grown_bytes(),
+            max(0, victim.major_faults() - faults),
             target.outcomes,
             (*seen.wrong, *target.wrong_answers),
             victim.has_ended,

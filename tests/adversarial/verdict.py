@@ -21,6 +21,7 @@ class Row:
         rounds: how often it ran.
         seen: by the healthy client.
         grown_bytes: memory of the server at its peak, beyond what it began with.
+        major_faults: of the server's processes: pages of their files, read from a disk again.
         outcomes: answers that the attacker got.
         wrong: wrong answers, to the attacker or beside.
         has_ended: whether the process has ended.
@@ -30,6 +31,7 @@ class Row:
     rounds: int
     seen: Seen
     grown_bytes: int
+    major_faults: int
     outcomes: Counter[str]
     wrong: tuple[str, ...]
     has_ended: bool
@@ -64,6 +66,7 @@ class Row:
             f"{self.name[:44]:44} {self.rounds:6} {self.seen.worst_stall_s * 1e3:8.1f} "
             f"{max(stalls, key=stalls.__getitem__, default='-'):8} "
             f"{self.seen.machine_s * 1e3:8.1f} {self.grown_bytes / MIB:8.0f} "
+            f"{self.major_faults:6} "
             f"{len(self.seen.failed):6} {len(self.wrong):5}  {answers}"
         )
 
@@ -82,5 +85,6 @@ def combined(rows: Sequence[Row]) -> Row:
 
 HEAD = (
     f"{'attack':44} {'rounds':>6} {'stall ms':>8} {'of':8} {'machine':>8} {'MiB':>8} "
+    f"{'faults':>6} "
     f"{'failed':>6} {'wrong':>5}  answers to the attacker"
 )

@@ -13,7 +13,7 @@ from tests.adversarial.attack import VictimName
 from tests.adversarial.text_model import publish_texts
 from tests.fixtures import onnx_models
 from tests.fixtures.certificates import Authority
-from tests.fixtures.peak_memory import forget_peak, peak_bytes
+from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import SplitServer, running_split
 
@@ -39,6 +39,10 @@ class Victim:
     def grown_bytes(self) -> int:
         """The most memory that a process and its children held, beyond what they began with."""
         return max(now - first for now, first in zip(self._peaks(), self._first, strict=True))
+
+    def major_faults(self) -> int:
+        """Page faults of all its processes that read from a disk, since they began."""
+        return sum(_major_faults(pid) for part in self._parts for pid in _family(part.pid))
 
     def forget_peak(self) -> None:
         """Starts a new measurement of the peak."""
@@ -115,4 +119,10 @@ def _family(pid: int) -> list[int]:
 def _peak_bytes(pid: int) -> int:
     with contextlib.suppress(OSError):
         return peak_bytes(pid)
+    return 0
+
+
+def _major_faults(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return major_faults(pid)
     return 0

@@ -8,7 +8,7 @@ MIB = 2**20
 
 def row(stall_s: float, grown_mib: int = 1, failed: tuple[str, ...] = (), **rest: bool) -> Row:
     seen = Seen({"REST": stall_s}, 0.0, 10, list(failed), [])
-    return Row("attack", 1, seen, grown_mib * MIB, Counter(), (), rest.get("has_ended", False))
+    return Row("attack", 1, seen, grown_mib * MIB, 0, Counter(), (), rest.get("has_ended", False))
 
 
 def test_median_stall_of_three_measurements_counts() -> None:
