@@ -10,6 +10,7 @@ A line `begin` on its standard input starts a measurement, and `end` ends it: it
 has seen as one line of JSON, a `Seen`.
 """
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -22,7 +23,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +96,9 @@ class Stream:
             time.sleep(self._pause_s)
 
     def begin(self) -> None:
-        """Forgets what was."""
-        with self._lock:
+        """Forgets what was, once it has been answered: to set up a client takes long itself."""
+        with self._answered:
+            self._answered.wait_for(lambda: bool(self._waits), TIMEOUT_S)
             self._waits, self._failed, self._wrong = [], [], []
 
     def end(self) -> tuple[list[tuple[float, float]], list[str], list[str]]:
@@ -200,7 +201,7 @@ def control(ours: socket.socket) -> Callable[[], None]:
 def serve_control(number: int) -> None:
     """The other process: sends back what comes, at the priority of what runs a model."""
     os.nice(STEPS_BEHIND_THE_LOOP)
-    with socket.socket(fileno=number) as theirs:
+    with socket.socket(fileno=number) as theirs, contextlib.suppress(ConnectionResetError):
         while data := theirs.recv(1):
             theirs.send(data)
 
@@ -272,7 +273,7 @@ class Neighbour:
         self._process.stdin.flush()
 
 
-@contextmanager
+@contextlib.contextmanager
 def neighbour(
     http_port: int, grpc_port: int, key: str, certificate: str = ""
 ) -> Iterator[Neighbour]:
