@@ -27,6 +27,7 @@ from services.gateway.ledger import Ledger
 from services.gateway.server_facts import ServerFacts
 from services.gateway.verification_desk import VerificationDesk
 from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.http_compression import CompressionThread
 from services.gateway.wire.http_port import HttpPort
 from services.gateway.wire.http_protocol import HttpConnection
 from services.gateway.wire.loop_turns import LoopTurns
@@ -143,6 +144,7 @@ class Front:
             grace_s=config.request_timeout_s,  # no call outlasts the longest request
         )
         turns = LoopTurns()
+        self._compression = CompressionThread()
         budget = ByteBudget(config.buffer_limit_bytes)
         metrics.buffered_bytes.set_function(lambda: budget.held_bytes)
         tls = self._certificates = open_certificates(config, metrics.tls)
@@ -151,13 +153,14 @@ class Front:
             limits=limits,
             budget=budget,
             turns=turns,
+            compression=self._compression,
             desk=desk,
             verifications=verifications,
             door=self._door,
             tls=tls.grpc_context if tls is not None else None,
         )
         route = RestEdge(*edges, desk, self._door).route
-        rest = HttpPort(route, limits, metrics, budget, turns)
+        rest = HttpPort(route, limits, metrics, budget, turns, self._compression)
         context = tls.context if tls is not None else None
         self._rest = PortServer(rest, partial(HttpConnection, rest), context)
         self._ports = (0, 0, 0)
@@ -261,6 +264,7 @@ class Front:
     async def close(self) -> None:
         """Closes the edges, once the last answers are written."""
         await asyncio.gather(self._rest.stop(LAST_REPLIES_S), self._grpc.stop(LAST_REPLIES_S))
+        self._compression.close()
 
 
 def _open_door(

@@ -29,9 +29,9 @@ from services.inference.artifact_choice import LIBRARIES
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes
-from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP, start_gently
 from services.inference.isolation.probe import ProbeFiles, ProbeHosts, ProbeLimits
 from services.inference.needs_memory import Need, NeedsMemory
+from services.low_priority_thread import STEPS_BELOW_LOOP, start_at_low_priority
 
 logger = logging.getLogger("flambeau.loader")
 
@@ -183,7 +183,7 @@ class ArtifactNeeds:
             async with turns:
                 # Of a thread that ends with the process: a server that stops does not wait for it.
                 work = functools.partial(self._probe, case, limits, is_last=limits is full)
-                if await asyncio.wrap_future(start_gently(work, STEPS_BEHIND_THE_LOOP)):
+                if await asyncio.wrap_future(start_at_low_priority(work, STEPS_BELOW_LOOP)):
                     return
 
     def close(self) -> None:

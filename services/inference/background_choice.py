@@ -21,7 +21,6 @@ from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from services.inference.artifact_choice import choose, ranked
 from services.inference.choice_memory import Choice, ChoiceMemory
-from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP, start_gently
 from services.inference.lanes import Lanes
 from services.inference.loader import (
     Candidates,
@@ -33,6 +32,7 @@ from services.inference.loader import (
 )
 from services.inference.model_failure import guarded, told
 from services.inference.warm_up import row_ms, warm_up
+from services.low_priority_thread import STEPS_BELOW_LOOP, start_at_low_priority
 from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.loader")
@@ -86,9 +86,9 @@ class BackgroundChoice:
         manifest, options = self._lanes.plan_of(lane)
         begun, stopped = time.monotonic(), threading.Event()
         # The thread hardly computes, for the artifacts run elsewhere; but it is Python.
-        work = start_gently(
+        work = start_at_low_priority(
             lambda: guarded(find_fastest, self._store, manifest, options, stopped),
-            STEPS_BEHIND_THE_LOOP,
+            STEPS_BELOW_LOOP,
         )
         try:
             found = await asyncio.wrap_future(work)

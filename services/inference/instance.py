@@ -29,7 +29,7 @@ from services.inference.backends.backend import Backend
 from services.inference.batch_arrays import BatchArrays
 from services.inference.batcher import Batch, BatchRules
 from services.inference.failure_text import plain_line
-from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP, step_back
+from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
 from services.queueing.records import Lane
 
@@ -128,7 +128,7 @@ class Instance:
         return 0.0 if self._opening else now - self.started_at
 
     def _main(self) -> None:
-        step_back(STEPS_BEHIND_THE_LOOP)
+        lower_priority(STEPS_BELOW_LOOP)
         if self._backend is None:
             try:
                 self._backend = self._reopen()

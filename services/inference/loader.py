@@ -35,11 +35,11 @@ from services.inference.backends.device import CPU
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
 from services.inference.choice_memory import ChoiceMemory
-from services.inference.gentle_thread import run_gently
 from services.inference.isolation.probe import ProbeFiles
 from services.inference.kept_artifacts import is_accurate
 from services.inference.trust import Trust
 from services.inference.warm_up import warm_up, with_certificate
+from services.low_priority_thread import run_at_low_priority
 from services.queueing.artifact_rules import Accuracy
 
 logger = logging.getLogger("flambeau.loader")
@@ -369,8 +369,8 @@ def _open_and_prove(
     golden: GoldenRows,
     options: LoadOptions,
 ) -> _Proven:
-    # Whether all of a run happens in the thread that asks for it: then that thread may be a gentle
-    # one, and its own time is the run's, whoever else has the core meanwhile.
+    # Whether a run happens only in the calling thread: then that thread may have low priority, and
+    # its CPU time is the run's, whatever else uses the core meanwhile.
     alone = options.backend.runs_in_the_calling_thread and not options.isolate
     clock = time.thread_time if alone else time.monotonic
 
@@ -384,7 +384,7 @@ def _open_and_prove(
             raise
         return _Proven(backend, parity, with_certificate(latency_s, artifact.latency_ms))
 
-    return run_gently(open_and_prove) if alone and options.gently else open_and_prove()
+    return run_at_low_priority(open_and_prove) if alone and options.gently else open_and_prove()
 
 
 def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:

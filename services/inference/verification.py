@@ -27,8 +27,8 @@ from services.errors import ServingError, UnknownModelError, UnknownVersionError
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.certification import CertifyOptions, certify
-from services.inference.gentle_thread import start_gently
 from services.inference.policy import ServingPolicy
+from services.low_priority_thread import start_at_low_priority
 from services.queueing.verification_records import Progress, Verified
 from services.telemetry.metrics import Metrics
 
@@ -90,7 +90,7 @@ class Verifier:
             )
 
         # A thread that ends with the process: a server that stops does not wait for it.
-        work = start_gently(lambda: self._verified(model, version, tell, count_failure))
+        work = start_at_low_priority(lambda: self._verified(model, version, tell, count_failure))
         try:
             return await asyncio.wrap_future(work)
         except (ModelNotFoundError, BadNameError) as error:

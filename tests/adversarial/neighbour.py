@@ -28,7 +28,7 @@ from pathlib import Path
 
 import grpc
 
-from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP
+from services.low_priority_thread import STEPS_BELOW_LOOP
 
 PAUSE_S = 0.005
 PROBE_PAUSE_S = 0.05
@@ -200,7 +200,7 @@ def control(ours: socket.socket) -> Callable[[], None]:
 
 def serve_control(number: int) -> None:
     """The other process: sends back what comes, at the priority of what runs a model."""
-    os.nice(STEPS_BEHIND_THE_LOOP)
+    os.nice(STEPS_BELOW_LOOP)
     with socket.socket(fileno=number) as theirs, contextlib.suppress(ConnectionResetError):
         while data := theirs.recv(1):
             theirs.send(data)

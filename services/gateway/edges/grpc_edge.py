@@ -41,6 +41,7 @@ from services.gateway.wire.grpc_connection import GrpcConnection
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.grpc_port import GrpcPort
 from services.gateway.wire.http_body import Body
+from services.gateway.wire.http_compression import CompressionThread
 from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import PortLimits, PortServer
 
@@ -67,6 +68,7 @@ class GrpcEdge:
         limits: what a connection and a call may cost.
         budget: of the bytes that the process holds.
         turns: of the event loop, shared with the other port.
+        compression: of large bodies, shared with the other port.
         verifications: where versions are verified.
         desk: where jobs are taken in, if there are any.
         door: knows callers, where they are asked for credentials.
@@ -82,6 +84,7 @@ class GrpcEdge:
         limits: PortLimits,
         budget: ByteBudget,
         turns: LoopTurns | None = None,
+        compression: CompressionThread | None = None,
         verifications: VerificationDesk,
         desk: JobDesk | None = None,
         door: "Door | None" = None,
@@ -98,7 +101,7 @@ class GrpcEdge:
         self._tasks: set[asyncio.Task[None]] = set()
         """Answers that wait for something."""
         self._routes = self._all_routes()
-        port = GrpcPort(self._route, limits, ledger.metrics, budget, turns)
+        port = GrpcPort(self._route, limits, ledger.metrics, budget, turns, compression)
         self._server = PortServer(port, partial(GrpcConnection, port), tls)
 
     async def start(self, listening: socket.socket) -> None:

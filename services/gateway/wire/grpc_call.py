@@ -232,7 +232,7 @@ class Call:
             except ServingError as error:
                 self.refuse(error)
 
-        connection.port.threads.decompress(
+        connection.port.compression.decompress(
             message,
             encoding,
             self.head.max_bytes,

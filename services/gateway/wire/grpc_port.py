@@ -9,6 +9,7 @@ from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.grpc_head import GrpcHead
 from services.gateway.wire.http2_headers import Fields
 from services.gateway.wire.http_body import SMALL_BODY_BYTES
+from services.gateway.wire.http_compression import CompressionThread
 from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import OpenPort, PortLimits
 from services.interpreter_lock import lend_lock
@@ -35,6 +36,7 @@ class GrpcPort(OpenPort):
         metrics: counts what the limits refuse.
         budget: of the bytes that the process holds.
         turns: of the event loop, where other ports share it.
+        compression: of large bodies, where other ports share it.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class GrpcPort(OpenPort):
         metrics: Metrics,
         budget: ByteBudget,
         turns: LoopTurns | None = None,
+        compression: CompressionThread | None = None,
     ) -> None:
-        super().__init__(limits, metrics, budget, turns)
+        super().__init__(limits, metrics, budget, turns, compression)
         self._router = router
         # Calls of lost connections: those that wait for an answer, and those that have theirs.
         self._abandoned: deque[Call] = deque()

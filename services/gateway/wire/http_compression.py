@@ -3,6 +3,10 @@
 zlib holds the event loop for about 10 ms a megabyte but not the interpreter's lock, so whatever is
 large goes to a thread, a slice at a time: between slices the budget is charged for what came out,
 and other bodies have their turn.
+
+One thread does it for all ports of a process. A second one starves the event loop: CPython makes a
+thread give up the lock only if it had it for 5 ms without a break, and two threads that hand it to
+each other between calls of zlib never do. Four of them held the loop for 30 to 50 ms.
 """
 
 import asyncio
@@ -25,6 +29,7 @@ from services.errors import (
 )
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import PAGE_BYTES, Body, paged, too_large
+from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 
 MIN_COMPRESSED_BYTES = 1024
 """Smaller answers cost more to compress than to send."""
@@ -39,7 +44,6 @@ _NEVER = re.compile(r"q=0(\.0*)?")
 """The weight by which a caller says that it cannot read an encoding."""
 _MAX_ACCEPT_BYTES = 1024
 """Of a list of encodings; a longer one, whose 64 KiB would take 60 ms, is not read."""
-_THREADS = 2
 _SLICE_BYTES = 1024 * 1024
 """Of output: some 2 to 10 ms of a thread, beside which its way to the event loop is short."""
 _INPUT_BYTES = 64 * 1024
@@ -206,7 +210,7 @@ def compress(parts: Sequence[bytes | memoryview], encoding: str) -> list[bytes]:
 
 
 class _Decompression:
-    """One body's way through the threads, a slice at a time.
+    """One body's way through the thread, a slice at a time.
 
     Nothing of it refers to itself: what it holds, and whoever waits for it, is free when it ends.
 
@@ -269,11 +273,11 @@ class _Decompression:
             self.go_on()
 
 
-class CompressionThreads:
-    """The threads for what is large; each call answers on the event loop, perhaps at once."""
+class CompressionThread:
+    """Compresses and decompresses large bodies; calls back on the event loop, perhaps at once."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "zlib")
+        self._executor = ThreadPoolExecutor(1, "zlib", lower_priority, (STEPS_BELOW_LOOP,))
 
     def decompress(
         self,
@@ -322,10 +326,10 @@ class CompressionThreads:
 
     def close(self) -> None:
         """Takes nothing more; what runs is not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
 
         def ended(finished: asyncio.Future[T]) -> None:
             if not finished.cancelled():

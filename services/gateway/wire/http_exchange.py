@@ -116,7 +116,7 @@ class Exchange:
                 self.held_bytes = size
                 done(smaller)
 
-        self._connection.port.threads.compress(parts, encoding, compressed)
+        self._connection.port.compression.compress(parts, encoding, compressed)
 
     def respond(self, status: int, fields: bytes, parts: Sequence[bytes | memoryview]) -> None:
         """Answers.

@@ -5,7 +5,7 @@ from email.utils import formatdate
 from services.errors import OverloadedError, ServingError
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body
-from services.gateway.wire.http_compression import INFLATE_SHIFT, INLINE_BYTES
+from services.gateway.wire.http_compression import INFLATE_SHIFT, INLINE_BYTES, CompressionThread
 from services.gateway.wire.http_errors import HeadTooLargeError
 from services.gateway.wire.http_exchange import Exchange, Opener, Router
 from services.gateway.wire.http_head import MAX_HEAD_BYTES, Head, parse_head
@@ -28,6 +28,7 @@ class HttpPort(OpenPort):
         metrics: counts what the limits refuse.
         budget: of the bytes that the process holds.
         turns: of the event loop, where other ports share it.
+        compression: of large bodies, where other ports share it.
 
     Attributes:
         heads: known heads by their bytes, with what opens their exchange; none of them announces
@@ -42,8 +43,9 @@ class HttpPort(OpenPort):
         metrics: Metrics,
         budget: ByteBudget,
         turns: LoopTurns | None = None,
+        compression: CompressionThread | None = None,
     ) -> None:
-        super().__init__(limits, metrics, budget, turns)
+        super().__init__(limits, metrics, budget, turns, compression)
         self.heads: dict[bytes, tuple[Head, Opener]] = {}
         self.date = b""
         self._router = router
@@ -110,7 +112,7 @@ class HttpPort(OpenPort):
         except ServingError as error:
             exchange.refuse(error)
             return
-        self.threads.decompress(
+        self.compression.decompress(
             body,
             exchange.head.encoding,
             limit,

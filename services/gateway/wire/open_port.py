@@ -16,7 +16,7 @@ from typing import Any
 
 from services.errors import BufferFullError, ServingError, UnreadAnswersError
 from services.gateway.wire.byte_budget import SHARES, ByteBudget
-from services.gateway.wire.http_compression import CompressionThreads
+from services.gateway.wire.http_compression import CompressionThread
 from services.gateway.wire.loop_turns import (
     READ_BYTES,
     READ_SHIFT,
@@ -242,7 +242,7 @@ class OpenPort:
         now: the event loop's time, renewed by the server's timer.
         stopping: whether connections end with their next answer.
         empty: set while no connection is open.
-        threads: for what zlib should not do on the loop.
+        compression: of large bodies, shared with other ports.
         turns: of the loop, shared with other ports.
         metrics: where refusals are counted.
         budget: of the bytes that the process holds, shared with other ports.
@@ -255,6 +255,7 @@ class OpenPort:
         metrics: Metrics,
         budget: ByteBudget,
         turns: LoopTurns | None = None,
+        compression: CompressionThread | None = None,
     ) -> None:
         self.limits = limits
         self.turns = turns or LoopTurns()
@@ -264,7 +265,7 @@ class OpenPort:
         self.stopping = False
         self.empty = asyncio.Event()
         self.empty.set()
-        self.threads = CompressionThreads()
+        self.compression = compression or CompressionThread()
         self.metrics = metrics
         self.budget = budget
         self.connection_bytes = 0
@@ -401,7 +402,6 @@ class PortServer:
         await port.empty.wait()
         if self._timer is not None:
             self._timer.cancel()
-        port.threads.close()
 
     def _sweep(self) -> None:
         # Asked for first: a fault of ours in one connection is not to end all later sweeps.

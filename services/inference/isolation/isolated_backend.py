@@ -34,9 +34,9 @@ from services.errors import (
 from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.python_step import StepCode
-from services.inference.gentle_thread import run_gently
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
+from services.low_priority_thread import run_at_low_priority
 from services.resident_memory import resident_bytes
 
 _WORKER = "services.inference.isolation.worker_process"
@@ -58,7 +58,7 @@ class IsolatedBackend(Backend):
         self.platform = ""
         self._name = name
         # A process has the priority of the thread that starts it, from its first import on.
-        self._process, self._channel = run_gently(_start) if gently else _start()
+        self._process, self._channel = run_at_low_priority(_start) if gently else _start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
         self._killed = False
 
@@ -178,7 +178,7 @@ def open_isolated_backend(
     """Starts a worker process and opens an artifact in it, as `open_backend` does.
 
     It takes what that does; `gently`: whether the process has low priority, for good, see
-    `gentle_thread.py`; and `memory_limit_bytes`: what it may allocate, 0 for no limit.
+    `low_priority_thread.py`; and `memory_limit_bytes`: what it may allocate, 0 for no limit.
 
     Raises:
         BackendError: the artifact does not open; the message is the runtime's.

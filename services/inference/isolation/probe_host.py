@@ -34,9 +34,9 @@ from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
-from services.inference.gentle_thread import NICENESS, STEPS_BEHIND_THE_LOOP, step_behind
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.worker_process import FIRST_TO_KILL, end_with_parent
+from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
 
 IDLE_S = 10.0
 """After the last probe: a process with torch takes a quarter of a gigabyte."""
@@ -55,7 +55,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # ONNX Runtime has a thread that waits for nothing that a child does.
     warnings.simplefilter("ignore", DeprecationWarning)
-    step_behind(os.getppid(), STEPS_BEHIND_THE_LOOP)
+    lower_priority_below(os.getppid(), STEPS_BELOW_LOOP)
     importlib.import_module(sys.argv[2])
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     channel.wait_at_most(IDLE_S)
@@ -90,7 +90,7 @@ def _probe(channel: Channel) -> None:
     assert descriptor is not None
     limit_memory(how["memory_bytes"])
     if how["gently"]:
-        step_behind(os.getppid(), NICENESS)
+        lower_priority_below(os.getppid(), NICENESS)
     for timer, number, factor in (
         (signal.ITIMER_PROF, signal.SIGPROF, 1.0),
         (signal.ITIMER_REAL, signal.SIGALRM, WALL_PER_CPU),

@@ -32,9 +32,9 @@ from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.python_step import StepCode
-from services.inference.gentle_thread import NICENESS, STEPS_BEHIND_THE_LOOP, step_behind
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
+from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
 
 CLOSE_TIMEOUT_S = 1.0
 """How long the backend may take to close; the parent waits for twice that before it kills."""
@@ -85,7 +85,7 @@ def _open(channel: Channel) -> tuple[Backend, int] | None:
     limit_bytes = content["memory_limit_bytes"]
     if limit_bytes:
         limit_memory(limit_bytes)
-    step_behind(os.getppid(), NICENESS if content["gently"] else STEPS_BEHIND_THE_LOOP)
+    lower_priority_below(os.getppid(), NICENESS if content["gently"] else STEPS_BELOW_LOOP)
     try:
         with open(descriptor, "rb") as file:
             backend = open_backend(

@@ -1,3 +1,5 @@
+"""Verdicts over repeated measurements of an attack."""
+
 from collections import Counter
 
 from tests.adversarial.neighbour import Seen

@@ -145,7 +145,7 @@ async def test_compressed_messages_that_wait_for_a_thread_are_limited() -> None:
     desk = Desk()
     w = wire(desk)
     threads: Any = HeldThreads()
-    w.connection.port.threads = threads
+    w.connection.port.compression = threads
     noise = bytes(range(256)) * 400
     packed = gzip.compress(noise, 0, mtime=0)
     for stream in range(1, 41, 2):

@@ -35,6 +35,7 @@ from services.gateway.wire.http2_frames import (
     settings,
     window_update,
 )
+from services.gateway.wire.loop_turns import READ_BYTES_LATE, WORK_A_TURN_US
 from tests.unit.gateway.http2_wire import (
     GREETING,
     Client,
@@ -346,6 +347,17 @@ async def test_what_is_read_and_not_taken_is_bounded() -> None:
     w.send(frame(99, 0, 3) * 600 + large)
     assert not w.reading
     assert len(w.connection._data) - w.connection._position <= MAX_HELD_BYTES + 64 * 1024
+    await settle()
+    assert (w.reading, len(desk.opened)) == (True, 1)
+
+
+async def test_connection_that_waits_for_its_turn_is_read_once() -> None:
+    """libuv repeats a read that fills its buffer, up to 32 times in one turn of the loop."""
+    desk = Desk()
+    w = wire(desk)
+    w.connection.port.turns.count(WORK_A_TURN_US)
+    w.send(begin(1, "/t/All") + frame(DATA, 0, 1, message(b"x" * 16_000))[:READ_BYTES_LATE])
+    assert not w.reading
     await settle()
     assert (w.reading, len(desk.opened)) == (True, 1)
 

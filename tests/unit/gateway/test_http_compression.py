@@ -26,7 +26,7 @@ from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http_body import Body
 from services.gateway.wire.http_compression import (
     INLINE_BYTES,
-    CompressionThreads,
+    CompressionThread,
     Inflation,
     accepted_encoding,
     compress,
@@ -95,7 +95,7 @@ def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 async def decompressed(
     body: bytes, max_bytes: int, budget: ByteBudget | None = None
 ) -> Body | ServingError:
-    threads, outcome = CompressionThreads(), asyncio.get_running_loop().create_future()
+    threads, outcome = CompressionThread(), asyncio.get_running_loop().create_future()
     budget = budget or make_budget()
     threads.decompress(
         body,
@@ -139,7 +139,7 @@ async def test_slices_are_charged_before_the_next_one_comes(threads_used: list[b
 
 
 async def test_nothing_is_inflated_for_those_who_have_gone(threads_used: list[bool]) -> None:
-    threads, budget = CompressionThreads(), make_budget()
+    threads, budget = CompressionThread(), make_budget()
     outcome = asyncio.get_running_loop().create_future()
     threads.decompress(
         gzip.compress(bytes(40 * 2**20)),
@@ -165,7 +165,7 @@ async def test_whoever_waited_is_free_once_it_is_over() -> None:
         def done(self, outcome: Body | ServingError) -> None:
             self.over.set()
 
-    threads, waiting = CompressionThreads(), Waiting()
+    threads, waiting = CompressionThread(), Waiting()
     over, gone = waiting.over, weakref.ref(waiting)
     gc.disable()
     try:
@@ -211,7 +211,7 @@ async def test_refusals(
 
 @pytest.mark.parametrize("size", [100, INLINE_BYTES, INLINE_BYTES + 1, 10**6])
 async def test_answers_of_any_size(size: int) -> None:
-    threads, outcome = CompressionThreads(), asyncio.get_running_loop().create_future()
+    threads, outcome = CompressionThread(), asyncio.get_running_loop().create_future()
     threads.compress([b"a", b"x" * size], "gzip", outcome.set_result)
     assert outcome.done() == (size < INLINE_BYTES)
     assert gzip.decompress(b"".join(await outcome)) == b"a" + b"x" * size
@@ -235,7 +235,7 @@ async def test_a_body_that_there_is_no_memory_for_is_refused(
 
     monkeypatch.setattr(mmap, "mmap", no_memory)
     packed = b"".join(compress([bytes(1_000_000)], "gzip"))
-    threads, found = CompressionThreads(), asyncio.get_running_loop().create_future()
+    threads, found = CompressionThread(), asyncio.get_running_loop().create_future()
     budget = make_budget()
     threads.decompress(
         packed, "gzip", 2**26, budget=budget, is_wanted=lambda: True, done=found.set_result

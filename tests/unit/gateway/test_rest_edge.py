@@ -448,7 +448,7 @@ def test_hang_up_while_a_thread_compresses() -> None:
         edge.entry.answer(list(range(50_000)))
         assert edge.wire.output == b"", "it was compressed on the loop"
         edge.wire.connection.connection_lost(None)
-        edge.wire.connection.port.threads._threads.shutdown(wait=True)
+        edge.wire.connection.port.compression._executor.shutdown(wait=True)
         await settle()
         assert edge.wire.output == b""
         assert edge.counted() == {"499": 1}

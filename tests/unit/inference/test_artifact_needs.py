@@ -14,9 +14,9 @@ import pytest
 from model_store.archive_sizes import check_archive
 from model_store.errors import ArchiveError
 from services.inference.artifact_needs import ArtifactNeeds
-from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP
 from services.inference.loader import LoadError, LoadOptions
 from services.inference.policy import LanePolicy, ServingPolicy
+from services.low_priority_thread import STEPS_BELOW_LOOP
 from services.queueing.records import Lane
 from tests.fixtures import hostile_artifacts as hostile
 from tests.fixtures.loaded_lanes import LoadedLanes, unloading_at_the_end
@@ -135,7 +135,7 @@ async def test_a_try_holds_up_no_start_on_a_busy_machine(
     assert await load_all(tmp_path, needs, "m") == {"m": "onnx"}
     (host,) = probe_hosts()
     behind = os.getpriority(os.PRIO_PROCESS, host) - os.getpriority(os.PRIO_PROCESS, os.getpid())
-    assert 0 < behind <= STEPS_BEHIND_THE_LOOP
+    assert 0 < behind <= STEPS_BELOW_LOOP
 
 
 async def test_the_process_that_tries_artifacts_leaves_nothing_defunct_when_it_ends(

@@ -24,8 +24,8 @@ from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.torch_module import TorchModuleBackend
-from services.inference.gentle_thread import NICENESS
 from services.inference.isolation.isolated_backend import open_isolated_backend
+from services.low_priority_thread import NICENESS
 from tests.fixtures import exported_models
 from tests.fixtures.exported_models import artifact_of, right
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
@@ -122,8 +122,8 @@ def test_each_runs_in_a_process_of_its_own(files: tuple[str, bytes, bytes], tmp_
         artifact, data, SIGNATURE, BackendOptions(), weights=weights, gently=True
     )
     assert isolated.platform == KINDS[kind]
-    gentle = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
-    assert os.getpriority(os.PRIO_PROCESS, isolated.pid) == gentle
+    lowest = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
+    assert os.getpriority(os.PRIO_PROCESS, isolated.pid) == lowest
     before = isolated.cpu_seconds()
     assert_close(isolated.run({"x": rows(3)})["y"], right(rows(3)))
     assert isolated.cpu_seconds() > before

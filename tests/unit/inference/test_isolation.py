@@ -15,9 +15,9 @@ from model_store.tensors import Array
 from services.errors import BackendError, DeviceError, WorkerProcessDiedError
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU, Device
-from services.inference.gentle_thread import STEPS_BEHIND_THE_LOOP
 from services.inference.isolation import isolated_backend
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
+from services.low_priority_thread import STEPS_BELOW_LOOP
 from tests.fixtures import misbehaving_models
 from tests.fixtures.misbehaving_models import SIGNATURE, TRIGGER, WIDTH, artifact_of
 from tests.fixtures.worker_processes import children_of, wait_until_busy, wait_until_ended
@@ -63,7 +63,7 @@ def test_it_says_what_runs_in_it(shared: IsolatedBackend) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities are handed on so on Linux only")
 def test_it_runs_behind_the_event_loop_of_its_parent(shared: IsolatedBackend) -> None:
-    behind = min(os.getpriority(os.PRIO_PROCESS, 0) + STEPS_BEHIND_THE_LOOP, 19)
+    behind = min(os.getpriority(os.PRIO_PROCESS, 0) + STEPS_BELOW_LOOP, 19)
     assert os.getpriority(os.PRIO_PROCESS, shared.pid) == behind
 
 

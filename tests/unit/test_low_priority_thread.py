@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from model_store.tensors import Array
-from services.inference.gentle_thread import NICENESS, STEPS_BEHIND_THE_LOOP, run_gently
+from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, run_at_low_priority
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.running_worker import running
 
@@ -22,7 +22,7 @@ def niceness() -> int:
 
 def test_the_work_is_nicer_than_its_caller_who_stays_as_he_was() -> None:
     before = niceness()
-    assert run_gently(niceness) == min(before + NICENESS, 19)
+    assert run_at_low_priority(niceness) == min(before + NICENESS, 19)
     assert niceness() == before
 
 
@@ -31,7 +31,7 @@ def test_an_error_is_the_caller_s() -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        run_gently(fail)
+        run_at_low_priority(fail)
 
 
 async def test_a_backend_runs_behind_the_event_loop() -> None:
@@ -45,5 +45,5 @@ async def test_a_backend_runs_behind_the_event_loop() -> None:
     before = niceness()
     async with running(Telling()) as made:
         assert await made.infer(1.0).values() == [2.0]
-    assert seen == [min(before + STEPS_BEHIND_THE_LOOP, 19)]
+    assert seen == [min(before + STEPS_BELOW_LOOP, 19)]
     assert niceness() == before
