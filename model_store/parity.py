@@ -1,4 +1,4 @@
-"""How far one set of outputs lies from another. Pure NumPy: used at export and again at load.
+"""Differences between two sets of outputs. Pure NumPy: used at export and again at load.
 
 Shapes: every array is [rows, ...]; row i of one belongs to row i of the other.
 
@@ -23,7 +23,7 @@ TIE_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What was measured between two sets of outputs."""
+    """Measured differences between two sets of outputs."""
 
     max_abs_difference: float
     agreement: float
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def first_failure(found: Sequence[Comparison], tolerance: Tolerance) -> str | None:
-    """What the first comparison outside the tolerance says, or None."""
+    """Describes the first comparison outside the tolerance, or returns None."""
     return next((text for one in found if (text := one.failure(tolerance))), None)
 
 

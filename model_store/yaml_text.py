@@ -22,7 +22,7 @@ class YamlError(ValueError):
 
 
 def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
-    """What a text says.
+    """Reads one document.
 
     Args:
         text: UTF-8, one document.
@@ -62,7 +62,7 @@ def _words(error: Exception) -> str:
 
 
 def _parts(value: Any, known: dict[int, int]) -> int:
-    """How many values there are in a value, each as often as an alias names it.
+    """Counts the values in a value, each as often as an alias names it.
 
     Args:
         value: of a document.

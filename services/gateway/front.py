@@ -1,4 +1,4 @@
-"""Where requests come in: the ports, the edges behind them, and admission.
+"""The entry of requests: the ports, the edges behind them, and admission.
 
 Both kinds of process that have a front use this one: the gateway, and the one with everything.
 Start: bind the ports and answer, not ready. Stop: ready goes false, and REST connections end with
@@ -57,7 +57,7 @@ grpc.health.v1 and senders in mid-body would otherwise hold the process for the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where a started server is to be found, and what it serves."""
+    """Addresses of a started server, and the versions it serves."""
 
     host: str
     http_port: int
@@ -204,7 +204,7 @@ class Front:
                     chore.cancel()
 
     def look(self, found: Look) -> None:
-        """What is served may have changed."""
+        """Takes in a change of what is served."""
         http_port, grpc_port, metrics_port = self._ports
         first = found.started and not self._readiness.look.started
         self._directory.complete = found.started

@@ -1,4 +1,4 @@
-"""What artifacts may take of the host's memory and time, found out before they come near others.
+"""Memory and time that artifacts need, measured before they are opened beside others.
 
 In: an artifact that is about to be opened in this process. Out: nothing, a refusal with the
 figures, or `UnprobedError`: then it is tried first, with limits (`isolation/probe.py`).
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def place(self) -> "Place":
-        """Where it lies: of equal files, only some may be readable or signed."""
+        """Its place: of equal files, only some may be readable or signed."""
         return _place(self.manifest, self.artifact, self.key)
 
 
@@ -107,7 +107,7 @@ class ArtifactNeeds:
         """What else an artifact raised when it was tried, and when."""
 
     def allowed_bytes(self, artifact: Artifact) -> int:
-        """What an artifact may take, whether or not there is room for it now."""
+        """The memory an artifact may take, whether or not there is room for it now."""
         if self._limit_bytes:
             return self._limit_bytes
         files = sum(entry.size_bytes for entry in artifact.all_files())
@@ -232,7 +232,7 @@ class ArtifactNeeds:
 
 
 def _may_fit_now(need: Need, allowed_bytes: int, limit_s: float) -> bool:
-    """Whether it was over a limit that is higher now."""
+    """True if it was over a limit that is higher now."""
     return 0 < need.over_bytes < allowed_bytes or 0 < need.over_s < limit_s
 
 

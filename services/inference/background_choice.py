@@ -48,7 +48,7 @@ work on both cores (`make bench-start`), so it is enough for some 300 models."""
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was measured of one version, now or before."""
+    """Measurements of one version, now or before."""
 
     best: Artifact
     choice: Choice

@@ -41,7 +41,7 @@ Result = Mapping[str, Array] | BackendError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """How a batch went."""
+    """Outcome of a batch."""
 
     results: list[Result]
     """One an entry, in order."""
@@ -124,7 +124,7 @@ class Instance:
         self._thread.join()
 
     def running_s(self, now: float) -> float:
-        """How long the present run of the backend has taken; 0 while it is opened anew."""
+        """Seconds that the present run of the backend has taken; 0 while it is opened anew."""
         return 0.0 if self._opening else now - self.started_at
 
     def _main(self) -> None:

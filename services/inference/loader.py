@@ -66,7 +66,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How a version is to be run."""
+    """Options for running a version."""
 
     backend: BackendOptions = field(default_factory=BackendOptions)
     """Where and with what each backend runs."""
@@ -130,7 +130,7 @@ class Candidates:
     """What a choice among them is remembered under."""
 
     def are_measured(self, options: LoadOptions) -> bool:
-        """Whether there is a choice to be made, and it is to be made by measuring."""
+        """True if there is a choice, and it is to be made by measuring."""
         return options.choice.budget_s > 0 and len(self.fitting) > 1
 
 
@@ -267,7 +267,7 @@ def _named(manifest: Manifest, artifact_name: str) -> list[Artifact]:
 
 
 def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
-    """Whether this machine can run it and has room for it: the others are tried last."""
+    """True if this machine can run it and has room for it: the others are tried last."""
     size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
     misfit = _misfit(artifact, options)
     if misfit is not None:
@@ -344,7 +344,7 @@ def _open(
 
 
 def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
-    """What the process of an artifact that has one to itself may allocate; 0 for no limit."""
+    """Bytes that an artifact's own process may allocate; 0 for no limit."""
     if options.needs is None or options.backend.device != CPU:
         return 0
     return options.needs.allowed_bytes(artifact)

@@ -1,4 +1,4 @@
-"""What goes through Redis: texts without number, large answers, jobs and their results.
+"""Attacks through Redis: texts without number, large answers, jobs and their results.
 
 The gateway writes requests for the queue and reads answers, the worker the other way round; the
 memory of each of the two is measured.

@@ -2,22 +2,19 @@
 
 import asyncio
 import contextlib
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
+from services.low_priority_thread import NICENESS, lower_priority
 from tests.adversarial.attack import Attack, Target, VictimName
 from tests.adversarial.neighbour import Neighbour, Seen, neighbour
 from tests.adversarial.verdict import MAX_STALL_S, Row, combined
 from tests.adversarial.victim import Victim, make_store, running_victim
 
 ROUND_TIMEOUT_S = 60.0
-NICENESS = 19
-"""Of the attacker, the lowest priority: attackers have machines of their own."""
 REPETITIONS = 2
 """Of an attack with a stall over the limit. A fault of the server shows again; a pause of the
 machine, which may hold one core and not the other, does not."""
@@ -81,7 +78,8 @@ class Campaign:
         victim.forget_peak()
         faults = victim.major_faults()
         beside.begin()
-        with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
+        # At the lowest priority: attackers have machines of their own.
+        with ThreadPoolExecutor(1, "attacker", lower_priority, (NICENESS,)) as thread:
             work = _rounds(attack, target, f"{self._seed} {attack.name}")
             rounds = thread.submit(asyncio.run, work).result()
         seen = beside.end() if not victim.has_ended else Seen({}, 0.0, 0, [], [])
@@ -97,10 +95,6 @@ class Campaign:
         )
         self._report(row)
         return row
-
-
-def _lower_priority() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 async def _rounds(attack: Attack, target: Target, seed: str) -> int:

@@ -44,7 +44,7 @@ class WrongAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a healthy client saw during one attack.
+    """Waits, errors and answers of a healthy client during one attack.
 
     Attributes:
         stall_s: the longest wait of each stream, less the machine's own at that moment.
@@ -96,7 +96,7 @@ class Stream:
             time.sleep(self._pause_s)
 
     def begin(self) -> None:
-        """Forgets what was, once it has been answered: to set up a client takes long itself."""
+        """Starts a measurement once a first answer is here: to set up a client takes long."""
         with self._answered:
             self._answered.wait_for(lambda: bool(self._waits), TIMEOUT_S)
             self._waits, self._failed, self._wrong = [], [], []
@@ -207,7 +207,7 @@ def serve_control(number: int) -> None:
 
 
 def seen(streams: dict[str, Stream]) -> Seen:
-    """What all streams have seen since they began."""
+    """Sums up all streams since they began."""
     ended = {name: stream.end() for name, stream in streams.items()}
     pauses = [wait for wait in ended.pop("control")[0] if wait[1] - wait[0] > PAUSE_S]
 

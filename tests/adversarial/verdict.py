@@ -1,4 +1,4 @@
-"""What each attack did to the server, and the limits it is held against."""
+"""Effects of each attack on the server, and the limits that they are held against."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Row:
     has_ended: bool
 
     def complaints(self, budget_bytes: int, max_stall_s: float = MAX_STALL_S) -> list[str]:
-        """What is beyond a limit, in words."""
+        """Describes each broken limit."""
         found = []
         if self.has_ended:
             found.append("the process ended")
@@ -66,8 +66,7 @@ class Row:
             f"{self.name[:44]:44} {self.rounds:6} {self.seen.worst_stall_s * 1e3:8.1f} "
             f"{max(stalls, key=stalls.__getitem__, default='-'):8} "
             f"{self.seen.machine_s * 1e3:8.1f} {self.grown_bytes / MIB:8.0f} "
-            f"{self.major_faults:6} "
-            f"{len(self.seen.failed):6} {len(self.wrong):5}  {answers}"
+            f"{self.major_faults:6} {len(self.seen.failed):6} {len(self.wrong):5}  {answers}"
         )
 
 
@@ -85,6 +84,5 @@ def combined(rows: Sequence[Row]) -> Row:
 
 HEAD = (
     f"{'attack':44} {'rounds':>6} {'stall ms':>8} {'of':8} {'machine':>8} {'MiB':>8} "
-    f"{'faults':>6} "
-    f"{'failed':>6} {'wrong':>5}  answers to the attacker"
+    f"{'faults':>6} {'failed':>6} {'wrong':>5}  answers to the attacker"
 )

@@ -1,7 +1,7 @@
 """The server under attack: a process as users run it, its memory, and whether it still lives."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -33,7 +33,7 @@ class Victim:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a process is gone."""
+        """True if a process is gone."""
         return any(part.process.poll() is not None for part in self._parts)
 
     def grown_bytes(self) -> int:
@@ -42,7 +42,7 @@ class Victim:
 
     def major_faults(self) -> int:
         """Page faults of all its processes that read from a disk, since they began."""
-        return sum(_major_faults(pid) for part in self._parts for pid in _family(part.pid))
+        return sum(_of_family(part.pid, major_faults) for part in self._parts)
 
     def forget_peak(self) -> None:
         """Starts a new measurement of the peak."""
@@ -53,7 +53,7 @@ class Victim:
 
     def _peaks(self) -> list[int]:
         """Of each process that serves, with its children."""
-        return [sum(map(_peak_bytes, _family(part.pid))) for part in self._parts]
+        return [_of_family(part.pid, peak_bytes) for part in self._parts]
 
     def expect_its_end(self) -> None:
         """Lets those who run it take an exit code as it is."""
@@ -116,13 +116,10 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def _peak_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return peak_bytes(pid)
-    return 0
-
-
-def _major_faults(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return major_faults(pid)
-    return 0
+def _of_family(pid: int, measure: Callable[[int], int]) -> int:
+    """Sums a figure of a process and all below it, those that end meanwhile left out."""
+    total = 0
+    for one in _family(pid):
+        with contextlib.suppress(OSError):
+            total += measure(one)
+    return total

@@ -136,7 +136,7 @@ class _Finder:
 
 
 def _is_untested(node: ast.AST) -> bool:
-    """Whether nobody promises what a statement does: logs, messages of errors, assertions."""
+    """True for statements whose effect nobody promises: logs, messages of errors, assertions."""
     match node:
         case ast.Assert() | ast.Raise():
             return True

@@ -1,4 +1,4 @@
-"""How far outputs lie apart, to the number, and which of them a tolerance lets pass."""
+"""Differences of outputs, to the number, and which of them a tolerance lets pass."""
 
 import numpy as np
 import pytest

@@ -59,7 +59,7 @@ Route = Callable[[GrpcHead], None]
 
 
 class GrpcEdge:
-    """What the gRPC port answers.
+    """The calls of the gRPC port.
 
     Args:
         admission: lets inferences in.
@@ -219,7 +219,7 @@ class GrpcEdge:
         head.open = partial(SimpleCall, start)
 
     def _visitor(self, call: SimpleCall, is_open: bool = False, act: str = "") -> Visitor:
-        """Who makes a call.
+        """Identifies the caller of a call.
 
         Raises:
             ServingError: nobody whom this server knows, where somebody has to be.

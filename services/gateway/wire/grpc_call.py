@@ -60,7 +60,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def retry_hint(after_s: int) -> Metadata:
-    """When to try again.
+    """Metadata that says when to try again.
 
     The first is for readers, the second for gRPC's own retries: a client whose retry policy names
     the status waits this long (gRPC proposal A6, server pushback); to others it means nothing.
@@ -124,7 +124,7 @@ class Call:
         """
 
     def refuse(self, error: ServingError) -> None:
-        """What the caller sent cannot be taken."""
+        """Refuses what the caller sent."""
         self.fail(error)
 
     def abandon(self) -> None:
@@ -454,7 +454,7 @@ def parsed(message: type[M], body: Body) -> M:
 
 
 def failure(error: Exception) -> ServingError:
-    """What a caller is told of an error that is our own fault; the log has the rest."""
+    """The error that a caller gets for a fault of ours; the log has the rest."""
     return ServingError(f"the server failed on this request ({type(error).__name__}); see its log")
 
 

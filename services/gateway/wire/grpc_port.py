@@ -1,4 +1,4 @@
-"""What all connections of one gRPC port share, beside what those of any port do: who answers."""
+"""State that the connections of one gRPC port share, beside that of any port: its router."""
 
 import asyncio
 from collections import deque

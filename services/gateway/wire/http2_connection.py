@@ -231,7 +231,7 @@ class Http2Connection(OpenConnection):
             self._set_reading()
 
     def _take_preface(self) -> bool:
-        """Whether the peer speaks HTTP/2; what does not is told so, where it can read that."""
+        """Checks that the peer speaks HTTP/2; tells one that does not, where it can read that."""
         start = self._data[: len(PREFACE)]
         if start == PREFACE:
             self._prefaced, self._position = True, len(PREFACE)

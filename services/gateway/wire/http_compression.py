@@ -93,7 +93,7 @@ class Inflation:
         self.is_over = False
 
     def take(self) -> memoryview:
-        """What has come out; nothing of it is held here afterwards."""
+        """Takes the output away; nothing of it is held here afterwards."""
         plain, self._room, self._body = self._room[: self.size], memoryview(b""), memoryview(b"")
         if self._pages is not None:
             start = -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE

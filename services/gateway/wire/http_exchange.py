@@ -143,7 +143,7 @@ class Exchange:
         connection.finish(self, response)
 
     def _connection_field(self) -> bytes:
-        """What the answer says of the connection, where that is not what HTTP/1.1 takes as said."""
+        """The answer's Connection header, where HTTP/1.1 does not imply it."""
         if self._connection.port.stopping and self._connection.ends_with(self):
             self.last = True
         if self.last:

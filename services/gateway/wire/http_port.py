@@ -1,4 +1,4 @@
-"""What all connections of one HTTP port share, beside what those of any port do: known heads."""
+"""State that the connections of one HTTP port share, beside that of any port: known heads."""
 
 from email.utils import formatdate
 

@@ -62,7 +62,7 @@ class PortLimits:
 
 
 class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
-    """What a port's server asks of each connection, and what all kinds have in common."""
+    """Common base of all kinds of connections; a port's server asks this of each."""
 
     __slots__ = (
         "_budget", "_closing", "_held_bytes", "_moved_bytes", "_read_paused", "_since",
@@ -233,7 +233,7 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
 
 
 class OpenPort:
-    """What all connections of one port share.
+    """State that all connections of one port share.
 
     Attributes:
         limits: never changed.

@@ -111,7 +111,7 @@ class IsolatedBackend(Backend):
         self._process.kill()
 
     def process_bytes(self) -> int:
-        """What the worker process has in RAM; 0 once it has ended."""
+        """Bytes that the worker process has in RAM; 0 once it has ended."""
         return resident_bytes(self.pid)
 
     def cpu_seconds(self) -> float:
@@ -221,7 +221,7 @@ def _start() -> tuple[subprocess.Popen[bytes], Channel]:
 
 
 def _error_of(content: Mapping[str, Any]) -> BackendError:
-    """What the worker process raised, as far as it matters here."""
+    """The error that the worker process raised, as far as it matters here."""
     if content["refused"]:
         return InputRefusedError(content["text"])
     return (DeviceError if content["device"] else BackendError)(content["text"])

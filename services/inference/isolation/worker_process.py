@@ -79,7 +79,7 @@ def end_with_parent(descriptor: int, closed: threading.Event) -> None:
 
 
 def _open(channel: Channel) -> tuple[Backend, int] | None:
-    """What was opened, and how many bytes it may take; 0 for no limit."""
+    """The opened backend, and the bytes it may take; 0 for no limit."""
     _, content, descriptor = channel.receive()
     assert descriptor is not None
     limit_bytes = content["memory_limit_bytes"]

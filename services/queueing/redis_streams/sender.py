@@ -77,7 +77,7 @@ class RedisSender:
 
     @property
     def up(self) -> bool:
-        """Whether Redis answered when it was asked last."""
+        """True if Redis answered when it was asked last."""
         return self._uplink.refusal is None
 
     def lane(self, lane: Lane) -> SendingLane:
@@ -85,7 +85,7 @@ class RedisSender:
         return SendingLane(self._uplink, lane)
 
     def learn(self, row_s: Mapping[Lane, float]) -> None:
-        """What is known of the seconds by which each request in a lane delays the next."""
+        """Known seconds by which each request in a lane delays the next."""
         self._uplink.row_s = row_s
 
     async def run(self) -> None:
@@ -186,7 +186,7 @@ class RedisSender:
                         await lane.send_lost_again()
 
     async def _leave(self) -> None:
-        """What is still under way is nobody's from now on."""
+        """Gives up whatever is still under way."""
         for fetching in list(self._fetching):
             fetching.cancel()
         with contextlib.suppress(RedisError):

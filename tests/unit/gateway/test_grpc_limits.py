@@ -1,4 +1,4 @@
-"""What a connection may cost: calls, bytes that are not whole, fields, and turns of the loop."""
+"""Limits on a connection's cost: calls, bytes that are not whole, fields, turns of the loop."""
 
 import asyncio
 import gzip
@@ -128,7 +128,7 @@ async def test_unfinished_bytes_are_limited(whole: bool) -> None:
     assert w.connection.unfinished_bytes == 0
 
 
-class HeldThreads:
+class HeldThread:
     """Decompresses when the test says so."""
 
     def __init__(self) -> None:
@@ -144,8 +144,8 @@ class HeldThreads:
 async def test_compressed_messages_that_wait_for_a_thread_are_limited() -> None:
     desk = Desk()
     w = wire(desk)
-    threads: Any = HeldThreads()
-    w.connection.port.compression = threads
+    thread: Any = HeldThread()
+    w.connection.port.compression = thread
     noise = bytes(range(256)) * 400
     packed = gzip.compress(noise, 0, mtime=0)
     for stream in range(1, 41, 2):
@@ -154,7 +154,7 @@ async def test_compressed_messages_that_wait_for_a_thread_are_limited() -> None:
         await settle()
     refused = [a for a in w.answers().values() if a.status == RESOURCE_EXHAUSTED]
     assert len(refused) >= 10
-    for body, done in threads.waiting:
+    for body, done in thread.waiting:
         done(gzip.decompress(body))
     assert w.connection.unfinished_bytes == 0
     assert len(desk.held) + len(refused) == 20
@@ -177,7 +177,7 @@ async def test_answered_call_that_is_not_taken_collects_nothing() -> None:
 
 
 async def test_answers_that_are_not_taken_are_limited() -> None:
-    """Whoever takes none of them begins no more calls, until it does."""
+    """A peer that takes none of them begins no more calls, until it does."""
     w = wire(greeting=PREFACE + settings({INITIAL_WINDOW_SIZE: 0}))
     size = MAX_REQUEST_BYTES // 2
     stream = iter(range(1, 1000, 2))
@@ -234,7 +234,7 @@ async def test_flood_of_continuations(payload: bytes) -> None:
 
 
 async def turns(w: Wire, sent: bytes) -> int:
-    """How often the loop has its turn until all is taken."""
+    """Counts turns of the loop until all is taken."""
     w.send(sent)
     count = 0
     while w.connection._waits_turn or w._unread:

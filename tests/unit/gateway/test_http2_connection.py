@@ -363,7 +363,7 @@ async def test_connection_that_waits_for_its_turn_is_read_once() -> None:
 
 
 async def test_last_words_can_be_read_by_a_peer_that_is_still_sending() -> None:
-    """What we do not read would have the system reset the connection under them."""
+    """The system would reset the connection under them if we left bytes unread."""
     w = wire()
     w.send(frame(PRIORITY, 0, 9, b"12345") * 600 + frame(DATA, 0, 0))
     w.send(b"x" * (MAX_HELD_BYTES + 1))

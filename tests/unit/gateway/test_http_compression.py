@@ -80,7 +80,7 @@ NOISE = bytes(range(256)) * (INLINE_BYTES // 128)
 
 @pytest.fixture
 def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each part of a decompression ran on another thread than the test's."""
+    """Records for each part of a decompression if it ran on another thread than the test's."""
     used: list[bool] = []
     loop_thread, real = threading.get_ident(), Inflation.step
 
@@ -95,9 +95,9 @@ def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 async def decompressed(
     body: bytes, max_bytes: int, budget: ByteBudget | None = None
 ) -> Body | ServingError:
-    threads, outcome = CompressionThread(), asyncio.get_running_loop().create_future()
+    thread, outcome = CompressionThread(), asyncio.get_running_loop().create_future()
     budget = budget or make_budget()
-    threads.decompress(
+    thread.decompress(
         body,
         "gzip",
         max_bytes,
@@ -108,7 +108,7 @@ async def decompressed(
     try:
         return await asyncio.wait_for(outcome, 10)
     finally:
-        threads.close()
+        thread.close()
         assert budget.held_bytes == 0
 
 
@@ -139,9 +139,9 @@ async def test_slices_are_charged_before_the_next_one_comes(threads_used: list[b
 
 
 async def test_nothing_is_inflated_for_those_who_have_gone(threads_used: list[bool]) -> None:
-    threads, budget = CompressionThread(), make_budget()
+    thread, budget = CompressionThread(), make_budget()
     outcome = asyncio.get_running_loop().create_future()
-    threads.decompress(
+    thread.decompress(
         gzip.compress(bytes(40 * 2**20)),
         "gzip",
         64 * 2**20,
@@ -152,7 +152,7 @@ async def test_nothing_is_inflated_for_those_who_have_gone(threads_used: list[bo
     assert isinstance(await asyncio.wait_for(outcome, 10), ServingError)
     assert len(threads_used) == 2, "one look on the loop, and one slice"
     assert budget.held_bytes == 0
-    threads.close()
+    thread.close()
 
 
 async def test_whoever_waited_is_free_once_it_is_over() -> None:
@@ -165,11 +165,11 @@ async def test_whoever_waited_is_free_once_it_is_over() -> None:
         def done(self, outcome: Body | ServingError) -> None:
             self.over.set()
 
-    threads, waiting = CompressionThread(), Waiting()
+    thread, waiting = CompressionThread(), Waiting()
     over, gone = waiting.over, weakref.ref(waiting)
     gc.disable()
     try:
-        threads.decompress(
+        thread.decompress(
             b"".join(compress([NOISE * 50], "gzip")), "gzip", 10**8,
             budget=make_budget(), is_wanted=lambda: True, done=waiting.done,
         )  # fmt: skip
@@ -181,7 +181,7 @@ async def test_whoever_waited_is_free_once_it_is_over() -> None:
         assert gone() is None
     finally:
         gc.enable()
-        threads.close()
+        thread.close()
 
 
 async def test_large_compressed_bodies_never_touch_the_loop(threads_used: list[bool]) -> None:
@@ -211,15 +211,15 @@ async def test_refusals(
 
 @pytest.mark.parametrize("size", [100, INLINE_BYTES, INLINE_BYTES + 1, 10**6])
 async def test_answers_of_any_size(size: int) -> None:
-    threads, outcome = CompressionThread(), asyncio.get_running_loop().create_future()
-    threads.compress([b"a", b"x" * size], "gzip", outcome.set_result)
+    thread, outcome = CompressionThread(), asyncio.get_running_loop().create_future()
+    thread.compress([b"a", b"x" * size], "gzip", outcome.set_result)
     assert outcome.done() == (size < INLINE_BYTES)
     assert gzip.decompress(b"".join(await outcome)) == b"a" + b"x" * size
-    threads.close()
+    thread.close()
 
 
 def test_a_body_takes_the_memory_that_it_is_charged() -> None:
-    """Where the system provides 2 MiB at a time, each took up to as much again."""
+    """Each took up to as much again on systems that provide 2 MiB at a time."""
     packed = b"".join(compress([bytes(2_000_000)], "gzip"))
 
     before = resident_bytes(os.getpid())
@@ -235,11 +235,11 @@ async def test_a_body_that_there_is_no_memory_for_is_refused(
 
     monkeypatch.setattr(mmap, "mmap", no_memory)
     packed = b"".join(compress([bytes(1_000_000)], "gzip"))
-    threads, found = CompressionThread(), asyncio.get_running_loop().create_future()
+    thread, found = CompressionThread(), asyncio.get_running_loop().create_future()
     budget = make_budget()
-    threads.decompress(
+    thread.decompress(
         packed, "gzip", 2**26, budget=budget, is_wanted=lambda: True, done=found.set_result
     )
     assert isinstance(await found, BufferFullError)
     assert budget.held_bytes == 0
-    threads.close()
+    thread.close()
