@@ -17,7 +17,8 @@ from services.gateway.sliced_work import Slices
 
 Buffer = bytes | bytearray | memoryview
 Reserve = Callable[[int], object]
-"""Told of the bytes that arrays are going to need beyond the body that they are made of.
+"""Told of the bytes that arrays are going to need; and, as a negative number, of those of a body
+that no array views, once all are made. Whoever has the body then lets go of it.
 
 Raises:
     BufferFullError: there is no room for them.
@@ -49,11 +50,13 @@ def check_texts(count: int) -> None:
 def raw_array(datatype: str, shape: Sequence[int], data: Buffer, reserve: Reserve) -> Slices[Array]:
     """Makes the array of a binary input.
 
+    It views `data`, unless that is BYTES. Memory is reserved for `reserved_bytes` of it.
+
     Raises:
         TensorError: the bytes are not what the datatype and the shape take.
         BufferFullError: there is no room for its elements.
     """
-    if datatype != "BYTES" or len(data) <= MAX_TEXTS_AT_ONCE_BYTES:
+    if not reserved_bytes(datatype, len(data)):
         return decode_raw(datatype, shape, data)
     count = element_count(shape)
     check_texts(count)
@@ -63,6 +66,11 @@ def raw_array(datatype: str, shape: Sequence[int], data: Buffer, reserve: Reserv
             f"{len(data)} bytes of raw BYTES data hold at most {most} elements; its shape takes "
             f"{count}"
         )
-    reserve(count * TEXT_OVERHEAD_BYTES)
+    reserve(len(data) + count * TEXT_OVERHEAD_BYTES)
     array = yield from bytes_elements_in_slices(data, count)
     return array.reshape(shape)
+
+
+def reserved_bytes(datatype: str, size: int) -> int:
+    """Bytes of a binary input that its array copies into memory of its own, which is reserved."""
+    return size if datatype == "BYTES" and size > MAX_TEXTS_AT_ONCE_BYTES else 0

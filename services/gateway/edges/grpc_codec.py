@@ -22,7 +22,12 @@ from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import ArtifactWish, checked_wish
-from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Reserve, raw_array
+from services.gateway.edges.binary_texts import (
+    MAX_TEXTS_AT_ONCE_BYTES,
+    Reserve,
+    raw_array,
+    reserved_bytes,
+)
 from services.gateway.edges.grpc_large_answer import (
     CONTENTS_FIELDS,
     is_large_message,
@@ -93,13 +98,15 @@ def decode_in_slices(
     Args:
         request: as there.
         raw: as there.
-        reserve: told of the memory that elements of BYTES need.
+        reserve: told of the memory that elements of BYTES need; and that raw data outside of the
+            message is not needed any more, if no array views it.
 
     Raises:
         The same, and what `reserve` raises.
     """
     inputs = []
-    for tensor, data in _paired(request, raw):
+    paired = _paired(request, raw)
+    for tensor, data in paired:
         if data is not None and tensor.datatype == "BYTES":
             _refuse_both(tensor)
             with naming_input(tensor.name):
@@ -107,6 +114,9 @@ def decode_in_slices(
         else:
             array = _typed_array(tensor) if data is None else _raw_array(tensor, data)
         inputs.append(InputTensor(name=tensor.name, datatype=tensor.datatype, array=array))
+    if raw and all(tensor.datatype == "BYTES" for tensor in request.inputs):
+        beside = (data for data in raw if isinstance(data, memoryview))
+        reserve(-sum(reserved_bytes("BYTES", len(data)) for data in beside))
     return inputs
 
 

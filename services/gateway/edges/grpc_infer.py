@@ -186,7 +186,9 @@ class InferenceCall(UnaryCall):
                 self._fail_by(error)
 
         slices = grpc_codec.decode_in_slices(request, raw, self.reserve)
-        self._route.admission.work.begin(slices, done, self._fail_by, lambda: self.is_over)
+        self._route.admission.work.begin(
+            slices, done, self._fail_by, lambda: self.is_over, self.held_bytes
+        )
 
     def refuse(self, error: ServingError) -> None:
         """Counts what never became a request, too."""

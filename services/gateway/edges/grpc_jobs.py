@@ -99,7 +99,8 @@ class GrpcJobs:
     async def _inputs(self, request: pb.ModelInferRequest, reserve: Reserve) -> list[InputTensor]:
         if not grpc_codec.has_long_texts(request):
             return grpc_codec.decode_inputs(request)
-        return await self._admission.work.run(grpc_codec.decode_in_slices(request, None, reserve))
+        slices = grpc_codec.decode_in_slices(request, None, reserve)
+        return await self._admission.work.run(slices, request.ByteSize())
 
     async def _get(
         self, asked: jobs_pb.GetJobRequest, visitor: Visitor, reserve: Reserve

@@ -108,7 +108,8 @@ class JobRoutes:
         body = (await request.receive())["body"]  # whole; `Request.body` would copy it
         wanted = rest_codec.decode(body, header_length, signature, check, request.scope[RESERVE])
         if not isinstance(wanted, RestRequest):
-            wanted = await self._admission.work.run(wanted)
+            wanted = await self._admission.work.run(wanted, len(body))
+        del body  # what no array views is charged no more
         given_id = wanted.id or request.headers.get(REQUEST_ID, "")
         call = InferCall(
             request_id=self._ledger.safe_id(given_id) if given_id else self._ledger.new_id(),

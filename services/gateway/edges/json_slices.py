@@ -7,7 +7,7 @@ Rules kept here:
 - the elements are counted, and held against the shape, before any is converted;
 - one slice makes Python objects of at most `NUMBERS_BYTES` of text, and forgets them;
 - numbers cost the array and nothing else, at most 8 bytes for 2 of JSON; texts cost some 50 bytes
-  for each element besides. `reserve` is asked first.
+  for each element besides. `reserve` is asked first, for the text is there until all are made.
 """
 
 import re
@@ -91,7 +91,7 @@ def array_of(
     nesting = _Nesting(shape, count, lists) if lists > 1 else None
     size = span.end - span.start
     needed = count * TEXT_OVERHEAD_BYTES + size if datatype == "BYTES" else count * dtype.itemsize
-    reserve(max(0, needed - size))
+    reserve(needed)
     array: npt.NDArray[Any] = np.empty(count, dtype)
     if datatype == "BYTES":
         yield from _fill_texts(array, text, span, nesting)

@@ -6,7 +6,7 @@ limits more are held (`json_spans.py`): on what is beside the elements of tensor
 The lists of elements are cut out first, without a look at the elements; what is left is small, and
 is read the exact way. Only when names, datatypes and shapes fit the model are elements converted.
 
-Memory: the arrays, which `reserve` is told of where they are larger than the body, and 1 MB.
+Memory: the arrays, which `reserve` is told of, beside the body until all are made; and 1 MB.
 docs/adr/0036 has what all this costs.
 """
 
@@ -72,4 +72,6 @@ def read_large(
     for span in beside:
         parse_document(b'{"data":%b}' % bytes(text[span.start : span.end]))
         yield
+    if not binary:
+        reserve(-len(head))
     return request

@@ -17,7 +17,7 @@ from model_store.signature import Signature
 from model_store.tensors import DATATYPES, Array, TensorError
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
-from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array
+from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array, reserved_bytes
 from services.gateway.edges.json_tensors import ELEMENTS_A_PIECE, is_large, json_pieces, to_json
 from services.gateway.edges.large_request import MIN_LARGE_BYTES, read_large
 from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES, raw_parts
@@ -254,5 +254,6 @@ def _decode_raw_body(
         shape[shape.index(-1)] = len(body) // unit if unit else 0
     with naming_input(spec.name):
         array = yield from raw_array(spec.datatype, shape, body, reserve)
+    reserve(-reserved_bytes(spec.datatype, len(body)))
     tensor = InputTensor(name=spec.name, datatype=spec.datatype, array=array)
     return RestRequest(inputs=[tensor], binary_by_default=True)

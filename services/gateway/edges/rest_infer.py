@@ -141,7 +141,7 @@ class InferExchange(Exchange):
             if isinstance(decoded, RestRequest):
                 self._let_in(decoded, waited_s, caller)
             else:
-                self._read_in_slices(decoded, waited_s, caller)
+                self._read_in_slices(decoded, len(body), waited_s, caller)
         except ServingError as error:
             self._fail(error if self._request else self._fault_of_model() or error)
         except Exception as error:
@@ -215,7 +215,7 @@ class InferExchange(Exchange):
         return rest_codec.decode(body, route.header_length, signature, check, self.reserve)
 
     def _read_in_slices(
-        self, slices: Slices[RestRequest], waited_s: float, caller: "Caller | None"
+        self, slices: Slices[RestRequest], size: int, waited_s: float, caller: "Caller | None"
     ) -> None:
         began = time.monotonic()
 
@@ -231,7 +231,7 @@ class InferExchange(Exchange):
             else:
                 self._fail_unforeseen(error)
 
-        self._route.admission.work.begin(slices, done, failed, lambda: self.is_over)
+        self._route.admission.work.begin(slices, done, failed, lambda: self.is_over, size)
 
     def _fault_of_model(self) -> ServingError | None:
         """That the model is not there, which is what to say before the body's own faults."""

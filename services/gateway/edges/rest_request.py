@@ -15,7 +15,7 @@ from model_store.tensors import Array
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_wish import ArtifactWish, checked_wish
-from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array
+from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array, reserved_bytes
 from services.gateway.edges.json_tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling import checked_scheduling
@@ -104,7 +104,8 @@ def read_document(
         binary: the bytes behind it; binary inputs view them.
         array_of: makes the array of an input in JSON.
         check: called before any array is made.
-        reserve: called before memory is taken for the elements of binary inputs.
+        reserve: called before memory is taken for the elements of binary inputs, and once no array
+            needs their bytes any more.
 
     Raises:
         The same as `read_exactly`, and what `array_of`, `check` and `reserve` raise.
@@ -176,6 +177,8 @@ def _decode_inputs(
         raise InvalidRequestError(
             f"the body has {len(binary)} bytes of binary data; its inputs claim {position}"
         )
+    if all(one.datatype == "BYTES" for one in wanted if one.binary_size):
+        reserve(-sum(reserved_bytes("BYTES", one.binary_size or 0) for one in wanted))
     return inputs
 
 

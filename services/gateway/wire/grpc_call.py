@@ -397,13 +397,19 @@ class UnaryCall(Call):
     def reserve(self, size: int) -> None:
         """Takes memory for what a large request or answer needs, until the call is over.
 
+        A negative number gives some of it back before.
+
         Raises:
             BufferFullError: there is no room.
             ServingError: it is over; nobody would give the memory back.
         """
         if self.is_over:
             raise ServingError("the caller has gone")
-        self.connection.port.budget.take(size, SMALL_BYTES)
+        budget = self.connection.port.budget
+        if size > 0:
+            budget.take(size, SMALL_BYTES)
+        else:
+            budget.give(-size)
         self.held_bytes += size
 
     def forget_input(self) -> None:

@@ -88,13 +88,19 @@ class Exchange:
     def reserve(self, size: int) -> None:
         """Takes memory for what a large request or answer needs, until it is answered.
 
+        A negative number gives some of it back before.
+
         Raises:
             BufferFullError: there is no room.
             ServingError: it is over; nobody would give the memory back.
         """
         if self.response is not None:
             raise ServingError("the caller has gone")
-        self._connection.port.budget.take(size, SMALL_BYTES)
+        budget = self._connection.port.budget
+        if size > 0:
+            budget.take(size, SMALL_BYTES)
+        else:
+            budget.give(-size)
         self.held_bytes += size
 
     def compress(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from model_store.tensors import encode_raw
 from services.errors import BufferFullError, InvalidRequestError, ServingError
 from services.gateway.edges import json_slices, json_spans
-from services.gateway.edges.binary_texts import MAX_TEXTS
+from services.gateway.edges.binary_texts import MAX_TEXTS, TEXT_OVERHEAD_BYTES
 from services.gateway.edges.json_spans import MAX_BESIDE_BYTES, MAX_BESIDE_MEMBERS
 from services.gateway.edges.large_request import read_large
 from services.gateway.edges.rest_request import RestRequest, read_exactly
@@ -227,13 +227,47 @@ def test_memory_is_reserved_before_it_is_taken() -> None:
     def full(size: int) -> None:
         raise BufferFullError(f"{size} bytes")
 
-    with pytest.raises(BufferFullError, match="119"):
+    with pytest.raises(BufferFullError, match="160"):
         at_once(read_large(body_of(f"[{','.join('1' * 20)}]", [20], "FP64"), NOTHING, None, full))
-    texts = encode_raw("BYTES", np.array([b"ab"] * 20_000, object))
-    tensor = entry(datatype="BYTES", shape=[20_000], data=None)
-    tensor["parameters"] = {"binary_data_size": len(texts)}
+    head, texts = texts_entry(20_000)
     with pytest.raises(BufferFullError):
-        at_once(read_large(orjson.dumps({"inputs": [tensor]}), memoryview(texts), reserve=full))
+        at_once(read_large(head, memoryview(texts), reserve=full))
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+@IN_SMALL_PIECES
+def test_body_and_arrays_are_charged_together_until_all_are_made(is_binary: bool) -> None:
+    charged: list[int] = []
+    if is_binary:
+        head, binary = texts_entry(20_000)
+        body = binary
+        arrays = len(binary) + 20_000 * TEXT_OVERHEAD_BYTES
+    else:
+        head, binary = body_of(f"[{','.join('1' * 20_000)}]", [20_000], "FP64"), b""
+        body = head
+        arrays = 20_000 * 8
+    at_once(read_large(head, memoryview(binary), reserve=charged.append))
+    assert [size for size in charged if size] == [arrays, -len(body)]
+
+
+@IN_SMALL_PIECES
+def test_body_that_an_array_views_stays_charged() -> None:
+    numbers = np.ones(20_000, np.float32).tobytes()
+    head, texts = texts_entry(20_000, beside=entry(
+        name="n", datatype="FP32", shape=[20_000], data=None,
+        parameters={"binary_data_size": len(numbers)},
+    ))  # fmt: skip
+    charged: list[int] = []
+    at_once(read_large(head, memoryview(texts + numbers), reserve=charged.append))
+    assert sum(charged) == charged[0] == len(texts) + 20_000 * TEXT_OVERHEAD_BYTES
+
+
+def texts_entry(count: int, beside: dict[str, object] | None = None) -> tuple[bytes, bytes]:
+    """The JSON of a request of binary texts, with one more input perhaps; and the texts."""
+    texts = encode_raw("BYTES", np.array([b"ab"] * count, object))
+    tensor = entry(datatype="BYTES", shape=[count], data=None)
+    tensor["parameters"] = {"binary_data_size": len(texts)}
+    return orjson.dumps({"inputs": [tensor, *([beside] if beside else [])]}), texts
 
 
 def binary_texts(data: bytes, count: int) -> RestRequest:

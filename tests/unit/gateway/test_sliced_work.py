@@ -1,6 +1,7 @@
 """Long work in slices: everybody's turn comes, and the event loop's first."""
 
 import asyncio
+import inspect
 from collections.abc import Generator
 from itertools import pairwise
 
@@ -75,6 +76,51 @@ async def test_work_that_nobody_waits_for_is_dropped() -> None:
     waiting.cancel()
     assert await work.run(steps(log, "b", 3)) == "b"
     assert closed == [True]
+
+
+async def test_large_work_runs_one_after_the_other_and_small_work_beside_it() -> None:
+    log: list[str] = []
+    work = SlicedWork()
+    large = [
+        asyncio.ensure_future(work.run(steps(log, name, 3), sliced_work.LARGE_BYTES + 1))
+        for name in "ABCD"
+    ]
+    small = asyncio.ensure_future(work.run(steps(log, "s", 2), sliced_work.LARGE_BYTES))
+    await asyncio.sleep(0)
+    large[1].cancel()
+    large[3].cancel()
+    assert await large[2] == "C"
+    assert await small == "s"
+    assert [name for name in log if name[0] != "s"] == ["A0", "A1", "A2", "C0", "C1", "C2"]
+    assert log.index("s1") < log.index("C0")
+    assert await work.run(steps(log, "E", 1), sliced_work.LARGE_BYTES + 1) == "E"
+
+
+async def test_large_work_that_failed_lets_the_next_begin() -> None:
+    def failing() -> Slices[None]:
+        yield
+        raise ValueError("this one")
+
+    work, size = SlicedWork(), sliced_work.LARGE_BYTES + 1
+    first = asyncio.ensure_future(work.run(failing(), size))
+    second = asyncio.ensure_future(work.run(steps([], "b", 1), size))
+    with pytest.raises(ValueError, match="this one"):
+        await first
+    assert await second == "b"
+
+
+async def test_large_work_that_waits_is_dropped_with_its_caller() -> None:
+    work, size = SlicedWork(), sliced_work.LARGE_BYTES + 1
+    first = asyncio.ensure_future(work.run(steps([], "a", 9), size))
+    waiting = steps([], "b", 1)
+    second = asyncio.ensure_future(work.run(waiting, size))
+    await asyncio.sleep(0)
+    second.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert inspect.getgeneratorstate(waiting) == inspect.GEN_CLOSED, "it holds a body"
+    assert not first.done()
+    assert await first == "a"
 
 
 async def test_too_much_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
