@@ -18,7 +18,7 @@ import grpc
 from bench.peers.load import PREFIX_BYTES, grpc_message
 from bench.peers.peer import Ask
 from bench.shooter import Answered, Outcome
-from services.gateway.wire.http2_frames import (
+from services.gateway.wire.http2.frames import (
     ACK,
     DATA,
     END_HEADERS,
@@ -48,8 +48,8 @@ from services.gateway.wire.http2_frames import (
     unpadded,
     window_update,
 )
-from services.gateway.wire.http2_headers import HeaderBlocks, write
-from services.gateway.wire.http2_sending import Sending, Unsent
+from services.gateway.wire.http2.headers import HeaderBlocks, write
+from services.gateway.wire.http2.sending import Sending, Unsent
 
 CONNECTIONS = 8
 MAX_KNOWN_BLOCKS = 256

@@ -18,10 +18,10 @@ import simdjson
 
 from model_store.tensors import Array, datatype_of, object_array
 from services.gateway.edges import rest_codec
-from services.gateway.edges.json_tensors import from_json, packed
-from services.gateway.edges.large_request import read_large
-from services.gateway.edges.rest_request import RestRequest, read_exactly
-from services.gateway.edges.usual_request import UNUSUAL, read_usual
+from services.gateway.edges.json_bodies.fast_request import NOT_FAST, read_fast
+from services.gateway.edges.json_bodies.strict_request import RestRequest, read_strictly
+from services.gateway.edges.json_bodies.strict_slices import read_in_slices
+from services.gateway.edges.json_bodies.tensors import from_json, packed
 from services.gateway.sliced_work import at_once
 from services.queueing.records import InferReply, Lane
 
@@ -72,9 +72,9 @@ def _parsing() -> None:
     _table("µs from a body to a request: the whole of decoding, ours")
     for title, body in bodies.items():
         _row(title, {
-            "exact (orjson)": partial(read_exactly, body, NO_BINARY),
-            "usual (msgspec)": partial(read_usual, body, NO_BINARY),
-            "large (slices)": lambda body=body: at_once(read_large(body, NO_BINARY)),  # type: ignore[misc]
+            "exact (orjson)": partial(read_strictly, body, NO_BINARY),
+            "usual (msgspec)": partial(read_fast, body, NO_BINARY),
+            "large (slices)": lambda body=body: at_once(read_in_slices(body, NO_BINARY)),  # type: ignore[misc]
         })  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def _row(title: str, candidates: Mapping[str, Work]) -> None:
 def _works(work: Work) -> bool:
     try:
         work()
-    except UNUSUAL:
+    except NOT_FAST:
         return False
     return True
 

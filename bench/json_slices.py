@@ -14,7 +14,7 @@ import numpy as np
 
 from services.errors import ServingError
 from services.gateway.edges import rest_codec
-from services.gateway.edges.rest_request import RestRequest
+from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.sliced_work import Slices
 from services.queueing.records import InferReply, Lane
 

@@ -25,7 +25,7 @@ from training.proof.verify import run_in_batches
 from training.recipe import Recipe
 from training.recipe_file import load_recipe
 from training.run_folder import RunFolder
-from training.watcher import Nobody
+from training.watcher import NullWatcher
 
 
 class Figures(StrictModel):
@@ -47,7 +47,7 @@ class Figures(StrictModel):
     """Of the weights of the best epoch."""
 
 
-class StepCounter(Nobody):
+class StepCounter(NullWatcher):
     """Counts the steps of this process."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flambeau.cli import main
 from services.gateway import front
-from services.gateway.ledger import Ledger
+from services.gateway.request_accounting import RequestAccounting
 from services.inference import server
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
 
@@ -28,7 +28,7 @@ def _no_samples(*_: object) -> Iterator[None]:
 
 
 INSTEAD: dict[type | ModuleType, dict[str, Any]] = {
-    Ledger: {"count": _nothing},
+    RequestAccounting: {"count": _nothing},
     CounterChild: {"inc": _nothing},
     HistogramChild: {"observe": _nothing, "observe_all": _nothing},
     front: {"sampling_lag": _no_samples},

@@ -13,7 +13,7 @@ StoreError
 ├── GoldenMismatchError        golden rows that are not those of the signature
 ├── CertificateError           a certificate that breaks its rules
 ├── SampleError                a payload sample that breaks its rules
-├── SignatureError             a version that no trusted key vouches for
+├── CryptographicSignatureError   a version that no trusted key vouches for
 │   ├── SignatureMissingError      it carries no signature, or lost it
 │   ├── ForeignKeyError            signed by a key that is not trusted here
 │   └── SignatureMismatchError     signed, and changed since
@@ -81,19 +81,19 @@ class SampleError(StoreError):
     """A payload sample that is not JSON, breaks the schema, or has values that do not fit."""
 
 
-class SignatureError(StoreError):
+class CryptographicSignatureError(StoreError):
     """A version whose files no trusted key vouches for, where one must."""
 
 
-class SignatureMissingError(SignatureError):
+class SignatureMissingError(CryptographicSignatureError):
     """A version without a signature: published without a key, or stripped of it since."""
 
 
-class ForeignKeyError(SignatureError):
+class ForeignKeyError(CryptographicSignatureError):
     """A version signed by a key that is not trusted here."""
 
 
-class SignatureMismatchError(SignatureError):
+class SignatureMismatchError(CryptographicSignatureError):
     """A version whose files, or whose signature, are not as they were signed."""
 
 

@@ -83,7 +83,7 @@ class UnauthenticatedError(ServingError):
     grpc_code = "UNAUTHENTICATED"
 
 
-class NotAllowedError(ServingError):
+class CodeNotAllowedError(ServingError):
     """The settings of this server allow it to nobody, or not to this caller."""
 
     http_status = 403

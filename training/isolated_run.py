@@ -67,7 +67,7 @@ def run_isolated(
             process.join(LEAVING_S)
         except EOFError:
             process.join()
-            raise IsolationError(obituary(process.exitcode, Path(log.name))) from None
+            raise IsolationError(describe_exit(process.exitcode, Path(log.name))) from None
         finally:
             ours.close()
             end_process(process)
@@ -172,7 +172,7 @@ def enter_isolation(log: str, memory_limit_bytes: int) -> None:
     limit_memory(memory_limit_bytes)
 
 
-def obituary(exit_code: int | None, log: Path) -> str:
+def describe_exit(exit_code: int | None, log: Path) -> str:
     """How a process ended that sent nothing."""
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - LAST_WORDS_BYTES, 0))

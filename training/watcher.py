@@ -29,7 +29,7 @@ class Watcher(Protocol):
         """A version is published: what became of the recipe's alias, and why."""
 
 
-class Nobody:
+class NullWatcher:
     """Nobody looks on."""
 
     stop_asked = False

@@ -21,7 +21,7 @@ from bench.peers.load import clients_at_hand
 from bench.peers.mlserver_peer import MlServer
 from bench.peers.mosec_peer import Mosec
 from bench.peers.peer import Peer, PeerError
-from bench.peers.report import Report
+from bench.peers.report import PeerReport
 from bench.peers.served_model import CLIENTS, served_model
 from bench.peers.session import Session
 from bench.peers.torchserve_peer import TorchServe
@@ -50,7 +50,7 @@ def main() -> int:
     installed = [peer for peer in chosen if peer.name in versions]
     session.measure(installed, models, arguments.rounds, arguments.seconds)
     failures |= {f"{server}, {model}": why for (server, model), why in session.failures.items()}
-    report = Report(
+    report = PeerReport(
         figures=session.figures,
         starts=session.starts,
         ours=[peer.name for peer in ours],
@@ -83,7 +83,7 @@ def _install(peers: Sequence[Peer]) -> tuple[dict[str, str], dict[str, str]]:
     return versions, failures
 
 
-def _write(report: Report) -> None:
+def _write(report: PeerReport) -> None:
     if not report.figures:
         print("nothing was measured, nothing is written")
         return

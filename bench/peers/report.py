@@ -26,7 +26,7 @@ LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PeerReport:
     """Everything one run found; what `peers.json` holds."""
 
     figures: Sequence[Figure]

@@ -37,7 +37,7 @@ OutputFile = Annotated[
     typer.Option(callback=writable_file, help="Write the outputs to this .npz file."),
 ]
 DEFAULT_SERVER = "127.0.0.1:8001"
-AHEAD = 256
+MAX_IN_FLIGHT = 256
 """Jobs of a batch that are handed in before their results are fetched."""
 REPORT_EVERY_S = 5.0
 
@@ -202,7 +202,7 @@ def _run_batch(
     from flambeau.batch_files import result_path, write_arrays
     from flambeau.errors import InvalidRequestError
 
-    ahead: deque[tuple[Item, str]] = deque()
+    in_flight: deque[tuple[Item, str]] = deque()
     states: Counter[str] = Counter()
     report_at = time.monotonic() + REPORT_EVERY_S
     with Progress(disable=not _on_terminal()) as progress:
@@ -210,16 +210,16 @@ def _run_batch(
         while True:
             for item in items:
                 try:
-                    ahead.append((item, _submit_item(jobs, served, version, item)))
+                    in_flight.append((item, _submit_item(jobs, served, version, item)))
                 except InvalidRequestError as error:  # the others are none the worse for it
                     states["refused"] += 1
                     typer.echo(f"{item.name}: {error}", err=True)
                     progress.advance(bar)
-                if len(ahead) >= AHEAD:
+                if len(in_flight) >= MAX_IN_FLIGHT:
                     break
-            if not ahead:
+            if not in_flight:
                 break
-            item, job_id = ahead.popleft()
+            item, job_id = in_flight.popleft()
             found = jobs.wait(job_id)
             states[found.state] += 1
             if found.outputs is not None:

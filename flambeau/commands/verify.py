@@ -86,7 +86,7 @@ def _verify_here(
     with needing("serve"):
         from services.inference.backends.backend_options import BackendOptions
         from services.inference.backends.device import parse_device
-        from services.inference.certification import CertifyOptions, certify
+        from services.inference.certifying.certification import CertifyOptions, certify
         from services.inference.trust import Trust
     from model_store.key_folder import KeyFolder
 

@@ -19,7 +19,7 @@ MAX_REMEMBERED = 1024
 
 
 class Caller:
-    """One credential's bearer; made by the door.
+    """The bearer of one credential; made by the authenticator.
 
     Args:
         name: `key:NAME` or `jwt:SUBJECT`, as logs and jobs have it.
@@ -29,7 +29,7 @@ class Caller:
         metrics: counts what it is refused.
 
     Attributes:
-        ended: set when the door knows it no more.
+        ended: set when the authenticator knows it no more.
     """
 
     __slots__ = ("_grants", "_known", "_metrics", "ended", "expires_at", "name", "tenant")
@@ -95,7 +95,7 @@ class Caller:
         )
 
 
-class Visitor(NamedTuple):
+class Principal(NamedTuple):
     """Who makes a call, and from where."""
 
     caller: Caller | None

@@ -33,9 +33,9 @@ from services.errors import (
     ShuttingDownError,
     TooManyInFlightError,
 )
-from services.gateway.artifact_wish import ArtifactWish, faster_artifact, find_artifact
+from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_artifact
+from services.gateway.request_pacer import RequestPacer
 from services.gateway.sliced_work import SlicedWork
-from services.gateway.turn_share import TurnShare
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, Entry, MemoryQueue, Outcome
 from services.queueing.records import (
@@ -82,7 +82,7 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The caller's own limit, from now."""
     priority: int = 0
     """1 (first) to 10 (last); 0 for the default."""
-    wish: ArtifactWish | None = None
+    preference: ArtifactPreference | None = None
     """Which artifact is to answer; None for the default one."""
     trace: TraceContext | None = None
     """If it is traced."""
@@ -142,7 +142,7 @@ class Admission:
         degrades: bool = False,
     ) -> None:
         self.directory = directory
-        self.turns = TurnShare()
+        self.turns = RequestPacer()
         self.work = SlicedWork()
         self.draining = False
         self._queue = queue
@@ -194,8 +194,8 @@ class Admission:
         if call.timeout_s is not None and call.timeout_s < timeout_s:
             timeout_s = call.timeout_s
         lane, degrade_to = served.lane, None
-        if call.wish is not None or self._degrades:
-            lane, degrade_to, answered = self._by_wish(call.wish, served, answered)
+        if call.preference is not None or self._degrades:
+            lane, degrade_to, answered = self._by_preference(call.preference, served, answered)
         inputs = call.inputs
         request = InferRequest(
             request_id=call.request_id,
@@ -261,7 +261,7 @@ class Admission:
             call.caller.tenant.take_rows(rows)
         return InferRequest(
             request_id=call.request_id,
-            lane=find_artifact(served, call.wish).lane if call.wish else served.lane,
+            lane=find_artifact(served, call.preference).lane if call.preference else served.lane,
             inputs={tensor.name: tensor.array for tensor in call.inputs},
             rows=rows,
             deadline=math.inf,
@@ -270,19 +270,19 @@ class Admission:
             outputs=call.outputs,
         )
 
-    def _by_wish(
-        self, wish: ArtifactWish | None, served: ServedVersion, answered: Done
+    def _by_preference(
+        self, preference: ArtifactPreference | None, served: ServedVersion, answered: Done
     ) -> tuple[Lane, Lane | None, Done]:
         """Where a request goes, where it goes under overload, and who is called with its answer.
 
         Raises:
             UnknownArtifactError: what it asks for is not loaded.
         """
-        lane = find_artifact(served, wish).lane if wish else served.lane
+        lane = find_artifact(served, preference).lane if preference else served.lane
         faster = None
-        if self._degrades and not (wish and wish.is_strict):
+        if self._degrades and not (preference and preference.is_strict):
             faster = faster_artifact(served, lane)
-        if wish is None and faster is None:
+        if preference is None and faster is None:
             return lane, None, answered
         names = {known.lane: known.name for known in served.artifacts}
 
@@ -292,7 +292,7 @@ class Admission:
                 degraded = outcome.lane != lane
                 if degraded:
                     self._degraded.labels(lane.model, str(lane.version)).inc()
-                if degraded or wish is not None:
+                if degraded or preference is not None:
                     outcome = msgspec.structs.replace(
                         outcome, artifact=names.get(outcome.lane, ""), degraded=degraded
                     )

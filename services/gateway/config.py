@@ -5,8 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.access.config import AccessSettings
-from services.gateway.payload_rule import PayloadRule
-from services.gateway.verification_desk import VerifyFor
+from services.gateway.jobs.verification_service import VerifyFor
+from services.gateway.payloads.rule import PayloadRule
 from services.settings import ProcessSettings
 from services.tls import TlsSettings
 

@@ -22,14 +22,14 @@ from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
-from services.gateway.job_desk import JobDesk
-from services.gateway.ledger import Ledger
+from services.gateway.jobs.job_service import JobService
+from services.gateway.jobs.verification_service import VerificationService
+from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
-from services.gateway.verification_desk import VerificationDesk
 from services.gateway.wire.byte_budget import ByteBudget
-from services.gateway.wire.http_compression import CompressionThread
-from services.gateway.wire.http_port import HttpPort
-from services.gateway.wire.http_protocol import HttpConnection
+from services.gateway.wire.compression import CompressionThread
+from services.gateway.wire.http1.connection import HttpConnection
+from services.gateway.wire.http1.port import HttpPort
 from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import PortLimits, PortServer
 from services.ports import listen, metrics_server
@@ -44,9 +44,9 @@ from services.tls import open_certificates
 from services.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
-    from services.access.door import Door
+    from services.access.authenticator import Authenticator
     from services.access.shared_rates import SharedRates
-    from services.gateway.payload_sampler import PayloadSampler
+    from services.gateway.payloads.sampler import PayloadSampler
 
 logger = logging.getLogger("flambeau.server")
 
@@ -85,7 +85,7 @@ class Front:
         queue: where accepted requests go.
         on_started: called once, when it is known what is served.
         verifications: where versions are verified.
-        open_desk: makes the desk where jobs are taken in, where there are jobs.
+        open_service: makes the job service, on servers that keep jobs.
         tracer: told of requests, if any are traced; exports what it is told while the ports are
             open.
         rates: where gateways share the rates of callers, if there are several.
@@ -104,8 +104,8 @@ class Front:
         directory: Directory,
         queue: MemoryQueue,
         on_started: Callable[[Listening], None],
-        verifications: VerificationDesk,
-        open_desk: Callable[[Admission], JobDesk] | None = None,
+        verifications: VerificationService,
+        open_service: Callable[[Admission], JobService] | None = None,
         tracer: Tracer | None = None,
         rates: "SharedRates | None" = None,
         sampler: "PayloadSampler | None" = None,
@@ -115,8 +115,8 @@ class Front:
         self._config = config
         self._rates = rates
         self._tracer, self._sampler = tracer, sampler
-        self._door = _open_door(config, metrics, rates)
-        directory.is_discreet = self._door is not None
+        self._authenticator = _open_door(config, metrics, rates)
+        directory.is_discreet = self._authenticator is not None
         self._metrics = metrics
         self._directory = directory
         directory.complete = False
@@ -132,9 +132,9 @@ class Front:
         )
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
-        self._ledger = Ledger(metrics, directory, config.access_log, tracer, sampler)
-        edges = (self._admission, self._facts, self._ledger)
-        desk = open_desk(self._admission) if open_desk is not None else None
+        self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer, sampler)
+        edges = (self._admission, self._facts, self._accounting)
+        service = open_service(self._admission) if open_service is not None else None
         limits = PortLimits(
             max_request_bytes=config.max_request_bytes,
             max_connections=config.max_connections,
@@ -154,12 +154,12 @@ class Front:
             budget=budget,
             turns=turns,
             compression=self._compression,
-            desk=desk,
+            service=service,
             verifications=verifications,
-            door=self._door,
+            authenticator=self._authenticator,
             tls=tls.grpc_context if tls is not None else None,
         )
-        route = RestEdge(*edges, desk, self._door).route
+        route = RestEdge(*edges, service, self._authenticator).route
         rest = HttpPort(route, limits, metrics, budget, turns, self._compression)
         context = tls.context if tls is not None else None
         self._rest = PortServer(rest, partial(HttpConnection, rest), context)
@@ -197,7 +197,9 @@ class Front:
             await self._rest.start(http_socket)
             async with asyncio.TaskGroup() as tasks:
                 # Files of keys are watched, and rates shared, as long as the ports are open.
-                runs = [part.run() for part in (self._door, self._rates) if part is not None]
+                runs = [
+                    part.run() for part in (self._authenticator, self._rates) if part is not None
+                ]
                 chores = [tasks.create_task(run) for run in runs]
                 yield
                 for chore in chores:
@@ -216,7 +218,7 @@ class Front:
         self._grpc.announce_health()
         for served in self._directory.all_versions():
             if served.state == "ready":
-                self._ledger.expect(served.lane)
+                self._accounting.expect(served.lane)
         if first:
             freeze_garbage()
             self._on_started(
@@ -226,7 +228,7 @@ class Front:
                     grpc_port=grpc_port,
                     metrics_port=metrics_port,
                     is_tls=self._certificates is not None,
-                    asks_for_credentials=self._door is not None,
+                    asks_for_credentials=self._authenticator is not None,
                     served=list(self._directory.all_versions()),
                     found=found,
                 )
@@ -269,10 +271,10 @@ class Front:
 
 def _open_door(
     config: GatewaySettings, metrics: Metrics, rates: "SharedRates | None"
-) -> "Door | None":
-    """The door, where callers are asked for credentials."""
+) -> "Authenticator | None":
+    """Makes the authenticator, if the settings name credentials."""
     if not config.asks_for_credentials:
         return None
-    from services.access.door import Door
+    from services.access.authenticator import Authenticator
 
-    return Door(config, metrics.access, Tenants(metrics.access, rates))
+    return Authenticator(config, metrics.access, Tenants(metrics.access, rates))

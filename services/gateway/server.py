@@ -18,10 +18,10 @@ from services.access.shared_rates import SharedRates
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
-from services.gateway.job_desk import JobDesk
-from services.gateway.payload_setting import open_sampler
-from services.gateway.verification_desk import VerificationDesk
-from services.gateway.webhooks import Webhooks, read_secret
+from services.gateway.jobs.job_service import JobService
+from services.gateway.jobs.verification_service import VerificationService
+from services.gateway.jobs.webhooks import Webhooks, read_secret
+from services.gateway.payloads.setting import open_sampler
 from services.process import process_name, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
@@ -60,8 +60,8 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     queue = MemoryQueue(config.max_queue_depth)
     jobs = Jobs(clients, JobLimits(config.max_waiting_jobs, config.job_result_ttl_s))
 
-    def open_desk(admission: Admission) -> JobDesk:
-        return JobDesk(
+    def open_service(admission: Admission) -> JobService:
+        return JobService(
             admission,
             jobs,
             max_timeout_s=config.job_timeout_s,
@@ -77,12 +77,12 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         webhook_queue = WebhookQueue(clients.open(), name)
         told.append(Webhooks(webhook_queue, jobs, models, secret, config.webhook_hosts))
     verifier = FleetVerifier(clients, name, directory, config.verify_timeout_s)
-    verifications = VerificationDesk(verifier.verify, config.verify_for)
+    verifications = VerificationService(verifier.verify, config.verify_for)
     tracer = open_tracer(config, "gateway", metrics)
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
     sampler = open_sampler(config, directory, metrics)
     front = Front(
-        config, version, metrics, directory, queue, _ignore, verifications, open_desk, tracer,
+        config, version, metrics, directory, queue, _ignore, verifications, open_service, tracer,
         rates, sampler,
     )  # fmt: skip
 

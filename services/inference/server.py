@@ -18,10 +18,10 @@ import uvloop
 
 from model_store.store import ModelStore
 from services.errors import ShuttingDownError
+from services.inference.certifying.verification import Verifier
 from services.inference.config import InferenceConfig
-from services.inference.configured_policy import serving_policy
-from services.inference.reconciler import Reconciler
-from services.inference.verification import Verifier
+from services.inference.loading.configured_policy import serving_policy
+from services.inference.loading.reconciler import Reconciler
 from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never
 
-from model_store.errors import KeyFileError, SignatureError
+from model_store.errors import CryptographicSignatureError, KeyFileError
 from model_store.key_folder import KeyFolder, TrustedKey, trusted_keys
 from model_store.manifest import CODE_KINDS, Artifact, Manifest
 from model_store.store import ModelStore
@@ -49,7 +49,7 @@ class Trust:
         """Lets an artifact be opened, or says why not.
 
         Raises:
-            SignatureError: its version must be signed by a trusted key, and is not.
+            CryptographicSignatureError: its version must be signed by a trusted key, and is not.
             KeyFileError: a trusted key cannot be read.
             SigningUnavailableError: the libraries that verify are not installed.
             StorageError: the store is out of reach.
@@ -59,7 +59,7 @@ class Trust:
             return
         try:
             store.signer(manifest, self._keys())
-        except SignatureError as error:
+        except CryptographicSignatureError as error:
             what = "comes with Python code" if has_python else "is data"
             what = "is code" if artifact.kind in CODE_KINDS else what
             raise type(error)(

@@ -16,11 +16,11 @@ import uvloop
 
 from model_store.store import ModelStore
 from services.gateway.front import Front, Listening
-from services.gateway.payload_setting import open_sampler
-from services.gateway.verification_desk import VerificationDesk
-from services.inference.configured_policy import serving_policy
-from services.inference.reconciler import Reconciler
-from services.inference.verification import Verifier
+from services.gateway.jobs.verification_service import VerificationService
+from services.gateway.payloads.setting import open_sampler
+from services.inference.certifying.verification import Verifier
+from services.inference.loading.configured_policy import serving_policy
+from services.inference.loading.reconciler import Reconciler
 from services.process import stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
@@ -60,7 +60,7 @@ async def _serve(
     verifier = Verifier(
         store, policy, config.verify_time_limit_s, config.verify_memory_gib, metrics
     )
-    verifications = VerificationDesk(verifier.verify, config.verify_for)
+    verifications = VerificationService(verifier.verify, config.verify_for)
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)
     front = Front(

@@ -1,4 +1,4 @@
-"""Metrics of the door: who was refused, and whether the files that say who may are in order."""
+"""Metrics of authentication: refused calls, and whether the files with credentials can be read."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 

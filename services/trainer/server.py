@@ -22,8 +22,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from services.access.audit import open_audit_log
+from services.access.authenticator import Authenticator
 from services.access.config import check_open
-from services.access.door import Door
 from services.access.shared_rates import SharedRates
 from services.access.tenants import Tenants
 from services.errors import QueueUnavailableError
@@ -33,21 +33,21 @@ from services.queueing.redis_streams.clients import SCHEMES, RedisClients
 from services.telemetry.logs import configure_logs
 from services.tls import Certificates, open_certificates
 from services.trainer.config import TrainerConfig
-from services.trainer.executor import Executor
-from services.trainer.grpc_calls import GrpcEdge
-from services.trainer.grpc_connections import ConnectionLimits
-from services.trainer.http_connections import HttpLimits, LimitedConnection
-from services.trainer.job_desk import JobDesk
-from services.trainer.job_store import JobStore
-from services.trainer.kubeflow_executor import KubeflowExecutor
-from services.trainer.kubernetes_api import TrainJobApi
-from services.trainer.local_executor import LocalExecutor
+from services.trainer.edges.grpc_calls import TrainingGrpcEdge
+from services.trainer.edges.grpc_connections import ConnectionLimits
+from services.trainer.edges.http_connections import HttpLimits, LimitedConnection
+from services.trainer.edges.rest import TrainingRoutes
+from services.trainer.executors.executor import Executor
+from services.trainer.executors.kubeflow import KubeflowExecutor
+from services.trainer.executors.kubernetes_api import TrainJobApi
+from services.trainer.executors.local import LocalExecutor
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.records import OVER
-from services.trainer.redis_store import RedisJobStore
-from services.trainer.rest import TrainingRoutes
-from services.trainer.sqlite_store import SqliteJobStore
-from services.trainer.worker import Worker
+from services.trainer.stores.job_store import JobStore
+from services.trainer.stores.redis_store import RedisJobStore
+from services.trainer.stores.sqlite_store import SqliteJobStore
+from services.trainer.training_job_service import TrainingJobService
+from services.trainer.worker import TrainingWorker
 
 logger = logging.getLogger("flambeau.trainer")
 
@@ -105,12 +105,12 @@ async def _serve(
     if clients is not None:
         clients.tell_certificates(metrics.tls)
     certificates = open_certificates(config, metrics.tls)
-    door = rates = None
+    authenticator = rates = None
     if config.api and config.asks_for_credentials:
         rates = SharedRates(clients.open()) if clients is not None else None
-        door = Door(config, metrics.access, Tenants(metrics.access, rates))
-    desk = JobDesk(store, config)
-    worker = Worker(store, executor, config, metrics, process_name("trainer"))
+        authenticator = Authenticator(config, metrics.access, Tenants(metrics.access, rates))
+    service = TrainingJobService(store, config)
+    worker = TrainingWorker(store, executor, config, metrics, process_name("trainer"))
     asked = asyncio.Event()
     ports: dict[str, object] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -126,7 +126,7 @@ async def _serve(
         if config.api:
             if certificates is not None:
                 stack.enter_context(certificates.renewing())
-            api = _api(config, desk, door, certificates, metrics)
+            api = _api(config, service, authenticator, certificates, metrics)
             http_port, grpc_port = await stack.enter_async_context(api)
             ports |= {"http_port": http_port, "grpc_port": grpc_port}
         stop_on_signals(asked)
@@ -135,12 +135,12 @@ async def _serve(
                 tasks.create_task(store.run(), name="changes"),
                 tasks.create_task(_keep_house(config, store, metrics), name="housekeeping"),
             ]
-            guards = [part for part in (door, rates) if part is not None]
-            chores += [tasks.create_task(part.run(), name="door") for part in guards]
+            guards = [part for part in (authenticator, rates) if part is not None]
+            chores += [tasks.create_task(part.run(), name="authenticator") for part in guards]
             working = tasks.create_task(worker.run()) if config.worker else None
             logger.info("ready", extra={"host": config.host, **ports})
             await asked.wait()
-            desk.stop()
+            service.stop()
             worker.stop()
             if working is not None:
                 await working
@@ -152,20 +152,20 @@ async def _serve(
 @contextlib.asynccontextmanager
 async def _api(
     config: TrainerConfig,
-    desk: JobDesk,
-    door: Door | None,
+    service: TrainingJobService,
+    authenticator: Authenticator | None,
     tls: Certificates | None,
     metrics: TrainerMetrics,
 ) -> AsyncIterator[tuple[int, int]]:
     """Answers over REST and gRPC as long as the block lasts. Yields the two ports."""
-    application = TrainingRoutes(desk, config.max_bundle_bytes, door).application()
+    application = TrainingRoutes(service, config.max_bundle_bytes, authenticator).application()
     listening = listen(config.host, config.http_port, "http_port")
     grpc_limits = ConnectionLimits(
         max_connections=config.max_connections,
         idle_s=config.keep_alive_timeout_s,
         handshake_s=config.receive_timeout_s,
     )
-    edge = GrpcEdge(desk, config.max_bundle_bytes, door, grpc_limits)
+    edge = TrainingGrpcEdge(service, config.max_bundle_bytes, authenticator, grpc_limits)
     credentials = tls.grpc_credentials() if tls else None
     grpc_port = await edge.start(config.host, config.grpc_port, credentials)
     limits = HttpLimits(

@@ -19,14 +19,14 @@ from functools import partial
 from typing import Literal
 
 from services.errors import QueueUnavailableError, UnknownJobError
-from services.trainer import transitions
 from services.trainer.config import TrainerConfig
-from services.trainer.executor import Executor, Failed, Outcome, Succeeded
-from services.trainer.job_store import QUEUE, JobStore, change, each_in
+from services.trainer.executors.executor import Executor, Failed, Outcome, Succeeded
 from services.trainer.metrics import TrainerMetrics
-from services.trainer.outbox import Outbox
 from services.trainer.records import TrainingJob
-from services.trainer.transitions import Change
+from services.trainer.stores import transitions
+from services.trainer.stores.job_store import QUEUE, JobStore, change, each_in
+from services.trainer.stores.outbox import Outbox
+from services.trainer.stores.transitions import Change
 
 logger = logging.getLogger("flambeau.trainer")
 
@@ -37,7 +37,7 @@ End = Literal["lost", "silent", "cancel"]
 """Another has it; nobody could be told for a whole lease; its end is asked for."""
 
 
-class Worker:
+class TrainingWorker:
     """Runs jobs, a number of them at a time.
 
     Args:

@@ -1,7 +1,7 @@
 """Floods of HTTP/2 frames that cost a server more than their sender, on one connection or more.
 
 A flood goes on until the server ends the connection. One that is served on, although it was longer
-than any client's (`http2_calm.py`), is told as wrong; so is an end by another error.
+than any client's (`http2/calm.py`), is told as wrong; so is an end by another error.
 """
 
 import asyncio

@@ -22,8 +22,8 @@ from model_store.payload_samples import read_samples
 from model_store.semver import SemverRange, parse_range
 from model_store.semver_index import fitting
 from model_store.store import ModelStore
-from services.inference.choice_memory import Choice, ChoiceMemory
-from services.inference.needs_memory import Need, NeedsMemory
+from services.inference.loading.choice_memory import Choice, ChoiceMemory
+from services.inference.loading.needs_memory import Need, NeedsMemory
 from tests.fixtures.hostile_files import change, change_value, seal
 from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import draft_in, publish_in

@@ -11,11 +11,11 @@ import pytest
 
 from services.errors import QueueUnavailableError, UnknownJobError
 from services.queueing.redis_streams.clients import RedisClients
-from services.trainer import transitions
-from services.trainer.job_store import QUEUE, JobStore, change, each_in
 from services.trainer.records import JobEvent, TrainingJob
-from services.trainer.redis_store import RedisJobStore
-from services.trainer.sqlite_store import SqliteJobStore
+from services.trainer.stores import transitions
+from services.trainer.stores.job_store import QUEUE, JobStore, change, each_in
+from services.trainer.stores.redis_store import RedisJobStore
+from services.trainer.stores.sqlite_store import SqliteJobStore
 from tests.fixtures.redis_servers import running_redis
 from tests.fixtures.training_jobs import job
 

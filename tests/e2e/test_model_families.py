@@ -12,7 +12,7 @@ from rich.console import Console
 
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
-from services.inference.loader import LoadOptions, load_version
+from services.inference.loading.loader import LoadOptions, load_version
 from training.pipeline import run
 from training.recipe_file import load_recipe
 from training.reporting.report import Report

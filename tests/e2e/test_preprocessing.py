@@ -12,7 +12,7 @@ from rich.console import Console
 from model_store.errors import SignatureMissingError
 from model_store.golden import parse_golden
 from model_store.store import ModelStore
-from services.inference.loader import LoadOptions, load_version
+from services.inference.loading.loader import LoadOptions, load_version
 from services.inference.trust import Trust
 from tests.e2e.rest_calls import call, infer, tensor
 from tests.fixtures.servers import ServerProcess, running_server

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from flambeau.commands.train import train
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
-from services.inference.loader import LoadOptions, load_version
+from services.inference.loading.loader import LoadOptions, load_version
 from tests.fixtures.signing import key_in
 from training.datasets import load_splits
 from training.recipe_file import load_recipe, parse_recipe

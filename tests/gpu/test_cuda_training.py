@@ -12,10 +12,10 @@ from training.learning.evaluation import evaluate
 from training.learning.loop import Trained, train
 from training.recipe import Recipe
 from training.run_folder import RunFolder
-from training.watcher import Nobody
+from training.watcher import NullWatcher
 
 
-class Stopping(Nobody):
+class Stopping(NullWatcher):
     """Has a run end behind its first epoch."""
 
     stop_asked = True

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from services.gateway.ledger import Ledger
+from services.gateway.request_accounting import RequestAccounting
 from services.queueing.directory import Directory
 from services.queueing.records import DEFAULT_PRIORITY, Lane
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
@@ -133,7 +133,7 @@ def metric_labels() -> dict[str, dict[str, set[str]]]:
     """By metric, the labels it has, each with the values of a gateway that has just started; and
     those that Prometheus adds to every pod's."""
     metrics = Metrics("test")
-    Ledger(metrics, Directory(), access_log=False)
+    RequestAccounting(metrics, Directory(), access_log=False)
     added = {
         "namespace": {"flambeau"},
         "job": {f"flambeau-{part}" for part in ("gateway", "inference", "trainer")},

@@ -10,7 +10,7 @@ from training.learning.objective import Objective, make_objective
 from training.metrics.task_metric import Tally, TaskMetric
 from training.model import outputs_of
 from training.recipe import Recipe
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.rows.row_order import Places
 from training.together.ranks import ALONE, Ranks
 
@@ -63,8 +63,8 @@ def evaluate(
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
-def _batch(split: Split, rows: Places, ranks: Ranks) -> Batch:
+def _batch(split: Split, rows: Places, ranks: Ranks) -> TrainingBatch:
     rows, counts = ranks.share(rows)
     inputs = {name: array[rows] for name, array in split.inputs.items()}
     labels = {name: array[rows] for name, array in split.every_labels().items()}
-    return Batch.of(rows, inputs, labels, counts)
+    return TrainingBatch.of(rows, inputs, labels, counts)

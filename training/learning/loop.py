@@ -61,7 +61,7 @@ from training.together.ranks import ALONE, Ranks
 from training.together.replica import Replica
 from training.tracking.progress import TrainingProgress, open_progress, say
 from training.tracking.trackers import HistogramTracker, open_trackers
-from training.watcher import LaterPhase, Nobody, Watcher
+from training.watcher import LaterPhase, NullWatcher, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def train(
         DivergedError: the loss or the validation is no longer a number; the last checkpoint stays.
         MemoryRunOutError: it needs more memory than there is; the last checkpoint stays.
     """
-    watcher = watcher or Nobody()
+    watcher = watcher or NullWatcher()
     if not (resume and CheckpointFolder(folder.checkpoints).exists):
         folder.forget_phases()
     with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic):

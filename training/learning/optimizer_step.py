@@ -27,7 +27,7 @@ from training.learning.weight_average import WeightAverage
 from training.model_names import named_parameters
 from training.recipe import Recipe
 from training.recipe_parts.optimizer_parts import ClipPart
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.rows.row_order import Places
 from training.targets import target_failure
 from training.together.ranks import ALONE
@@ -109,7 +109,7 @@ class Stepper:
         self._last: tuple[Places, int, float] | None = None
         """Rows, number and learning rate of the step before."""
 
-    def step(self, window: Sequence[Batch], step: int, rate_factor: float) -> Stepped:
+    def step(self, window: Sequence[TrainingBatch], step: int, rate_factor: float) -> Stepped:
         """Moves the weights once.
 
         Args:
@@ -177,7 +177,11 @@ class Stepper:
         self._average.restore(saved)
 
     def _gradient(
-        self, window: Sequence[Batch], shares: Sequence[Weights | None], step: int, rate: float
+        self,
+        window: Sequence[TrainingBatch],
+        shares: Sequence[Weights | None],
+        step: int,
+        rate: float,
     ) -> float:
         """Leaves the gradient of the step's mean loss in the parameters, and returns the loss."""
         for parameter in self._parameters:
@@ -214,7 +218,7 @@ class Stepper:
         raise target_failure(what, error) from error
 
     def _values(
-        self, losses: Sequence[Tensor], window: Sequence[Batch], step: int, rate: float
+        self, losses: Sequence[Tensor], window: Sequence[TrainingBatch], step: int, rate: float
     ) -> list[float]:
         """The losses as numbers, which all must be."""
         values = [loss.item() for loss in losses]
@@ -231,7 +235,11 @@ class Stepper:
         return values
 
     def _forward(
-        self, run: Callable[..., Any], batch: Batch, step: int, shares: Weights | None = None
+        self,
+        run: Callable[..., Any],
+        batch: TrainingBatch,
+        step: int,
+        shares: Weights | None = None,
     ) -> Tensor:
         """What is minimised over a batch; see `Objective.of`."""
         batch = batch.on(self._device)
@@ -243,7 +251,7 @@ class Stepper:
                 outputs = run(*batch.inputs, **told)
         return self._loss.of(outputs, batch.every_labels(), shares)
 
-    def _shares(self, window: Sequence[Batch]) -> tuple[list[Weights | None], float]:
+    def _shares(self, window: Sequence[TrainingBatch]) -> tuple[list[Weights | None], float]:
         """How much of the labels of a step each batch has, and what the step's mean weighs.
 
         Processes average their gradients, so the shares of all of them add up to how many they are.
@@ -273,7 +281,9 @@ class Stepper:
         share = teacher_forcing_share(step, self._total_steps, forcing)
         return {"targets": labels, "teacher_forcing": share}
 
-    def _checked(self, norm: float, window: Sequence[Batch], step: int, rate: float) -> float:
+    def _checked(
+        self, norm: float, window: Sequence[TrainingBatch], step: int, rate: float
+    ) -> float:
         """A gradient that is no number must not reach the weights; a scaler leaves it out."""
         if math.isfinite(norm):
             return norm
@@ -403,5 +413,5 @@ def _clip_in_words(clip: ClipPart | None) -> str:
     return "none" if clip is None else f"{clip.choice} {clip.chosen:g}"
 
 
-def _rows_of(window: Sequence[Batch]) -> Places:
+def _rows_of(window: Sequence[TrainingBatch]) -> Places:
     return window[0].rows if len(window) == 1 else np.concatenate([b.rows for b in window])

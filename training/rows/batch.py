@@ -14,7 +14,7 @@ from training.rows.row_order import Places
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Rows that go through the model together."""
 
     rows: Places

@@ -17,7 +17,7 @@ from training.errors import DataError, RecipeError
 from training.recipe import Recipe
 from training.recipe_parts.loss_parts import LABELS
 from training.rows.augmentation import Augmentation
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.rows.label_fit import check_row_classes
 from training.rows.lazy_rows import LazyRows
 from training.rows.row_order import (
@@ -72,7 +72,7 @@ class BatchMaker:
         """Of one epoch; the last may be short."""
         return math.ceil(self.rows / self._recipe.data.batch_size)
 
-    def make(self, place: Place) -> Batch:
+    def make(self, place: Place) -> TrainingBatch:
         """The part of a batch that this rank learns from.
 
         Raises:
@@ -93,7 +93,7 @@ class BatchMaker:
         if self._augmentation is not None:
             places, _ = self._ranks.share(np.arange(start, stop))
             inputs = self._augmentation.change(inputs, place.epoch, places)
-        return Batch.of(rows, inputs, labels, counts)
+        return TrainingBatch.of(rows, inputs, labels, counts)
 
     def _taken(self, rows: Places) -> tuple[dict[str, Array], dict[str, Array]]:
         """Rows of arrays; up to the longest of them, where their lengths are known."""

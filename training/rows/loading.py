@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from training.datasets import Splits
 from training.recipe import Recipe
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.rows.batch_maker import BatchMaker, Place
-from training.rows.row_workers import ahead
+from training.rows.row_workers import prefetch
 from training.together.ranks import ALONE, Ranks
 
 
@@ -50,7 +50,7 @@ class Loader:
         self._batches = self._maker.batches
         self.step_rows = recipe.optim.accumulate * recipe.data.batch_size
         """Rows of one step, but for the last of an epoch."""
-        self._ahead: Iterator[Batch] | None = None
+        self._prefetched: Iterator[TrainingBatch] | None = None
         self._next: Place | None = None
         self.waited_s = 0.0
         """Seconds in which the loop had nothing to do but wait for batches, since the start."""
@@ -69,7 +69,7 @@ class Loader:
         """Rows of one step of an epoch, of all ranks together."""
         return min(self.step_rows, self.rows - step * self.step_rows)
 
-    def windows(self, epoch: int, first_step: int = 0) -> Iterator[list[Batch]]:
+    def windows(self, epoch: int, first_step: int = 0) -> Iterator[list[TrainingBatch]]:
         """The batches of each step of an epoch.
 
         Args:
@@ -91,21 +91,23 @@ class Loader:
 
     def close(self) -> None:
         """Ends the processes that prepare batches."""
-        self._ahead = self._next = None
+        self._prefetched = self._next = None
 
-    def _from(self, place: Place) -> Iterator[Batch]:
+    def _from(self, place: Place) -> Iterator[TrainingBatch]:
         """The rest of an epoch. Workers go on into the next one while this one is evaluated."""
-        if self._ahead is None or self._next != place:
+        if self._prefetched is None or self._next != place:
             places = self._places(place)
             workers = self._recipe.data.workers
-            self._ahead = ahead(self._maker, places, workers) if workers else self._here(places)
+            self._prefetched = (
+                prefetch(self._maker, places, workers) if workers else self._here(places)
+            )
         for batch in range(place.batch, self._batches):
-            made = next(self._ahead)
+            made = next(self._prefetched)
             self._next = Place(place.epoch, batch + 1)
             yield made
         self._next = Place(place.epoch + 1, 0)
 
-    def _here(self, places: Iterator[Place]) -> Iterator[Batch]:
+    def _here(self, places: Iterator[Place]) -> Iterator[TrainingBatch]:
         return (self._maker.make(place) for place in places)
 
     def _places(self, first: Place) -> Iterator[Place]:

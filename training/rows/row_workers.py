@@ -20,14 +20,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.errors import DataError, TrainingError
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.rows.batch_maker import BatchMaker, Place
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 
 
-def ahead(maker: BatchMaker, places: Iterator[Place], workers: int) -> Iterator[Batch]:
+def prefetch(maker: BatchMaker, places: Iterator[Place], workers: int) -> Iterator[TrainingBatch]:
     """The batches of some places, made by processes; closing the iterator ends them.
 
     Args:
@@ -38,7 +38,7 @@ def ahead(maker: BatchMaker, places: Iterator[Place], workers: int) -> Iterator[
     Raises:
         DataError: as `BatchMaker.make`.
     """
-    loader: DataLoader[Batch | str] = DataLoader(
+    loader: DataLoader[TrainingBatch | str] = DataLoader(
         _Made(maker),
         sampler=places,  # any iterable will do
         batch_size=None,
@@ -60,13 +60,13 @@ def ahead(maker: BatchMaker, places: Iterator[Place], workers: int) -> Iterator[
         yield made
 
 
-class _Made(Dataset[Batch | str]):
+class _Made(Dataset[TrainingBatch | str]):
     """Batches by place; a message, where one cannot be made."""
 
     def __init__(self, maker: BatchMaker) -> None:
         self._maker = maker
 
-    def __getitem__(self, place: Any) -> Batch | str:
+    def __getitem__(self, place: Any) -> TrainingBatch | str:
         try:
             return self._maker.make(place)
         except TrainingError as error:

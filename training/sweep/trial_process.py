@@ -25,9 +25,9 @@ from model_store.memory_limit import GIB, explained
 from training.errors import StoppedError
 from training.isolated_run import (
     LEAVING_S,
+    describe_exit,
     end_process,
     enter_isolation,
-    obituary,
     process_context,
     start_process,
 )
@@ -116,7 +116,7 @@ class TrialProcess:
             told: Told = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
-            return Failed(obituary(self._process.exitcode, self._log))
+            return Failed(describe_exit(self._process.exitcode, self._log))
         if not isinstance(told, Epoch):
             self._process.join(LEAVING_S)
         return told

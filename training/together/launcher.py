@@ -37,7 +37,7 @@ RESTARTS = 3
 """How often lost ranks are started again."""
 GRACE_S = 20.0
 """How long ranks may take to end once the run is over."""
-LAST_WORDS = ("published", "stopped", "failed")
+TERMINAL_EVENTS = ("published", "stopped", "failed")
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
 """As the training service does: our package is found first, wherever the run works."""
 _AGENT = f"{_START} from training.together.launcher import torchrun; torchrun(sys.argv[1:])"
@@ -70,7 +70,7 @@ def run_together(recipe: Recipe, arguments: Sequence[str], events: Events) -> No
         for event in group.events():
             if event["kind"] == "crashed":
                 crash = f": {event['text']}"
-            elif event["kind"] in LAST_WORDS:
+            elif event["kind"] in TERMINAL_EVENTS:
                 last = event
                 break
             else:

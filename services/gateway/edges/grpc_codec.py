@@ -21,7 +21,7 @@ from model_store.tensors import (
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
-from services.gateway.artifact_wish import ArtifactWish, checked_wish
+from services.gateway.artifact_preference import ArtifactPreference, checked_preference
 from services.gateway.edges.binary_texts import (
     MAX_TEXTS_AT_ONCE_BYTES,
     Reserve,
@@ -36,7 +36,7 @@ from services.gateway.edges.grpc_large_answer import (
 )
 from services.gateway.edges.raw_parts import Part
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
-from services.gateway.scheduling import checked_scheduling
+from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sliced_work import Slices
 from services.queueing.records import InferReply, Lane
 
@@ -152,7 +152,7 @@ def scheduling(request: pb.ModelInferRequest) -> tuple[int, int]:
     )
 
 
-def artifact_wish(request: pb.ModelInferRequest) -> ArtifactWish | None:
+def artifact_preference(request: pb.ModelInferRequest) -> ArtifactPreference | None:
     """Reads the parameters `artifact` and `accuracy`, as `string_param`; None without either.
 
     Raises:
@@ -161,7 +161,7 @@ def artifact_wish(request: pb.ModelInferRequest) -> ArtifactWish | None:
     parameters = request.parameters
     if not parameters:
         return None
-    return checked_wish(
+    return checked_preference(
         _parameter(parameters, "artifact", ""), _parameter(parameters, "accuracy", "")
     )
 

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1.jobs_pb2 import SubmitJobRequest
 from services.access.audit import refusals_audited
-from services.access.caller import Visitor
+from services.access.caller import Principal
 from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission
 from services.gateway.edges import grpc_health, grpc_reflection
@@ -31,22 +31,22 @@ from services.gateway.edges.grpc_reflection import GrpcReflection
 from services.gateway.edges.grpc_verification import ACT as VERIFY
 from services.gateway.edges.grpc_verification import SERVICE as VERIFICATION_SERVICE
 from services.gateway.edges.grpc_verification import GrpcVerification
-from services.gateway.job_desk import JobDesk
-from services.gateway.ledger import Ledger
+from services.gateway.jobs.job_service import JobService
+from services.gateway.jobs.verification_service import VerificationService
+from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
-from services.gateway.verification_desk import VerificationDesk
+from services.gateway.wire.body import Body
 from services.gateway.wire.byte_budget import ByteBudget
-from services.gateway.wire.grpc_call import Call, SimpleCall, failure, parsed
-from services.gateway.wire.grpc_connection import GrpcConnection
-from services.gateway.wire.grpc_head import GrpcHead
-from services.gateway.wire.grpc_port import GrpcPort
-from services.gateway.wire.http_body import Body
-from services.gateway.wire.http_compression import CompressionThread
+from services.gateway.wire.compression import CompressionThread
+from services.gateway.wire.http2.grpc_call import Call, SimpleCall, failure, parsed
+from services.gateway.wire.http2.grpc_connection import GrpcConnection
+from services.gateway.wire.http2.grpc_head import GrpcHead
+from services.gateway.wire.http2.grpc_port import GrpcPort
 from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import PortLimits, PortServer
 
 if TYPE_CHECKING:
-    from services.access.door import Door
+    from services.access.authenticator import Authenticator
 
 logger = logging.getLogger("flambeau.grpc")
 
@@ -54,7 +54,7 @@ SERVICE = "inference.GRPCInferenceService"
 SERVICES = (SERVICE, JOB_SERVICE, VERIFICATION_SERVICE)
 INFER = f"/{SERVICE}/ModelInfer"
 
-Answer = Callable[[Any, Visitor], Message]
+Answer = Callable[[Any, Principal], Message]
 Route = Callable[[GrpcHead], None]
 
 
@@ -64,14 +64,14 @@ class GrpcEdge:
     Args:
         admission: lets inferences in.
         facts: what the metadata calls tell.
-        ledger: counts inferences, and what is refused.
+        accounting: counts inferences, and what is refused.
         limits: what a connection and a call may cost.
         budget: of the bytes that the process holds.
         turns: of the event loop, shared with the other port.
         compression: of large bodies, shared with the other port.
         verifications: where versions are verified.
-        desk: where jobs are taken in, if there are any.
-        door: knows callers, where they are asked for credentials.
+        service: where jobs are taken in, if there are any.
+        authenticator: knows callers, where they are asked for credentials.
         tls: with it, the port speaks TLS.
     """
 
@@ -79,29 +79,29 @@ class GrpcEdge:
         self,
         admission: Admission,
         facts: ServerFacts,
-        ledger: Ledger,
+        accounting: RequestAccounting,
         *,
         limits: PortLimits,
         budget: ByteBudget,
         turns: LoopTurns | None = None,
         compression: CompressionThread | None = None,
-        verifications: VerificationDesk,
-        desk: JobDesk | None = None,
-        door: "Door | None" = None,
+        verifications: VerificationService,
+        service: JobService | None = None,
+        authenticator: "Authenticator | None" = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._admission = admission
         self._facts = facts
-        self._ledger = ledger
-        self._door = door
-        self._jobs = GrpcJobs(admission, ledger, desk)
+        self._accounting = accounting
+        self._authenticator = authenticator
+        self._jobs = GrpcJobs(admission, accounting, service)
         self._verification = GrpcVerification(verifications)
         self._health = GrpcHealth(SERVICES)
         self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, grpc_reflection.SERVICE))
         self._tasks: set[asyncio.Task[None]] = set()
         """Answers that wait for something."""
         self._routes = self._all_routes()
-        port = GrpcPort(self._route, limits, ledger.metrics, budget, turns, compression)
+        port = GrpcPort(self._route, limits, accounting.metrics, budget, turns, compression)
         self._server = PortServer(port, partial(GrpcConnection, port), tls)
 
     async def start(self, listening: socket.socket) -> None:
@@ -154,15 +154,15 @@ class GrpcEdge:
 
     def _route_infer(self, head: GrpcHead) -> None:
         secret = self._turn_away(head)
-        route = InferRoute(self._admission, self._ledger, head, self._door, secret)
+        route = InferRoute(self._admission, self._accounting, head, self._authenticator, secret)
         head.open = partial(InferenceCall, route)
 
     def _turn_away(self, head: GrpcHead) -> str:
         """Refuses strangers before their message comes; returns the credential of others."""
-        if self._door is not None and head.refusal is None:
+        if self._authenticator is not None and head.refusal is None:
             try:
                 secret = secret_in(head)
-                self._door.admit(secret)
+                self._authenticator.admit(secret)
             except ServingError as error:
                 head.refusal = error
             else:
@@ -178,10 +178,10 @@ class GrpcEdge:
             self._turn_away(head)
 
         def start(body: Body, call: SimpleCall) -> None:
-            visitor = self._visitor(call, is_open)
+            principal = self._principal(call, is_open)
             request = parsed(message, body)
-            visitor.take_request()
-            call.reply(answer(request, visitor).SerializeToString())
+            principal.take_request()
+            call.reply(answer(request, principal).SerializeToString())
 
         head.open = partial(SimpleCall, start)
 
@@ -195,21 +195,23 @@ class GrpcEdge:
 
         def start(body: Body, call: SimpleCall) -> None:
             if act == VERIFY:
-                # Whom the door knows is asked for the scope once it is clear for which model.
-                self._verification.check(call.connection.peer, is_known=self._door is not None)
-            visitor = self._visitor(call, act=act)
+                # The scope of an authenticated caller is checked once the model is known.
+                self._verification.check(
+                    call.connection.peer, is_known=self._authenticator is not None
+                )
+            principal = self._principal(call, act=act)
             if message is SubmitJobRequest:
                 self._jobs.check_submitted(body)
             request = parsed(message, body)
-            task = asyncio.get_running_loop().create_task(run(request, visitor, call))
+            task = asyncio.get_running_loop().create_task(run(request, principal, call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        async def run(request: Message, visitor: Visitor, call: SimpleCall) -> None:
+        async def run(request: Message, principal: Principal, call: SimpleCall) -> None:
             try:
-                with refusals_audited(act, "", visitor.name, visitor.peer):
-                    visitor.take_request()
-                call.reply_in_parts(await answer(request, visitor, call.reserve))
+                with refusals_audited(act, "", principal.name, principal.peer):
+                    principal.take_request()
+                call.reply_in_parts(await answer(request, principal, call.reserve))
             except ServingError as error:
                 call.fail(error)
             except Exception as error:
@@ -218,38 +220,38 @@ class GrpcEdge:
 
         head.open = partial(SimpleCall, start)
 
-    def _visitor(self, call: SimpleCall, is_open: bool = False, act: str = "") -> Visitor:
+    def _principal(self, call: SimpleCall, is_open: bool = False, act: str = "") -> Principal:
         """Identifies the caller of a call.
 
         Raises:
             ServingError: nobody whom this server knows, where somebody has to be.
         """
         peer = call.connection.peer
-        if self._door is None or is_open:
-            return Visitor(None, peer)
+        if self._authenticator is None or is_open:
+            return Principal(None, peer)
         with refusals_audited(act, "", "", peer):
-            return Visitor(self._door.admit(secret_in(call.head)), peer)
+            return Principal(self._authenticator.admit(secret_in(call.head)), peer)
 
-    def _server_live(self, _: pb.ServerLiveRequest, __: Visitor) -> Message:
+    def _server_live(self, _: pb.ServerLiveRequest, __: Principal) -> Message:
         return pb.ServerLiveResponse(live=True)
 
-    def _server_ready(self, _: pb.ServerReadyRequest, __: Visitor) -> Message:
+    def _server_ready(self, _: pb.ServerReadyRequest, __: Principal) -> Message:
         return pb.ServerReadyResponse(ready=self._facts.is_ready())
 
-    def _model_ready(self, request: pb.ModelReadyRequest, visitor: Visitor) -> Message:
-        ready = visitor.sees(request.name) and self._facts.is_model_ready(
+    def _model_ready(self, request: pb.ModelReadyRequest, principal: Principal) -> Message:
+        ready = principal.sees(request.name) and self._facts.is_model_ready(
             request.name, request.version
         )
         return pb.ModelReadyResponse(ready=ready)
 
-    def _server_metadata(self, _: pb.ServerMetadataRequest, __: Visitor) -> Message:
+    def _server_metadata(self, _: pb.ServerMetadataRequest, __: Principal) -> Message:
         return pb.ServerMetadataResponse(
             name=NAME, version=self._facts.version, extensions=EXTENSIONS
         )
 
-    def _model_metadata(self, request: pb.ModelMetadataRequest, visitor: Visitor) -> Message:
-        visitor.require_seen(request.name)
-        with self._ledger.counting_refusals():
+    def _model_metadata(self, request: pb.ModelMetadataRequest, principal: Principal) -> Message:
+        principal.require_seen(request.name)
+        with self._accounting.counting_refusals():
             facts = self._facts.model(request.name, request.version)
         inputs, outputs = (
             [

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2 as pb
 
 from services.errors import NotFoundError, ServingError, TooManyInFlightError
-from services.gateway.wire.grpc_call import SimpleCall, UnaryCall, parsed
-from services.gateway.wire.grpc_head import GrpcHead
-from services.gateway.wire.http_body import Body
+from services.gateway.wire.body import Body
+from services.gateway.wire.http2.grpc_call import SimpleCall, UnaryCall, parsed
+from services.gateway.wire.http2.grpc_head import GrpcHead
 
 if TYPE_CHECKING:
-    from services.gateway.wire.grpc_connection import GrpcConnection
+    from services.gateway.wire.http2.grpc_connection import GrpcConnection
 
 SERVICE = "grpc.health.v1.Health"
 MAX_WATCHES = 2048

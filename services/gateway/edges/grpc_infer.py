@@ -21,20 +21,20 @@ from services.gateway.edges import grpc_codec
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES
 from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.edges.raw_parts import Part
-from services.gateway.ledger import REQUEST_ID, Ledger, Record
-from services.gateway.scheduling import time_for_work
-from services.gateway.wire import http2_headers
-from services.gateway.wire.grpc_call import UnaryCall, failure
-from services.gateway.wire.grpc_head import GrpcHead
-from services.gateway.wire.http_body import Body
+from services.gateway.request_accounting import REQUEST_ID, Record, RequestAccounting
+from services.gateway.scheduling_parameters import time_for_work
+from services.gateway.wire.body import Body
+from services.gateway.wire.http2 import headers as http2_headers
+from services.gateway.wire.http2.grpc_call import UnaryCall, failure
+from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
+    from services.access.authenticator import Authenticator
     from services.access.caller import Caller
-    from services.access.door import Door
-    from services.gateway.wire.grpc_connection import GrpcConnection
+    from services.gateway.wire.http2.grpc_connection import GrpcConnection
 
 logger = logging.getLogger("flambeau.grpc")
 
@@ -50,42 +50,50 @@ gRPC than over REST."""
 class InferRoute:
     """All of an inference that its head alone tells; kept with a head that comes again."""
 
-    __slots__ = ("_door", "_secret", "admission", "given_id", "ledger", "timeout_s", "traceparent")
+    __slots__ = (
+        "_authenticator",
+        "_secret",
+        "accounting",
+        "admission",
+        "given_id",
+        "timeout_s",
+        "traceparent",
+    )
 
     def __init__(
         self,
         admission: Admission,
-        ledger: Ledger,
+        accounting: RequestAccounting,
         head: GrpcHead,
-        door: "Door | None" = None,
+        authenticator: "Authenticator | None" = None,
         secret: str = "",
     ) -> None:
         self.admission = admission
-        self.ledger = ledger
+        self.accounting = accounting
         self.given_id = head.text(REQUEST_ID)
-        self.traceparent = head.text(TRACEPARENT) if ledger.tracer else ""
+        self.traceparent = head.text(TRACEPARENT) if accounting.tracer else ""
         self.timeout_s = head.timeout_s
-        self._door = door
+        self._authenticator = authenticator
         self._secret = secret
 
     def check(self) -> None:
         """Judges the caller, whatever it asks for.
 
         Raises:
-            ServingError: as `Door.admit`.
+            ServingError: as `Authenticator.admit`.
         """
-        if self._door is not None:
-            self._door.admit(self._secret)
+        if self._authenticator is not None:
+            self._authenticator.admit(self._secret)
 
     def caller(self, model: str) -> "Caller | None":
         """Who asks, and may; None where nobody is asked for a credential.
 
         Raises:
-            ServingError: as `Door.admit` and `Caller.require`.
+            ServingError: as `Authenticator.admit` and `Caller.require`.
         """
-        if self._door is None:
+        if self._authenticator is None:
             return None
-        caller = self._door.admit(self._secret)
+        caller = self._authenticator.admit(self._secret)
         caller.require("infer", model)
         return caller
 
@@ -123,7 +131,7 @@ class InferenceCall(UnaryCall):
             self.refuse(error)
             return
         self._request, model = request, request.model_name
-        record = self._record = route.ledger.open(
+        record = self._record = route.accounting.open(
             "grpc", request.id or route.given_id, model, request.model_version, route.traceparent
         )
         record.started -= waited_s
@@ -159,13 +167,13 @@ class InferenceCall(UnaryCall):
             outputs=grpc_codec.asked_outputs(request),
             timeout_s=self._time_for_work(timeout_us, record.started, waited_s),
             priority=priority,
-            wish=grpc_codec.artifact_wish(request),
+            preference=grpc_codec.artifact_preference(request),
             trace=record.trace,
             caller=caller,
         )
         answered: Done = self._answered
-        if route.ledger.sampler is not None:
-            answered = route.ledger.sampler.watch(call, record, answered)
+        if route.accounting.sampler is not None:
+            answered = route.accounting.sampler.watch(call, record, answered)
         entry = route.admission.infer(call, answered)
         if not self.is_over:
             self._entry = entry
@@ -227,7 +235,9 @@ class InferenceCall(UnaryCall):
     def _open_record(self) -> Record:
         """For a call whose message says nothing."""
         route = self._route
-        record = self._record = route.ledger.open("grpc", route.given_id, "", "", route.traceparent)
+        record = self._record = route.accounting.open(
+            "grpc", route.given_id, "", "", route.traceparent
+        )
         return record
 
     def _answered(self, outcome: Outcome) -> None:

@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import jobs_pb2 as jobs_pb
-from services.access.caller import Visitor
+from services.access.caller import Principal
 from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges import grpc_codec
@@ -16,9 +16,9 @@ from services.gateway.edges.binary_texts import Reserve
 from services.gateway.edges.grpc_large_answer import SlowAnswer, field_head
 from services.gateway.edges.grpc_raw import check_job_request
 from services.gateway.edges.raw_parts import Part
-from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
-from services.gateway.ledger import Ledger
-from services.gateway.wire.http_body import Body
+from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
+from services.gateway.request_accounting import RequestAccounting
+from services.gateway.wire.body import Body
 from services.queueing.job_records import Job
 from services.queueing.records import InferReply
 
@@ -33,12 +33,14 @@ embedded message has in several places is put together."""
 
 
 class GrpcJobs:
-    """The calls; without a desk each of them says that there are no jobs here."""
+    """The calls; without a job service each of them refuses: this server keeps no jobs."""
 
-    def __init__(self, admission: Admission, ledger: Ledger, desk: JobDesk | None) -> None:
+    def __init__(
+        self, admission: Admission, accounting: RequestAccounting, service: JobService | None
+    ) -> None:
         self._admission = admission
-        self._ledger = ledger
-        self._desk = desk
+        self._accounting = accounting
+        self._service = service
         self._waiting = 0
 
     def calls(self) -> dict[str, tuple[SlowAnswer, type[Message]]]:
@@ -57,40 +59,42 @@ class GrpcJobs:
             UnsupportedError: this server keeps no jobs.
             InvalidRequestError: it is beyond a limit.
         """
-        if self._open_desk:
+        if self._open_service:
             check_job_request(body)
 
     @property
-    def _open_desk(self) -> JobDesk:
-        if self._desk is None:
+    def _open_service(self) -> JobService:
+        if self._service is None:
             raise UnsupportedError(
                 "this server keeps no jobs: they need Redis between gateways and workers "
                 "(docs/scaling.md)"
             )
-        return self._desk
+        return self._service
 
     async def _submit(
-        self, asked: jobs_pb.SubmitJobRequest, visitor: Visitor, reserve: Reserve
+        self, asked: jobs_pb.SubmitJobRequest, principal: Principal, reserve: Reserve
     ) -> list[Part]:
-        desk, request = self._open_desk, asked.request
-        visitor.require("infer", request.model_name)
+        service, request = self._open_service, asked.request
+        principal.require("infer", request.model_name)
         timeout_us, _ = grpc_codec.scheduling(request)
         call = InferCall(
-            request_id=self._ledger.safe_id(request.id) if request.id else self._ledger.new_id(),
+            request_id=self._accounting.safe_id(request.id)
+            if request.id
+            else self._accounting.new_id(),
             model=request.model_name,
             version=request.model_version,
             inputs=await self._inputs(request, reserve),
             outputs=grpc_codec.asked_outputs(request),
-            wish=grpc_codec.artifact_wish(request),
-            caller=visitor.caller,
+            preference=grpc_codec.artifact_preference(request),
+            caller=principal.caller,
         )
-        wish = JobWish(
+        preference = JobOptions(
             timeout_s=timeout_us / 1e6 or None,
             idempotency_key=asked.idempotency_key,
             webhook=asked.webhook,
         )
-        with self._ledger.counting_refusals():
-            job, is_new = await desk.submit(call, wish, reserve)
+        with self._accounting.counting_refusals():
+            job, is_new = await service.submit(call, preference, reserve)
         started = jobs_pb.SubmitJobResponse(job=job_message(job), is_new=is_new)
         result = await self._result(job, reserve)
         head = [field_head(_JOB, sum(map(len, result)))] if result else []
@@ -103,10 +107,10 @@ class GrpcJobs:
         return await self._admission.work.run(slices, request.ByteSize())
 
     async def _get(
-        self, asked: jobs_pb.GetJobRequest, visitor: Visitor, reserve: Reserve
+        self, asked: jobs_pb.GetJobRequest, principal: Principal, reserve: Reserve
     ) -> list[Part]:
-        jobs, wait_s = self._open_desk.jobs, asked.wait.seconds + asked.wait.nanos / 1e9
-        check_job(visitor, asked.id)
+        jobs, wait_s = self._open_service.jobs, asked.wait.seconds + asked.wait.nanos / 1e9
+        check_job(principal, asked.id)
         if wait_s <= 0 or self._waiting >= MAX_WAITING:
             return await self._parts(await jobs.find(asked.id, reserve), reserve)
         self._waiting += 1
@@ -117,19 +121,19 @@ class GrpcJobs:
         return await self._parts(job, reserve)
 
     async def _cancel(
-        self, asked: jobs_pb.CancelJobRequest, visitor: Visitor, reserve: Reserve
+        self, asked: jobs_pb.CancelJobRequest, principal: Principal, reserve: Reserve
     ) -> list[Part]:
-        jobs = self._open_desk.jobs
-        check_job(visitor, asked.id)
+        jobs = self._open_service.jobs
+        check_job(principal, asked.id)
         return await self._parts(await jobs.cancel(asked.id, reserve), reserve)
 
     async def _list(
-        self, asked: jobs_pb.ListJobsRequest, visitor: Visitor, _: Reserve
+        self, asked: jobs_pb.ListJobsRequest, principal: Principal, _: Reserve
     ) -> list[Part]:
-        desk = self._open_desk
-        visitor.require("infer", asked.model_name)
+        service = self._open_service
+        principal.require("infer", asked.model_name)
         self._admission.directory.find(asked.model_name)  # unknown names are NOT_FOUND
-        found = await desk.jobs.of_model(asked.model_name)
+        found = await service.jobs.of_model(asked.model_name)
         listed = jobs_pb.ListJobsResponse(jobs=map(job_message, found))
         return [listed.SerializeToString()]
 

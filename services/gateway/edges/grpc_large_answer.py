@@ -14,9 +14,9 @@ import numpy as np
 
 from model_store.tensors import Array, as_bytes, raw_view
 from protos import open_inference_pb2 as pb
-from services.access.caller import Visitor
+from services.access.caller import Principal
 from services.gateway.edges.binary_texts import Reserve
-from services.gateway.edges.json_tensors import is_large
+from services.gateway.edges.json_bodies.tensors import is_large
 from services.gateway.edges.raw_parts import Part, cuts, raw_parts
 from services.gateway.sliced_work import Slices
 
@@ -35,7 +35,7 @@ CONTENTS_FIELDS = {
     "BYTES": "bytes_contents",
 }
 """The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
-SlowAnswer = Callable[[Any, Visitor, Reserve], Awaitable[list[Part]]]
+SlowAnswer = Callable[[Any, Principal, Reserve], Awaitable[list[Part]]]
 """Answers a call that has to wait: gives the parts of the serialised message."""
 LARGE_BYTES = 256 * 1024
 """Of raw data: what is smaller is copied in some 0.1 ms."""

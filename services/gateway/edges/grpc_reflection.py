@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from services.errors import InvalidRequestError, UnreadAnswersError
-from services.gateway.wire.grpc_call import Call, failure, parsed
-from services.gateway.wire.grpc_head import GrpcHead
-from services.gateway.wire.http_body import Body
+from services.gateway.wire.body import Body
+from services.gateway.wire.http2.grpc_call import Call, failure, parsed
+from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.interpreter_lock import lend_lock
 
 if TYPE_CHECKING:
-    from services.gateway.wire.grpc_connection import GrpcConnection
+    from services.gateway.wire.http2.grpc_connection import GrpcConnection
 
 logger = logging.getLogger("flambeau.grpc")
 

@@ -7,12 +7,12 @@ from google.protobuf.message import Message
 
 from protos.flambeau.v1 import verification_pb2 as pb
 from services.access.audit import audited, refusals_audited
-from services.access.caller import Visitor
+from services.access.caller import Principal
 from services.errors import ServingError
 from services.gateway.edges.binary_texts import Reserve
 from services.gateway.edges.grpc_large_answer import SlowAnswer
 from services.gateway.edges.raw_parts import Part
-from services.gateway.verification_desk import Verification, VerificationDesk
+from services.gateway.jobs.verification_service import Verification, VerificationService
 from services.queueing.verification_records import Verified
 
 SERVICE = "flambeau.v1.VerificationService"
@@ -23,8 +23,8 @@ ACT = "verify"
 class GrpcVerification:
     """The calls."""
 
-    def __init__(self, desk: VerificationDesk) -> None:
-        self._desk = desk
+    def __init__(self, service: VerificationService) -> None:
+        self._service = service
 
     def calls(self) -> dict[str, tuple[SlowAnswer, type[Message]]]:
         """By name: what answers a call, on the event loop, and what it is asked with."""
@@ -37,21 +37,21 @@ class GrpcVerification:
             ForbiddenError: the caller is a stranger.
         """
         with refusals_audited(ACT, "", "", peer):
-            self._desk.check(peer, is_known=is_known)
+            self._service.check(peer, is_known=is_known)
 
     async def _verify(
-        self, asked: pb.VerifyModelRequest, visitor: Visitor, _: Reserve
+        self, asked: pb.VerifyModelRequest, principal: Principal, _: Reserve
     ) -> list[Part]:
-        desk = self._desk
+        service = self._service
         if asked.id:
-            found = desk.find(asked.id)
-            visitor.require("manage", found.asked[0])
+            found = service.find(asked.id)
+            principal.require("manage", found.asked[0])
         else:
             target = f"{asked.model_name} {asked.model_version}".strip()
-            with audited(ACT, target, visitor.name, visitor.peer):
-                visitor.require("manage", asked.model_name)
-                found = desk.begin(asked.model_name, asked.model_version)
-        await desk.wait(found, asked.wait.seconds + asked.wait.nanos / 1e9)
+            with audited(ACT, target, principal.name, principal.peer):
+                principal.require("manage", asked.model_name)
+                found = service.begin(asked.model_name, asked.model_version)
+        await service.wait(found, asked.wait.seconds + asked.wait.nanos / 1e9)
         if isinstance(found.outcome, ServingError) and found.outcome.retryable:
             raise found.outcome  # as a status: the same call may succeed later
         return [verification_message(found).SerializeToString()]

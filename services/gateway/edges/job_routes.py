@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from services.access.caller import Visitor
+from services.access.caller import Principal
 from services.errors import (
     InvalidRequestError,
     JobFailedError,
@@ -30,10 +30,10 @@ from services.errors import (
 )
 from services.gateway.admission import Admission, InferCall
 from services.gateway.edges import rest_codec
-from services.gateway.edges.rest_request import RestRequest
-from services.gateway.job_desk import MAX_WAIT_S, JobDesk, JobWish, check_job
-from services.gateway.ledger import REQUEST_ID, Ledger
-from services.gateway.wire.http_asgi import RESERVE
+from services.gateway.edges.json_bodies.strict_request import RestRequest
+from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
+from services.gateway.request_accounting import REQUEST_ID, RequestAccounting
+from services.gateway.wire.http1.asgi import RESERVE
 from services.queueing.job_records import OVER, Job
 from services.queueing.records import InferReply
 
@@ -42,25 +42,25 @@ IDEMPOTENCY_KEY = "idempotency-key"
 WEBHOOK = "webhook-url"
 _WAIT = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)(ms|s)?")
 _OCTETS, _JSON = "application/octet-stream", "application/json"
-JobCall = Callable[[JobDesk, Request, Visitor], Awaitable[Response]]
+JobCall = Callable[[JobService, Request, Principal], Awaitable[Response]]
 _IN_JSON = RestRequest(inputs=())
 _IN_BINARY = RestRequest(inputs=(), binary_by_default=True)
 
 
 class JobRoutes:
-    """The routes; without a desk each of them says that there are no jobs here."""
+    """The routes; without a job service each of them refuses: this server keeps no jobs."""
 
     def __init__(
         self,
         admission: Admission,
-        ledger: Ledger,
-        desk: JobDesk | None,
-        visitor_of: Callable[[Request], Visitor],
+        accounting: RequestAccounting,
+        service: JobService | None,
+        principal_of: Callable[[Request], Principal],
     ) -> None:
         self._admission = admission
-        self._visitor_of = visitor_of
-        self._ledger = ledger
-        self._desk = desk
+        self._principal_of = principal_of
+        self._accounting = accounting
+        self._service = service
 
     def routes(self) -> list[Route]:
         """For an application that turns errors into answers."""
@@ -71,40 +71,44 @@ class JobRoutes:
             "/v2/jobs/{id}/result": {"GET": self._result},
         }
         return [
-            Route(path, self._at_desk(by_method), methods=list(by_method))
+            Route(path, self._at_service(by_method), methods=list(by_method))
             for path, by_method in calls.items()
         ]
 
-    def _at_desk(
+    def _at_service(
         self, by_method: Mapping[str, JobCall]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            if self._desk is None:
+            if self._service is None:
                 raise UnsupportedError(
                     "this server keeps no jobs: they need Redis between gateways and workers "
                     "(docs/scaling.md)"
                 )
-            visitor = self._visitor_of(request)
-            visitor.take_request()
+            principal = self._principal_of(request)
+            principal.take_request()
             method = "GET" if request.method == "HEAD" else request.method
-            return await by_method[method](self._desk, request, visitor)
+            return await by_method[method](self._service, request, principal)
 
         return endpoint
 
-    async def _submit(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
-        with self._ledger.counting_refusals():
-            job, is_new = await self._hand_in(desk, request, visitor)
+    async def _submit(
+        self, service: JobService, request: Request, principal: Principal
+    ) -> Response:
+        with self._accounting.counting_refusals():
+            job, is_new = await self._hand_in(service, request, principal)
         response = await self._with_result(job, request, 202 if is_new else 200)
         response.headers["location"] = f"/v2/jobs/{job.id}"
         return response
 
-    async def _hand_in(self, desk: JobDesk, request: Request, visitor: Visitor) -> tuple[Job, bool]:
-        """Reads a job and hands it in; as `JobDesk.submit`."""
+    async def _hand_in(
+        self, service: JobService, request: Request, principal: Principal
+    ) -> tuple[Job, bool]:
+        """Reads a job and hands it in; as `JobService.submit`."""
         model, version = request.path_params["model"], request.path_params.get("version", "")
-        visitor.require("infer", model)
+        principal.require("infer", model)
         signature = self._admission.directory.resolve(model, version)[1]
         header_length = request.headers.get(rest_codec.HEADER_LENGTH)
-        check = partial(self._admission.check_inputs, model, version, visitor.caller)
+        check = partial(self._admission.check_inputs, model, version, principal.caller)
         body = (await request.receive())["body"]  # whole; `Request.body` would copy it
         wanted = rest_codec.decode(body, header_length, signature, check, request.scope[RESERVE])
         if not isinstance(wanted, RestRequest):
@@ -112,35 +116,39 @@ class JobRoutes:
         del body  # what no array views is charged no more
         given_id = wanted.id or request.headers.get(REQUEST_ID, "")
         call = InferCall(
-            request_id=self._ledger.safe_id(given_id) if given_id else self._ledger.new_id(),
+            request_id=self._accounting.safe_id(given_id)
+            if given_id
+            else self._accounting.new_id(),
             model=model,
             version=version,
             inputs=wanted.inputs,
             outputs=wanted.outputs,
-            wish=wanted.wish,
-            caller=visitor.caller,
+            preference=wanted.preference,
+            caller=principal.caller,
         )
-        wish = JobWish(
+        preference = JobOptions(
             timeout_s=wanted.timeout_us / 1e6 or None,
             idempotency_key=request.headers.get(IDEMPOTENCY_KEY, ""),
             webhook=request.headers.get(WEBHOOK, ""),
         )
-        return await desk.submit(call, wish, request.scope[RESERVE])
+        return await service.submit(call, preference, request.scope[RESERVE])
 
-    async def _list(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
+    async def _list(self, service: JobService, request: Request, principal: Principal) -> Response:
         model = request.path_params["model"]
-        visitor.require("infer", model)
+        principal.require("infer", model)
         self._admission.directory.find(model)  # unknown names are 404
-        jobs = await desk.jobs.of_model(model)
+        jobs = await service.jobs.of_model(model)
         return _json({"jobs": [job_document(job) for job in jobs]})
 
-    async def _find(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
+    async def _find(self, service: JobService, request: Request, principal: Principal) -> Response:
         wait_s = _wait_s(request.query_params.get("wait", "0"))
         job_id = request.path_params["id"]
-        check_job(visitor, job_id)
+        check_job(principal, job_id)
         reserve = request.scope[RESERVE]
         waiting = asyncio.ensure_future(
-            desk.jobs.wait(job_id, wait_s, reserve) if wait_s else desk.jobs.find(job_id, reserve)
+            service.jobs.wait(job_id, wait_s, reserve)
+            if wait_s
+            else service.jobs.find(job_id, reserve)
         )
         gone = asyncio.ensure_future(_disconnected(request))
         try:
@@ -152,9 +160,11 @@ class JobRoutes:
             gone.cancel()
             waiting.cancel()
 
-    async def _result(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
-        check_job(visitor, request.path_params["id"])
-        job = await desk.jobs.find(request.path_params["id"], request.scope[RESERVE])
+    async def _result(
+        self, service: JobService, request: Request, principal: Principal
+    ) -> Response:
+        check_job(principal, request.path_params["id"])
+        job = await service.jobs.find(request.path_params["id"], request.scope[RESERVE])
         if job.state not in OVER:
             raise JobNotOverError(f"job '{job.id}' is {job.state}; ask again, with ?wait=30s")
         if isinstance(job.outcome, ServingError):
@@ -175,10 +185,12 @@ class JobRoutes:
             response.headers[rest_codec.HEADER_LENGTH] = str(body.json_length)
         return response
 
-    async def _cancel(self, desk: JobDesk, request: Request, visitor: Visitor) -> Response:
+    async def _cancel(
+        self, service: JobService, request: Request, principal: Principal
+    ) -> Response:
         job_id = request.path_params["id"]
-        check_job(visitor, job_id)
-        job = await desk.jobs.cancel(job_id, request.scope[RESERVE])
+        check_job(principal, job_id)
+        job = await service.jobs.cancel(job_id, request.scope[RESERVE])
         return await self._with_result(job, request)
 
     async def _with_result(self, job: Job, request: Request, status: int = 200) -> Response:

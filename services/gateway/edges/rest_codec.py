@@ -18,15 +18,20 @@ from model_store.tensors import DATATYPES, Array, TensorError
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array, reserved_bytes
-from services.gateway.edges.json_tensors import ELEMENTS_A_PIECE, is_large, json_pieces, to_json
-from services.gateway.edges.large_request import MIN_LARGE_BYTES, read_large
-from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES, raw_parts
-from services.gateway.edges.rest_request import (
+from services.gateway.edges.json_bodies.fast_request import NOT_FAST, read_fast
+from services.gateway.edges.json_bodies.strict_request import (
     Check,
     RestRequest,
-    read_exactly,
+    read_strictly,
 )
-from services.gateway.edges.usual_request import UNUSUAL, read_usual
+from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES, read_in_slices
+from services.gateway.edges.json_bodies.tensors import (
+    ELEMENTS_A_PIECE,
+    is_large,
+    json_pieces,
+    to_json,
+)
+from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES, raw_parts
 from services.gateway.refusals import naming_input
 from services.gateway.sliced_work import Slices, at_once
 from services.queueing.records import InferReply, Lane
@@ -74,7 +79,7 @@ def decode(
     if header_length is None:
         if len(body) < MIN_LARGE_BYTES:
             return decode_json(body)
-        return read_large(body, _NO_BINARY, check, reserve)
+        return read_in_slices(body, _NO_BINARY, check, reserve)
     length = _json_length(header_length, len(body))
     if length == 0:
         raw = _decode_raw_body(body, signature, reserve)
@@ -83,11 +88,11 @@ def decode(
     head, binary = view[:length], view[length:]
     if length < MIN_LARGE_BYTES:
         try:
-            return read_usual(head, binary)
-        except UNUSUAL:
+            return read_fast(head, binary)
+        except NOT_FAST:
             if len(binary) < MIN_LARGE_BYTES:
-                return read_exactly(head, binary)
-    return read_large(head, binary, check, reserve)
+                return read_strictly(head, binary)
+    return read_in_slices(head, binary, check, reserve)
 
 
 def decode_json(head: Buffer) -> RestRequest:
@@ -97,9 +102,9 @@ def decode_json(head: Buffer) -> RestRequest:
         The same as `decode`.
     """
     try:
-        return read_usual(head, _NO_BINARY)
-    except UNUSUAL:
-        return read_exactly(head, _NO_BINARY)
+        return read_fast(head, _NO_BINARY)
+    except NOT_FAST:
+        return read_strictly(head, _NO_BINARY)
 
 
 def encode(

@@ -18,25 +18,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.access.caller import Visitor
+from services.access.caller import Principal
 from services.access.credential import secret_of
 from services.errors import MethodNotAllowedError, ServingError, UnknownPathError
 from services.gateway.admission import Admission
 from services.gateway.edges.job_routes import JobRoutes
 from services.gateway.edges.openapi import openapi_document
 from services.gateway.edges.rest_infer import InferExchange, InferRoute
-from services.gateway.job_desk import JobDesk
-from services.gateway.ledger import Ledger
+from services.gateway.jobs.job_service import JobService
+from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
-from services.gateway.wire.http_asgi import asgi_opener
-from services.gateway.wire.http_body import SMALL_BODY_BYTES, Body
-from services.gateway.wire.http_exchange import JSON, Exchange, Opener, error_body
-from services.gateway.wire.http_head import Head
+from services.gateway.wire.body import SMALL_BODY_BYTES, Body
+from services.gateway.wire.http1.asgi import asgi_opener
+from services.gateway.wire.http1.exchange import JSON, Exchange, Opener, error_body
+from services.gateway.wire.http1.head import Head
 from services.ports import LIVE_PATH, READY_PATH
 
 if TYPE_CHECKING:
-    from services.access.door import Door
-    from services.gateway.wire.http_protocol import HttpConnection
+    from services.access.authenticator import Authenticator
+    from services.gateway.wire.http1.connection import HttpConnection
 
 _HTML = b"content-type: text/html; charset=utf-8\r\n"
 _JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
@@ -50,17 +50,17 @@ class RestEdge:
         self,
         admission: Admission,
         facts: ServerFacts,
-        ledger: Ledger,
-        desk: JobDesk | None = None,
-        door: "Door | None" = None,
+        accounting: RequestAccounting,
+        service: JobService | None = None,
+        authenticator: "Authenticator | None" = None,
     ) -> None:
         self._admission = admission
-        self._door = door
-        self._jobs = JobRoutes(admission, ledger, desk, self._visitor)
+        self._authenticator = authenticator
+        self._jobs = JobRoutes(admission, accounting, service, self._principal)
         self._facts = facts
-        self._ledger = ledger
+        self._accounting = accounting
         page = files("services.gateway.edges").joinpath("docs.html").read_bytes()
-        document = orjson.dumps(openapi_document(facts.version, with_jobs=desk is not None))
+        document = orjson.dumps(openapi_document(facts.version, with_jobs=service is not None))
         live = orjson.dumps({"live": True})
         # What says nothing of the models, and is for everybody.
         self._open: dict[str, Callable[[], _Said]] = {
@@ -84,31 +84,33 @@ class RestEdge:
             is_read = head.method in ("GET", "HEAD")
             return partial(_OpenAnswer, say) if is_read else partial(_NotAllowed, "GET, HEAD")
         found = _INFER.fullmatch(head.path)
-        entrance = None
-        if self._door is not None:
+        authorization = None
+        if self._authenticator is not None:
             secret = secret_of(head.text("authorization") or "", head.text("x-api-key") or "")
-            self._door.admit(secret)
-            entrance = self._door.entrance(secret, "infer", found[1]) if found else None
+            self._authenticator.admit(secret)
+            authorization = (
+                self._authenticator.authorization(secret, "infer", found[1]) if found else None
+            )
         if found is None:
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":
             return partial(_NotAllowed, "POST")
         model, version = found[1], found[2] or ""
-        route = InferRoute(self._admission, self._ledger, head, model, version, entrance)
+        route = InferRoute(self._admission, self._accounting, head, model, version, authorization)
         return partial(InferExchange, route)
 
-    def _visitor(self, request: Request) -> Visitor:
+    def _principal(self, request: Request) -> Principal:
         """Who makes a call.
 
         Raises:
             UnauthenticatedError: nobody whom this server knows.
         """
-        if self._door is None:
-            return Visitor(None, "")
+        if self._authenticator is None:
+            return Principal(None, "")
         headers = request.headers
         secret = secret_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
-        return Visitor(self._door.admit(secret), "")
+        return Principal(self._authenticator.admit(secret), "")
 
     def _application(self) -> Starlette:
         application = Starlette(
@@ -141,7 +143,7 @@ class RestEdge:
         ]
 
     async def _server_metadata(self, request: Request) -> Response:
-        self._visitor(request).take_request()
+        self._principal(request).take_request()
         return _json({"name": NAME, "version": self._facts.version, "extensions": list(EXTENSIONS)})
 
     def _ready(self) -> "_Said":
@@ -152,17 +154,17 @@ class RestEdge:
 
     async def _model_metadata(self, request: Request) -> Response:
         model, version = _named(request)
-        visitor = self._visitor(request)
-        visitor.require_seen(model)
-        visitor.take_request()
-        with self._ledger.counting_refusals():
+        principal = self._principal(request)
+        principal.require_seen(model)
+        principal.take_request()
+        with self._accounting.counting_refusals():
             return _json(asdict(self._facts.model(model, version)))
 
     async def _model_ready(self, request: Request) -> Response:
         model, version = _named(request)
-        visitor = self._visitor(request)
-        visitor.require_seen(model)
-        visitor.take_request()
+        principal = self._principal(request)
+        principal.require_seen(model)
+        principal.take_request()
         served = self._admission.directory.find(model, version)  # unknown names are 404
         ready = served.state == "ready"
         return _json({"name": model, "ready": ready}, 200 if ready else 503)

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.edges import rest_codec
-from services.gateway.edges.large_request import MIN_LARGE_BYTES
-from services.gateway.edges.rest_request import RestRequest
-from services.gateway.ledger import REQUEST_ID, Ledger, Record
-from services.gateway.scheduling import time_for_work
+from services.gateway.edges.json_bodies.strict_request import RestRequest
+from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES
+from services.gateway.request_accounting import REQUEST_ID, Record, RequestAccounting
+from services.gateway.scheduling_parameters import time_for_work
 from services.gateway.sliced_work import Slices
-from services.gateway.wire.http_body import Body
-from services.gateway.wire.http_compression import MIN_COMPRESSED_BYTES, accepted_encoding
-from services.gateway.wire.http_exchange import JSON, Exchange
-from services.gateway.wire.http_head import Head
+from services.gateway.wire.body import Body
+from services.gateway.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
+from services.gateway.wire.http1.exchange import JSON, Exchange
+from services.gateway.wire.http1.head import Head
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
+    from services.access.authenticator import CachedAuthorization
     from services.access.caller import Caller
-    from services.access.door import Entrance
-    from services.gateway.wire.http_protocol import HttpConnection
+    from services.gateway.wire.http1.connection import HttpConnection
 
 logger = logging.getLogger("flambeau.http")
 
@@ -51,22 +51,31 @@ class InferRoute:
     """All of an inference that its head alone tells; kept with a head that comes again."""
 
     __slots__ = (
-        "admission", "encoding", "entrance", "fault", "given_id", "header_length", "ledger",
-        "model", "timeout_s", "traceparent", "version",
+        "accounting",
+        "admission",
+        "authorization",
+        "encoding",
+        "fault",
+        "given_id",
+        "header_length",
+        "model",
+        "timeout_s",
+        "traceparent",
+        "version",
     )  # fmt: skip
 
     def __init__(
         self,
         admission: Admission,
-        ledger: Ledger,
+        accounting: RequestAccounting,
         head: Head,
         model: str,
         version: str,
-        entrance: "Entrance | None" = None,
+        authorization: "CachedAuthorization | None" = None,
     ) -> None:
         self.admission = admission
-        self.entrance = entrance
-        self.ledger = ledger
+        self.authorization = authorization
+        self.accounting = accounting
         self.model = model
         self.version = version
         self.given_id = head.text(REQUEST_ID) or ""
@@ -108,9 +117,9 @@ class InferExchange(Exchange):
 
     def body_limit(self, max_bytes: int) -> int:
         """All that the port takes, of those who may infer."""
-        entrance = self._route.entrance
-        if entrance is not None:
-            entrance.caller()
+        authorization = self._route.authorization
+        if authorization is not None:
+            authorization.caller()
         return max_bytes
 
     def begin(self, body: Body) -> None:
@@ -123,12 +132,12 @@ class InferExchange(Exchange):
         record = self._open_record()
         record.started -= waited_s
         caller = None
-        if route.entrance is not None:
-            caller = route.entrance.known
+        if route.authorization is not None:
+            caller = route.authorization.known
             # Written out, for it is on the way of every request.
             if caller is None or caller.ended or time.time() >= caller.expires_at:
                 try:
-                    caller = route.entrance.caller()
+                    caller = route.authorization.caller()
                 except ServingError as error:
                     self._fail(error)
                     return
@@ -157,7 +166,7 @@ class InferExchange(Exchange):
         assert record is not None
         self._request = request
         if request.id:
-            record.request_id = route.ledger.safe_id(request.id)
+            record.request_id = route.accounting.safe_id(request.id)
         timeout_s = route.timeout_s
         if request.timeout_us:
             own_s = time_for_work(request.timeout_us / 1e6, WAY_BACK_S)
@@ -172,13 +181,13 @@ class InferExchange(Exchange):
             outputs=request.outputs,
             timeout_s=timeout_s,
             priority=request.priority,
-            wish=request.wish,
+            preference=request.preference,
             trace=record.trace,
             caller=caller,
         )
         answered: Done = self._answered
-        if route.ledger.sampler is not None:
-            answered = route.ledger.sampler.watch(call, record, answered)
+        if route.accounting.sampler is not None:
+            answered = route.accounting.sampler.watch(call, record, answered)
         entry = route.admission.infer(call, answered)
         if self.response is None:
             self._entry = entry
@@ -198,7 +207,7 @@ class InferExchange(Exchange):
 
     def _open_record(self) -> Record:
         route = self._route
-        record = self._record = route.ledger.open(
+        record = self._record = route.accounting.open(
             "rest", route.given_id, route.model, route.version, route.traceparent
         )
         return record
@@ -308,7 +317,7 @@ class InferExchange(Exchange):
         record = self._record
         assert record is not None
         record.close("200", reply)
-        # Ids are printable ASCII: the ledger replaces any other.
+        # Ids are printable ASCII: the accounting replaces any other.
         self.respond(200, b"%bx-request-id: %b\r\n" % (fields, record.request_id.encode()), parts)
 
     def _fail(self, error: ServingError, lane: Lane | None = None) -> None:

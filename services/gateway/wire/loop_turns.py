@@ -26,7 +26,7 @@ from typing import Protocol
 from services.interpreter_lock import lend_lock
 
 WORK_A_TURN_US = 1000
-"""As much as `turn_share.py` lets requests take."""
+"""As much as `request_pacer.py` lets requests take."""
 WORK_AT_ONCE_US = 250
 FIRST_WORK_US = 60
 READ_SHIFT = 12

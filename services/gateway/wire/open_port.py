@@ -16,7 +16,7 @@ from typing import Any
 
 from services.errors import BufferFullError, ServingError, UnreadAnswersError
 from services.gateway.wire.byte_budget import SHARES, ByteBudget
-from services.gateway.wire.http_compression import CompressionThread
+from services.gateway.wire.compression import CompressionThread
 from services.gateway.wire.loop_turns import (
     READ_BYTES,
     READ_SHIFT,

@@ -13,7 +13,7 @@ from bench import grpc_shooter
 from bench.grpc_shooter import CONNECTIONS, GrpcShooter, _Connection
 from bench.peers.peer import Ask
 from bench.shooter import Outcome
-from services.gateway.wire.http2_frames import (
+from services.gateway.wire.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -27,9 +27,9 @@ from services.gateway.wire.http2_frames import (
     reset,
     settings,
 )
-from services.gateway.wire.http2_headers import STATUS_200, write
+from services.gateway.wire.http2.headers import STATUS_200, write
 from tests.unit.bench.shooting import listening, shoot
-from tests.unit.gateway.http2_wire import message
+from tests.unit.gateway.wire.http2_wire import message
 
 LARGE = bytes(range(256)) * 2000
 """More than a window and many frames."""

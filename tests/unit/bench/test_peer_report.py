@@ -8,7 +8,7 @@ import pytest
 from bench.peers.bar_chart import Group, Panel, draw, scale_for, short
 from bench.peers.figures import Figure, Start, median_figures
 from bench.peers.peer import Form
-from bench.peers.report import Report
+from bench.peers.report import PeerReport
 
 
 def figure(server: str, rate: float, form: Form = Form.JSON, clients: int = 64) -> Figure:
@@ -25,9 +25,9 @@ def figure(server: str, rate: float, form: Form = Form.JSON, clients: int = 64) 
     )
 
 
-def report(*figures: Figure) -> Report:
+def report(*figures: Figure) -> PeerReport:
     servers = list(dict.fromkeys(f.server for f in figures))
-    return Report(
+    return PeerReport(
         figures=figures,
         starts=[
             Start(server=s, model="tiny-mlp", cold_start_s=0.5, resident_mib=120) for s in servers

@@ -13,8 +13,8 @@ from flambeau.commands.verify import verify
 from model_store.certificates import certificates
 from model_store.storage import Storage
 from model_store.store import ModelStore
-from services.inference import certification
 from services.inference.backends.artifact_fit import UnfitArtifactError
+from services.inference.certifying import certification
 from tests.fixtures.onnx_models import linear, publish
 
 

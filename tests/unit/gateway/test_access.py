@@ -16,17 +16,17 @@ from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import verification_pb2 as verification_pb
 from services.access import audit
+from services.access.authenticator import UNKNOWN, Authenticator
 from services.access.config import AccessSettings
-from services.access.door import UNKNOWN, Door
 from services.access.tenants import Tenants
 from services.errors import DeviceError
 from services.gateway.admission import Admission
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
-from services.gateway.ledger import Ledger
+from services.gateway.jobs.verification_service import VerificationService
+from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
-from services.gateway.verification_desk import VerificationDesk
-from services.gateway.wire.http_port import HttpPort
+from services.gateway.wire.http1.port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
@@ -41,7 +41,7 @@ from tests.fixtures.credentials import (
     token_without_signature,
     write_credentials,
 )
-from tests.unit.gateway.http_wire import Answer, Wire, make_budget, make_limits, request
+from tests.unit.gateway.wire.http_wire import Answer, Wire, make_budget, make_limits, request
 
 SERVICE = "inference.GRPCInferenceService"
 BODY = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]}'
@@ -99,21 +99,23 @@ class Place:
             directory, self.queue, self.metrics, max_in_flight_requests=8, request_timeout_s=60
         )
         settings = AccessSettings(**write_credentials(folder, *grants, **fields))
-        self.door = Door(settings, self.metrics.access, Tenants(self.metrics.access))
+        self.authenticator = Authenticator(
+            settings, self.metrics.access, Tenants(self.metrics.access)
+        )
         directory.is_discreet = True
         facts = ServerFacts("0", directory, admission, Readiness())
         facts.readiness.see(Look())
-        edges = (admission, facts, Ledger(self.metrics, directory, access_log=False))
+        edges = (admission, facts, RequestAccounting(self.metrics, directory, access_log=False))
         self.verified: list[str] = []
         budget = make_budget()
         self.grpc = GrpcEdge(
             *edges,
             limits=make_limits(),
             budget=budget,
-            verifications=VerificationDesk(self._verify, "this_machine"),
-            door=self.door,
+            verifications=VerificationService(self._verify, "this_machine"),
+            authenticator=self.authenticator,
         )
-        route = RestEdge(*edges, None, self.door).route
+        route = RestEdge(*edges, None, self.authenticator).route
         self._http = HttpPort(route, make_limits(max_request_bytes=10_000), self.metrics, budget)
         self._http.tick()
         self.worker = Echo()
@@ -265,13 +267,13 @@ async def test_an_expired_key_is_refused_and_one_revoked_while_its_connection_is
     assert await place.infer_both_ways("digits", x_api_key=KEY) == 200
     keys = place.folder / "keys.yaml"
     keys.write_text(keys_text(expires="2020-01-01T00:00:00Z"))
-    await place.door.look()
+    await place.authenticator.look()
     assert await place.infer_both_ways("digits", x_api_key=KEY) == 401
     keys.write_text("keys: []\n")
-    await place.door.look()
+    await place.authenticator.look()
     assert await place.infer_both_ways("digits", x_api_key=KEY) == 401
     keys.write_text(keys_text())
-    await place.door.look()
+    await place.authenticator.look()
     assert await place.infer_both_ways("digits", x_api_key=KEY) == 200
 
 
@@ -313,7 +315,7 @@ async def test_a_model_of_others_is_as_one_that_does_not_exist(make_place: Make)
     assert await place.infer_both_ways("digits-staging", **key) == 404
     keys = keys_text("manage:digits")
     (place.folder / "keys.yaml").write_text(keys)
-    await place.door.look()
+    await place.authenticator.look()
     assert await place.infer_both_ways("digits", **key) == 403
     assert (await place.rest("/v2/models/digits", **key)).status == 200
 
@@ -394,7 +396,7 @@ async def test_verifying_needs_its_scope_and_is_written_down(
         assert await verify("digits", x_api_key=KEY) == "PERMISSION_DENIED"
         assert await verify("secret", x_api_key=KEY) == "OK"
         (place.folder / "keys.yaml").write_text(keys_text("manage", requests_per_s=0.5))
-        await place.door.look()
+        await place.authenticator.look()
         assert await verify("digits", x_api_key=KEY) == "OK"
         assert await verify("digits", x_api_key=KEY) == "RESOURCE_EXHAUSTED"
     acts = [

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from model_store.signature import Signature, TensorSpec
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
-from services.gateway.verification_desk import VerificationDesk
+from services.gateway.jobs.verification_service import VerificationService
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
@@ -60,8 +60,8 @@ async def running(**settings: float) -> AsyncIterator[tuple[Front, Listening]]:
     config = GatewayConfig.model_validate({"queue": "redis://nobody", **ports, **settings})
     directory, lanes = Directory(), MemoryQueue(8)
     ready: list[Listening] = []
-    desk = VerificationDesk(SlowProof(), "nobody")
-    front = Front(config, "0", Metrics("0"), directory, lanes, ready.append, desk)
+    service = VerificationService(SlowProof(), "nobody")
+    front = Front(config, "0", Metrics("0"), directory, lanes, ready.append, service)
     (x, y) = (TensorSpec(name=name, datatype="INT64", shape=(-1,)) for name in "xy")
     signature = Signature(inputs=(x,), outputs=(y,), max_batch_size=8)
     directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))

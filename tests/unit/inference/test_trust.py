@@ -18,8 +18,8 @@ from model_store.store import ModelStore
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
 from services.inference.config import InferenceSettings
-from services.inference.configured_policy import serving_policy
-from services.inference.loader import LoadError, LoadOptions, load_version
+from services.inference.loading.configured_policy import serving_policy
+from services.inference.loading.loader import LoadError, LoadOptions, load_version
 from services.inference.trust import SignatureScope, Trust
 from services.settings import checked
 from tests.fixtures import misbehaving_models, onnx_models

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 
 from services.errors import UnknownModelError
-from services.gateway.ledger import Ledger
+from services.gateway.request_accounting import RequestAccounting
 from services.inference.config import InferenceConfig
 from services.queueing.directory import Directory
 from services.queueing.records import InferReply, InferRequest, Lane
@@ -153,9 +153,11 @@ def test_a_collector_that_is_away_gets_it_later(caplog: pytest.LogCaptureFixture
 def test_records_say_how_a_request_ended(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     place = Place(0.0)
-    ledger = Ledger(Metrics("test"), Directory(), access_log=True, tracer=place.tracer)
+    accounting = RequestAccounting(
+        Metrics("test"), Directory(), access_log=True, tracer=place.tracer
+    )
     good, bad, silent = (
-        ledger.open("rest", "", "digits", "", header) for header in (SAMPLED, SAMPLED, "")
+        accounting.open("rest", "", "digits", "", header) for header in (SAMPLED, SAMPLED, "")
     )
     reply = InferReply(
         lane=LANE, outputs={}, datatypes={}, batch_rows=1, queue_s=0.0, execution_s=0.0

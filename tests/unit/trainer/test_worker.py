@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from services.errors import QueueUnavailableError
-from services.trainer import transitions
-from services.trainer.executor import Failed, Stopped, Succeeded
-from services.trainer.job_store import READ_AT_ONCE, JobStore, change
+from services.trainer.executors.executor import Failed, Stopped, Succeeded
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.records import State, TrainingJob
-from services.trainer.sqlite_store import SqliteJobStore
-from services.trainer.worker import Worker
+from services.trainer.stores import transitions
+from services.trainer.stores.job_store import READ_AT_ONCE, JobStore, change
+from services.trainer.stores.sqlite_store import SqliteJobStore
+from services.trainer.worker import TrainingWorker
 from tests.fixtures.training_jobs import ScriptedExecutor, config, job, out_of_reach
 
 
@@ -28,7 +28,7 @@ class Working:
         self.store, self.executor = store, ScriptedExecutor(runs_apart)
         self.metrics = TrainerMetrics("test")
         found = config(folder, jobs_at_once=slots)
-        self.worker = Worker(store, self.executor, found, self.metrics, name)
+        self.worker = TrainingWorker(store, self.executor, found, self.metrics, name)
         self.task = asyncio.create_task(self.worker.run())
 
     async def begun(self) -> TrainingJob:

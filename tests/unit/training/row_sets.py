@@ -25,7 +25,7 @@ from training.datasets import load_splits
 from training.learning.loop import Trained, train
 from training.recipe import Recipe
 from training.run_folder import RunFolder
-from training.watcher import Nobody
+from training.watcher import NullWatcher
 
 ROWS = 42
 Row = tuple[dict[str, Any], Any]
@@ -131,7 +131,7 @@ def weights(runs: Path, recipe: Recipe) -> Mapping[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
 
-class Telling(Nobody):
+class Telling(NullWatcher):
     """Prints a line after every step, before its checkpoint is written."""
 
     @property

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from model_store.golden import GoldenRows, parse_golden
 from model_store.store import ModelStore
-from services.inference.golden_replay import replay_everything
-from services.inference.loader import replay
+from services.inference.loading.golden_replay import replay_everything
+from services.inference.loading.loader import replay
 from tests.unit.training.recipes import CLASSES, recipe, splits
 from training.errors import RecipeError
 from training.model import build_model, try_model

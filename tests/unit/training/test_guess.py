@@ -18,7 +18,7 @@ from training.pipeline import run
 from training.reporting.report import Report
 from training.reporting.report_page import report_page
 from training.rows.label_arrays import IGNORED_LABEL
-from training.watcher import Nobody
+from training.watcher import NullWatcher
 
 CLASS = TaskMetric("classes")
 
@@ -149,7 +149,7 @@ def random_labels(seed: int) -> dict[str, Any]:
     return {"train": split(80), "validation": split(40), "test": split(100)}
 
 
-class Told(Nobody):
+class Told(NullWatcher):
     """Keeps what is told behind the last event."""
 
     text = ""

@@ -19,9 +19,9 @@ from training.learning.loop import train
 from training.learning.objective import make_objective
 from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.run_folder import RunFolder
-from training.watcher import Nobody
+from training.watcher import NullWatcher
 
 HERE = "tests.unit.training.test_joined_optimizer"
 SYMBOLS = 50
@@ -56,10 +56,13 @@ def words(rows: int = 60) -> Splits:
     return Splits(split(1), split(2), split(3))
 
 
-def batches() -> list[Batch]:
+def batches() -> list[TrainingBatch]:
     split = words().train
     tokens, labels = torch.from_numpy(split.inputs["tokens"]), torch.from_numpy(split.labels)
-    return [Batch(np.arange(i, i + 20), [tokens[i : i + 20]], labels[i : i + 20]) for i in (0, 20)]
+    return [
+        TrainingBatch(np.arange(i, i + 20), [tokens[i : i + 20]], labels[i : i + 20])
+        for i in (0, 20)
+    ]
 
 
 def made(model: nn.Module, chosen: Any) -> Stepper:
@@ -112,7 +115,7 @@ def test_elements_of_sparse_gradients_are_clipped_and_windows_add_them_up() -> N
     assert gradient.to_dense().abs().max().item() == pytest.approx(1e-4)
 
 
-class Asking(Nobody):
+class Asking(NullWatcher):
     """Has a run end behind its first step."""
 
     stop_asked = True
@@ -127,7 +130,7 @@ def test_a_resumed_run_has_the_same_bits(name: str, tmp_path: Path) -> None:
         debug={"gradients": ["embed.*"]},
     )
 
-    def run(place: str, resume: bool = False, watcher: Nobody | None = None) -> bytes:
+    def run(place: str, resume: bool = False, watcher: NullWatcher | None = None) -> bytes:
         folder = RunFolder(tmp_path / place, chosen, DATA)
         with folder.locked():
             told = Console(file=io.StringIO())

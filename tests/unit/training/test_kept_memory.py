@@ -22,7 +22,7 @@ from training.kept_memory import (
 )
 from training.learning.loop import train
 from training.run_folder import RunFolder
-from training.watcher import Nobody
+from training.watcher import NullWatcher
 
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
@@ -60,7 +60,7 @@ class Library:
         return 1
 
 
-class Looking(Nobody):
+class Looking(NullWatcher):
     """Sees what the library was told when an epoch ends."""
 
     def __init__(self, library: Library) -> None:

@@ -15,7 +15,7 @@ from tests.unit.training.row_sets import lazy_document
 from training.datasets import Split, Splits, load_splits
 from training.errors import DataError, RecipeError
 from training.recipe import Recipe
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.rows.loading import Loader
 from training.together.ranks import Ranks
 
@@ -24,14 +24,14 @@ def weigh(inputs: dict[str, np.ndarray], labels: np.ndarray, often: int) -> np.n
     return np.where(labels == often, 1.0, 0.0)
 
 
-def epoch_of(chosen: Recipe, data: Splits, epoch: int = 0, first: int = 0) -> list[Batch]:
+def epoch_of(chosen: Recipe, data: Splits, epoch: int = 0, first: int = 0) -> list[TrainingBatch]:
     loader = Loader(data, chosen)
     found = [batch for window in loader.windows(epoch, first) for batch in window]
     loader.close()
     return found
 
 
-def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
+def assert_equal(found: list[TrainingBatch], expected: list[TrainingBatch]) -> None:
     assert len(found) == len(expected) > 0
     for one, other in zip(found, expected, strict=True):
         assert one.rows.tolist() == other.rows.tolist()

@@ -19,7 +19,7 @@ from training.learning.loop import train
 from training.learning.train_state import TrainState, after_epoch
 from training.recipe import Recipe
 from training.run_folder import RunFolder
-from training.watcher import LaterPhase, Nobody
+from training.watcher import LaterPhase, NullWatcher
 
 MODEL = recipe().document()["model"]
 TRAIN = {"epochs": 4, "threads": 1}
@@ -61,7 +61,7 @@ class Asking(LaterPhase):
     """Has a run end behind a step."""
 
     def __init__(self, step: int) -> None:
-        super().__init__(Nobody(), 0)
+        super().__init__(NullWatcher(), 0)
         self._left = step
 
     @property

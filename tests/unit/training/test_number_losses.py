@@ -18,7 +18,7 @@ from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer
 from training.model import build_model
 from training.recipe import Recipe
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 
 torch.manual_seed(1)
 OUTPUTS = torch.randn(8, 3)
@@ -133,7 +133,7 @@ def test_a_window_of_uneven_batches_moves_weights_as_one_batch_does() -> None:
         stepper = Stepper(model, build_optimizer(model, chosen.optim), chosen, objective, 1)
         places = torch.split(torch.arange(96), parts)
         window = [
-            Batch(
+            TrainingBatch(
                 place.numpy(),
                 [torch.from_numpy(split.inputs["features"])[place]],
                 torch.from_numpy(split.labels)[place],

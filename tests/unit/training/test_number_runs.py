@@ -12,7 +12,7 @@ from rich.console import Console
 from model_store.golden import parse_golden
 from model_store.manifest import Manifest, parse_manifest
 from model_store.parity import first_failure
-from services.inference.kept_artifacts import accuracy_loss, is_accurate
+from services.inference.loading.kept_artifacts import accuracy_loss, is_accurate
 from tests.unit.training.number_tasks import number_recipe
 from training.datasets import load_splits
 from training.exporters import export
@@ -25,12 +25,12 @@ from training.recipe_file import load_recipe, parse_recipe
 from training.recipe_parts.export_entries import OnnxExport
 from training.reporting.report import Report
 from training.run_folder import RunFolder
-from training.watcher import Nobody
+from training.watcher import NullWatcher
 
 DIABETES = str(Path(__file__).parents[3] / "training/recipes/diabetes_mlp.yaml")
 
 
-class Listener(Nobody):
+class Listener(NullWatcher):
     """Keeps the metrics of the last epoch."""
 
     def end_epoch(self, epoch: int, metrics: Any) -> None:

@@ -15,7 +15,7 @@ from training.learning.optimizer_step import Stepper
 from training.learning.optimizers import build_optimizer, parameter_groups
 from training.recipe import Recipe
 from training.recipe_parts.optimizer_parts import OptimPart
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 
 TORCH: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}),
@@ -35,11 +35,11 @@ TORCH: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def batches(size: int = 16, rows: int = 64) -> list[Batch]:
+def batches(size: int = 16, rows: int = 64) -> list[TrainingBatch]:
     split = splits(rows).train
     images, labels = torch.from_numpy(split.inputs["image"]), torch.from_numpy(split.labels)
     places = torch.split(torch.arange(rows), size)
-    return [Batch(place.numpy(), [images[place]], labels[place]) for place in places]
+    return [TrainingBatch(place.numpy(), [images[place]], labels[place]) for place in places]
 
 
 def network(seed: int = 0, bias: bool = False) -> nn.Module:
@@ -69,7 +69,7 @@ def test_each_optimizer_moves_weights_as_that_of_torch(name: str) -> None:
     for step, batch in enumerate(batches()):
         moved.step([batch], step, 1.0)
 
-        def closure(batch: Batch = batch) -> float:
+        def closure(batch: TrainingBatch = batch) -> float:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(theirs(*batch.inputs), batch.labels)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from training.learning.optimizers import build_optimizer
 from training.learning.weight_average import WeightAverage
 from training.model import build_model
 from training.recipe import Recipe
-from training.rows.batch import Batch
+from training.rows.batch import TrainingBatch
 from training.together.ranks import ALONE, Ranks
 from training.together.replica import Replica, blocks, whole_tensors
 
@@ -35,7 +35,9 @@ class Told(Ranks):
         return [self._total]
 
 
-def gradient(chosen: Recipe, window: list[Batch], ranks: Ranks) -> tuple[list[torch.Tensor], float]:
+def gradient(
+    chosen: Recipe, window: list[TrainingBatch], ranks: Ranks
+) -> tuple[list[torch.Tensor], float]:
     """Of a window, and what its rows weigh."""
     torch.manual_seed(0)
     model = build_model(chosen).eval()  # its dropout would differ
@@ -49,12 +51,14 @@ def gradient(chosen: Recipe, window: list[Batch], ranks: Ranks) -> tuple[list[to
     return [p.grad for p in model.parameters() if p.grad is not None], found.weight
 
 
-def batch(rows: Any, ranks: Ranks) -> Batch:
+def batch(rows: Any, ranks: Ranks) -> TrainingBatch:
     mine, counts = ranks.share(np.asarray(rows))
     train = splits().train
     labels = torch.from_numpy(train.labels[mine])
     labels[mine % 5 == 0] = IGNORED_LABEL
-    return Batch(mine, [torch.from_numpy(train.inputs["image"][mine])], labels, counts=counts)
+    return TrainingBatch(
+        mine, [torch.from_numpy(train.inputs["image"][mine])], labels, counts=counts
+    )
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

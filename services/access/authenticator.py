@@ -1,0 +1,283 @@
+"""Authenticates callers by API keys and JSON Web Tokens.
+
+In: the headers of a call (`Authorization: Bearer …`, or `x-api-key`). Out: a `Caller`, or
+`UnauthenticatedError` in the same words whatever was wrong; the log has the reason.
+
+Rules kept here:
+- keys are looked up by their SHA-256, so that the time it takes tells nothing of them;
+- a token is proven once, and then known by its digest until it expires or the keys change;
+- files are read anew when they change, as a whole or not at all, off the event loop;
+- no call waits here: what proves a token is fetched beside, and the caller told to try again.
+
+`admit` may be called in any thread; everything else belongs to the event loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+
+from services.access.api_keys import ApiKey, ApiKeys, KeysFileError, digest_of, parse_keys
+from services.access.audit import refusals_audited
+from services.access.caller import Caller, Principal
+from services.access.config import AccessSettings
+from services.access.grants import Scope
+from services.access.key_set import KeySetError
+from services.access.tenants import Tenants
+from services.access.watched_file import WatchedFile
+from services.access.web_tokens import TokenError, WebTokens
+from services.errors import AccessUnavailableError, UnauthenticatedError
+from services.settings import ConfigError
+from services.telemetry.access_metrics import AccessMetrics
+from services.telemetry.line_allowance import LineAllowance
+
+logger = logging.getLogger("flambeau.access")
+
+LOOK_EVERY_S = 1.0
+"""How often files are looked at: one call of the system each."""
+MAX_TOKENS = 4096
+"""Tokens that were proven and are remembered."""
+REFUSALS_LOGGED_A_SECOND = 10
+UNKNOWN = (
+    "this needs a credential that this server knows; send it as 'Authorization: Bearer …' or as "
+    "'x-api-key: …'"
+)
+"""The same for all: who guesses is not told how near."""
+
+
+class Authenticator:
+    """Knows the callers of a server.
+
+    Args:
+        settings: where their credentials are to be found.
+        metrics: counts those turned away.
+        tenants: who share the server.
+
+    Raises:
+        ConfigError: a file cannot be read or is wrong; what tokens need is not installed.
+    """
+
+    def __init__(self, settings: AccessSettings, metrics: AccessMetrics, tenants: Tenants) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._tenants = tenants
+        self._file = WatchedFile(settings.api_keys_file) if settings.api_keys_file else None
+        self._tokens = WebTokens(settings) if settings.jwt_keys else None
+        self._keys: dict[bytes, tuple[ApiKey, Caller]] = {}
+        self._bearers: dict[bytes, Caller] = {}
+        self._lock = threading.Lock()
+        self._asked: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._faults: dict[str, str] = {}
+        """Why the last reading of a source failed."""
+        self._lines = LineAllowance(REFUSALS_LOGGED_A_SECOND)
+        self._read_first()
+
+    def admit(self, secret: str) -> Caller:
+        """Who bears a credential.
+
+        Args:
+            secret: as `secret_of` gave it.
+
+        Raises:
+            UnauthenticatedError: nobody whom this server knows.
+            AccessUnavailableError: it cannot be told yet.
+        """
+        digest = digest_of(secret)
+        found = self._keys.get(digest)
+        caller = found[1] if found else self._bearers.get(digest)
+        if caller is not None and not caller.is_over():
+            return caller
+        if found or not secret:
+            raise self._refusal("the key has expired" if found else "there is no credential")
+        if self._tokens is None or secret.count(".") != 2:
+            raise self._refusal("nobody has this key")
+        return self._prove(self._tokens, secret, digest)
+
+    def principal(self, secret: str, peer: str, act: str = "", target: str = "") -> Principal:
+        """Who makes a call; one request of its rate is taken.
+
+        Args:
+            secret: as `secret_of` gave it.
+            peer: where the call came from.
+            act: of management, that the call is for; a refusal is written down then.
+            target: what the act is done to, where that is known.
+
+        Raises:
+            ServingError: as `admit`, or it makes too many.
+        """
+        with refusals_audited(act, target, "", peer):
+            caller = self.admit(secret)
+        with refusals_audited(act, target, caller.name, peer):
+            caller.tenant.take_request()
+        return Principal(caller, peer)
+
+    def authorization(self, secret: str, scope: Scope, model: str) -> "CachedAuthorization":
+        """For a credential that comes again and again."""
+        return CachedAuthorization(self, secret, scope, model)
+
+    async def run(self) -> None:
+        """Looks for changes, until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._asked.wait()
+            self._asked.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Takes over what has changed; what is broken is said once and leaves all as it was."""
+        for source, look in (("api_keys", self._look_at_file), ("jwt_keys", self._look_at_set)):
+            try:
+                has_changed = await look()
+            except (OSError, KeysFileError, KeySetError) as error:
+                self._tell_fault(source, str(error))
+            except Exception as error:
+                # A source is somebody else's: nothing in it may end a server that has its keys.
+                self._tell_fault(source, repr(error), error)
+            else:
+                if has_changed is not None:
+                    self._tell_read(source, has_changed)
+
+    async def _look_at_file(self) -> bool | None:
+        """Takes over the API keys; None if their file is the one of the last time."""
+        keys = await asyncio.to_thread(self._read_file) if self._file is not None else None
+        if keys is None:
+            return None
+        self._take_keys(keys)
+        return True
+
+    async def _look_at_set(self) -> bool | None:
+        """Takes over the keys of the identity provider; None if they were not read."""
+        if self._tokens is None or not self._tokens.keys.is_due():
+            return None
+        has_changed = await asyncio.to_thread(self._tokens.keys.read)
+        if has_changed:
+            self._forget_bearers()
+        return has_changed
+
+    def _read_file(self) -> ApiKeys | None:
+        """Blocks, and takes a second for thousands of keys."""
+        assert self._file is not None, "there is one to look at"
+        data = self._file.read_if_changed()
+        return None if data is None else parse_keys(data)
+
+    def _read_first(self) -> None:
+        """At start-up a file must be right; a URL may come later."""
+        try:
+            if self._file is not None:
+                self._take_keys(self._read_file() or ApiKeys())
+            if self._tokens is not None and not self._tokens.keys.is_remote:
+                self._tokens.keys.read()
+        except KeySetError as error:
+            raise ConfigError(str(error)) from error
+        except (OSError, KeysFileError) as error:
+            raise ConfigError(f"api_keys_file {self._settings.api_keys_file}: {error}") from error
+
+    def _take_keys(self, keys: ApiKeys) -> None:
+        """Takes a file's keys over; those that did not change stay who they are."""
+        before: dict[bytes, tuple[ApiKey, Caller]] = self._keys
+        now: dict[bytes, tuple[ApiKey, Caller]] = {}
+        with self._lock:
+            for key in keys.keys:
+                digest = bytes.fromhex(key.sha256)
+                known = before.get(digest)
+                now[digest] = known if known and known[0] == key else (key, self._caller_of(key))
+        self._keys = now
+        for digest, (_, caller) in before.items():
+            caller.ended = now.get(digest, (None, None))[1] is not caller
+
+    def _caller_of(self, key: ApiKey) -> Caller:
+        name = f"key:{key.name}"
+        tenant = self._tenants.find(name, key.requests_per_s, key.rows_per_s)
+        return Caller(name, key.parsed_grants, key.expires_at, tenant, self._metrics)
+
+    def _prove(self, tokens: WebTokens, secret: str, digest: bytes) -> Caller:
+        try:
+            bearer = tokens.check(secret)
+        except TokenError as error:
+            raise self._refusal(f"the token: {error}") from error
+        except AccessUnavailableError:
+            self._metrics.refused.labels("unavailable").inc()
+            if self._loop is not None and self._asked is not None:
+                self._loop.call_soon_threadsafe(self._asked.set)
+            raise
+        settings, name = self._settings, f"jwt:{bearer.subject}"
+        with self._lock:
+            tenant = self._tenants.find(name, settings.jwt_requests_per_s, settings.jwt_rows_per_s)
+            caller = Caller(name, bearer.grants, bearer.expires_at, tenant, self._metrics)
+            if len(self._bearers) >= MAX_TOKENS:
+                del self._bearers[next(iter(self._bearers))]
+            self._bearers[digest] = caller
+        return caller
+
+    def _forget_bearers(self) -> None:
+        """Has every token proven anew: its key may be gone."""
+        with self._lock:
+            bearers, self._bearers = self._bearers, {}
+        for caller in bearers.values():
+            caller.ended = True
+
+    def _tell_fault(self, source: str, reason: str, unforeseen: Exception | None = None) -> None:
+        """Says once that a source is broken, with the place in our code if it was unforeseen."""
+        if reason != self._faults.get(source):
+            self._faults[source] = reason
+            self._metrics.read(source, False)
+            logger.error(
+                f"{source} cannot be read: those from before stay in force",
+                exc_info=unforeseen,
+                extra={"reason": reason},
+            )
+
+    def _tell_read(self, source: str, has_changed: bool) -> None:
+        """Says that a source was read, if that is news: it has changed, or was broken."""
+        if self._faults.pop(source, None) is None and not has_changed:
+            return
+        self._metrics.read(source, True)
+        if source == "api_keys":
+            logger.info("API keys read", extra={"keys": len(self._keys)})
+        else:
+            logger.info("keys of the identity provider read")
+
+    def _refusal(self, reason: str) -> UnauthenticatedError:
+        """Counts, logs and words a refusal."""
+        self._metrics.refused.labels("unauthenticated").inc()
+        if self._lines.take(time.monotonic()) is not None:
+            logger.warning("call refused: who is unknown", extra={"reason": reason})
+        return UnauthenticatedError(UNKNOWN)
+
+
+class CachedAuthorization:
+    """One credential that comes again and again, for one scope on one model.
+
+    Args:
+        authenticator: knows callers.
+        secret: the credential.
+        scope: asked for.
+        model: on which.
+    """
+
+    __slots__ = ("_authenticator", "_model", "_scope", "_secret", "known")
+
+    def __init__(self, authenticator: Authenticator, secret: str, scope: Scope, model: str) -> None:
+        self._authenticator = authenticator
+        self._secret = secret
+        self._scope: Scope = scope
+        self._model = model
+        self.known: Caller | None = None
+        """Its bearer, who may, unless `is_over`; None where that is not known yet."""
+
+    def caller(self) -> Caller:
+        """Its bearer, who may, asked for anew.
+
+        Raises:
+            ServingError: as `Authenticator.admit` and `Caller.require`.
+        """
+        self.known = None
+        caller = self._authenticator.admit(self._secret)
+        caller.require(self._scope, self._model)
+        self.known = caller
+        return caller

@@ -1,0 +1,275 @@
+"""The JSON of a REST request to a `RestRequest`, every rule checked and every fault put in words.
+
+The strict reader takes any document that the protocol allows. A field that may be left out may be
+null too, as clients made from a schema write it. `fast_request.py` reads what nearly every client
+sends in a quarter of the time, and leaves the rest to this reader.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from model_store.tensors import Array
+from services.errors import InvalidRequestError
+from services.gateway.admission import InputTensor
+from services.gateway.artifact_preference import ArtifactPreference, checked_preference
+from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array, reserved_bytes
+from services.gateway.edges.json_bodies.tensors import from_json
+from services.gateway.refusals import naming_input, refuse_unsupported
+from services.gateway.scheduling_parameters import checked_scheduling
+from services.gateway.sliced_work import Slices, at_once
+
+_A_SLICE = 64
+"""Inputs or outputs; each takes some 10 µs."""
+
+
+class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A decoded body: what to run, and how to write the answer."""
+
+    id: str = ""
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[str] = ()
+    binary_by_default: bool = False
+    binary: Mapping[str, bool] = {}
+    """An output's own choice, which beats the default."""
+    timeout_us: int = 0
+    """How long the caller waits, from now; 0 for no limit of its own."""
+    priority: int = 0
+    """1 (first) to 10 (last); 0 for the default."""
+    preference: ArtifactPreference | None = None
+    """Which artifact is to answer; None for the default one."""
+    usual: bool = False
+    """Whether it asks for nothing but its answer: no id, no choice of outputs or of their form."""
+
+
+def read_strictly(head: Buffer, binary: memoryview) -> RestRequest:
+    """Reads a request.
+
+    Args:
+        head: its JSON.
+        binary: the bytes behind it; binary inputs view them.
+
+    Raises:
+        InvalidRequestError: whatever is wrong with it, in words.
+        UnsupportedError: it asks for an extension this server does not offer.
+    """
+    return at_once(read_document(parse_document(head), binary, _array_at_once))
+
+
+ArrayOf = Callable[[str, Sequence[int], Any], Slices[Array]]
+"""Makes an array of a datatype, a shape and what the document has as `data`.
+
+Raises:
+    ValueError: the elements are not what they should be.
+    ServingError: they cannot be read.
+"""
+Check = Callable[[Sequence[tuple[str, str, tuple[int, ...]]]], object]
+"""Holds names, datatypes and shapes of inputs against the model.
+
+Raises:
+    ServingError: they do not fit.
+"""
+
+
+def parse_document(data: Buffer) -> dict[str, Any]:
+    """Parses the JSON of a request.
+
+    Raises:
+        InvalidRequestError: it is not a JSON object.
+    """
+    if not data:
+        raise InvalidRequestError("the body is empty; send a JSON object with 'inputs'")
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidRequestError("the body must be a JSON object with 'inputs'")
+    return document
+
+
+def read_document(
+    document: Mapping[str, Any],
+    binary: memoryview,
+    array_of: ArrayOf,
+    check: Check | None = None,
+    reserve: Reserve = int,
+) -> Slices[RestRequest]:
+    """Makes the request of a parsed document.
+
+    Args:
+        document: the JSON of the request.
+        binary: the bytes behind it; binary inputs view them.
+        array_of: makes the array of an input in JSON.
+        check: called before any array is made.
+        reserve: called before memory is taken for the elements of binary inputs, and once no array
+            needs their bytes any more.
+
+    Raises:
+        The same as `read_strictly`, and what `array_of`, `check` and `reserve` raise.
+    """
+    parameters = _parameters(document, "the request")
+    timeout_us, priority = checked_scheduling(
+        parameters.get("timeout", 0), parameters.get("priority", 0)
+    )
+    preference = checked_preference(parameters.get("artifact", ""), parameters.get("accuracy", ""))
+    request_id = _text(_given(document, "id", ""), "id")
+    names, choices = yield from _requested_outputs(document)
+    inputs = yield from _decode_inputs(document, binary, array_of, check, reserve)
+    return RestRequest(
+        id=request_id,
+        inputs=inputs,
+        outputs=names,
+        binary_by_default=parameters.get("binary_data_output") is True,
+        binary=choices,
+        timeout_us=timeout_us,
+        priority=priority,
+        preference=preference,
+    )
+
+
+def _array_at_once(datatype: str, shape: Sequence[int], data: Any) -> Slices[Array]:
+    yield from ()
+    return from_json(datatype, shape, data)
+
+
+class _Wanted(NamedTuple):
+    """One input before its array is made."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Any
+    binary_size: int | None
+
+
+def _decode_inputs(
+    document: Mapping[str, Any],
+    binary: memoryview,
+    array_of: ArrayOf,
+    check: Check | None,
+    reserve: Reserve,
+) -> Slices[list[InputTensor]]:
+    wanted: list[_Wanted] = []
+    for entry in _objects(document, "inputs", required=True):
+        wanted.append(_wanted(entry))
+        if len(wanted) % _A_SLICE == 0:
+            yield
+    if check is not None:
+        check([(one.name, one.datatype, tuple(one.shape)) for one in wanted])
+        yield
+    inputs: list[InputTensor] = []
+    position = 0
+    for one in wanted:
+        with naming_input(one.name):
+            if one.binary_size is None:
+                array = yield from array_of(one.datatype, one.shape, one.data)
+            else:
+                end = position + one.binary_size
+                array = yield from raw_array(one.datatype, one.shape, binary[position:end], reserve)
+                position = end
+        inputs.append(InputTensor(name=one.name, datatype=one.datatype, array=array))
+        if len(inputs) % _A_SLICE == 0:
+            yield
+    if position != len(binary):
+        raise InvalidRequestError(
+            f"the body has {len(binary)} bytes of binary data; its inputs claim {position}"
+        )
+    if all(one.datatype == "BYTES" for one in wanted if one.binary_size):
+        reserve(-sum(reserved_bytes("BYTES", one.binary_size or 0) for one in wanted))
+    return inputs
+
+
+def _wanted(entry: Mapping[str, Any]) -> _Wanted:
+    name = _text(entry.get("name"), "name of an input")
+    datatype = _text(entry.get("datatype"), f"datatype of input '{name:.200}'")
+    shape = _shape(entry.get("shape"), name)
+    return _Wanted(name, datatype, shape, entry.get("data"), _binary_size(entry, name))
+
+
+def _binary_size(entry: Mapping[str, Any], name: str) -> int | None:
+    """Bytes of an input's binary data, or None when its data is JSON."""
+    size = _parameters(entry, f"input '{name:.200}'").get("binary_data_size")
+    if (size is None) == (entry.get("data") is None):
+        raise InvalidRequestError(
+            f"input '{name:.200}' needs either 'data' or parameters.binary_data_size, and not both"
+        )
+    if size is not None and (type(size) is not int or size < 0):
+        raise InvalidRequestError(
+            f"input '{name:.200}' has binary_data_size {_shown(size)}; give its bytes"
+        )
+    return size
+
+
+def _requested_outputs(
+    document: Mapping[str, Any],
+) -> Slices[tuple[list[str], dict[str, bool]]]:
+    names: list[str] = []
+    choices: dict[str, bool] = {}
+    for entry in _objects(document, "outputs", required=False):
+        name = _text(entry.get("name"), "name of an output")
+        names.append(name)
+        choice = _parameters(entry, f"output '{name:.200}'").get("binary_data")
+        if choice is not None:
+            choices[name] = choice is True
+        if len(names) % _A_SLICE == 0:
+            yield
+    return names, choices
+
+
+def _objects(document: Mapping[str, Any], key: str, *, required: bool) -> list[dict[str, Any]]:
+    entries = document.get(key) if required else _given(document, key, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise InvalidRequestError(f"'{key}' is missing or not a list of objects")
+    return entries
+
+
+def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    parameters = _given(owner, "parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidRequestError(f"'parameters' of {what} must be an object")
+    for key, value in parameters.items():
+        if not isinstance(value, str | int | float | bool):
+            raise InvalidRequestError(
+                f"parameter '{key:.200}' of {what} must be a string, a number or a boolean"
+            )
+    refuse_unsupported(parameters, _as_is)
+    return parameters
+
+
+def _given(owner: Mapping[str, Any], key: str, default: Any) -> Any:
+    """A field that may be left out; null is as good as that."""
+    value = owner.get(key)
+    return default if value is None else value
+
+
+def _as_is(value: object) -> object:
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"the {what} must be a string, and is {_shown(value)}")
+    return value
+
+
+def _shape(value: object, name: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(d) is int and 0 <= d < 2**63 for d in value):
+        raise InvalidRequestError(
+            f"the shape of input '{name:.200}' must be a list of whole numbers from 0 to "
+            f"{2**63 - 1}, and is {_shown(value)}"
+        )
+    return value
+
+
+def _shown(value: object) -> str:
+    """A wrong value in a message. Lists may be nested deeper than `repr` can go."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        if any(isinstance(element, list | dict) for element in value[:20]):
+            return "a list of lists or objects"
+        value = value[:20]
+    return "null" if value is None else f"{value!r:.60}"

@@ -1,0 +1,1 @@
+"""Samples of requests and answers, as an operator asks for them."""

@@ -1,0 +1,281 @@
+"""Samples payloads: what some requests were asked and answered, for people to look at.
+
+In: requests that are let in, and their outcomes, on the event loop. Out: lines, to a model store,
+from a thread of its own.
+
+Rules kept here:
+- a caller has its answer before its request is looked at, and none fails for being sampled;
+- what is copied on the loop has a limit, and so has what waits; the rest is dropped and counted,
+  never waited for;
+- only what has run, or ran out of time, is sampled: names, datatypes and shapes are the
+  signature's then, and no name that a caller made up becomes a folder.
+"""
+
+import contextlib
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+from prometheus_client import Counter
+
+from model_store.payload_sample import PayloadSample, SampleLimits
+from model_store.payload_samples import SampleWriter
+from model_store.storage import Storage
+from services.access.rates import Bucket
+from services.errors import BackendError, DeadlineExceededError, ServingError
+from services.gateway.admission import InferCall
+from services.gateway.payloads.rule import PayloadRule, rule_of
+from services.gateway.payloads.tensors import NamedTensor, TakenTensor, take
+from services.gateway.request_accounting import Record
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import Done, Outcome
+from services.queueing.records import InferReply, Lane, ServedVersion
+from services.telemetry.metrics import UNSAMPLED
+
+logger = logging.getLogger("flambeau.samples")
+
+WRITE_EVERY_S = 5.0
+WRITE_TO_BUCKET_EVERY_S = 60.0
+"""A bucket cannot append: each time, the newest file goes there and back."""
+RETAIN_EVERY_S = 600.0
+"""How often the store is looked through for samples that are too old."""
+MAX_WAITING_BYTES = 32 * 2**20
+MAX_WAITING = 1024
+"""Values, and samples, that wait to be written; the next are dropped."""
+WRITE_AT_ONCE_BYTES = 4 * 2**20
+LAST_WRITE_S = 3.0
+"""How long the end of the process waits for what is left."""
+
+
+class Taken(NamedTuple):
+    """A request to be written down."""
+
+    lane: Lane
+    artifact: str
+    request_id: str
+    trace_id: str
+    protocol: str
+    status: str
+    error: str
+    ended_at: float
+    """Second since 1970."""
+    duration_s: float
+    inputs: list[TakenTensor]
+    outputs: list[TakenTensor]
+
+    def line(self) -> bytes:
+        """As it is written."""
+        return PayloadSample(
+            time=datetime.fromtimestamp(self.ended_at - self.duration_s, UTC),
+            request_id=self.request_id,
+            trace_id=self.trace_id,
+            model=self.lane.model,
+            version=self.lane.version,
+            artifact=self.artifact,
+            protocol="grpc" if self.protocol == "grpc" else "rest",
+            status=self.status,
+            error=self.error,
+            duration_ms=round(self.duration_s * 1000, 3),
+            inputs=tuple(tensor.sampled() for tensor in self.inputs),
+            outputs=tuple(tensor.sampled() for tensor in self.outputs),
+        ).to_line()
+
+
+class PayloadSampler:
+    """Of one gateway.
+
+    Args:
+        rules: by patterns of models' names; the first that fits a model is its rule.
+        storage: where samples go.
+        directory: what is served.
+        samples: counts those that are written, by `model` and `version`.
+        dropped: counts those that are not, by `reason`.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, PayloadRule],
+        storage: Storage,
+        directory: Directory,
+        samples: Counter,
+        dropped: Counter,
+    ) -> None:
+        self._rules = rules
+        self._writer = SampleWriter(storage, secrets.token_hex(4))
+        self._write_every_s = WRITE_EVERY_S if storage.is_local else WRITE_TO_BUCKET_EVERY_S
+        self._directory = directory
+        self._samples = samples
+        self._dropped = {reason: dropped.labels(reason) for reason in UNSAMPLED}
+        self._of_model: dict[str, tuple[PayloadRule | None, Bucket | None]] = {}
+        """Of models that are served, what `_rule` has found."""
+        self._waiting: deque[Taken] = deque()
+        largest = max(rule.max_sample_bytes for rule in rules.values())
+        self._max_waiting = min(MAX_WAITING, max(2, MAX_WAITING_BYTES // largest))
+        self._wake, self._is_over, self._is_failing = threading.Event(), False, False
+
+    def watch(self, call: InferCall, record: Record, answered: Done) -> Done:
+        """Who is to be called with the outcome of a request: its caller, and then the sampler.
+
+        Args:
+            call: the request.
+            record: its own.
+            answered: the caller.
+        """
+        return partial(self._answered, call, record, answered)
+
+    def _answered(self, call: InferCall, record: Record, answered: Done, outcome: Outcome) -> None:
+        answered(outcome)
+        try:
+            self._look(call, record, outcome)
+        except Exception:  # nothing that is odd in a request may harm its batch-mates
+            self._dropped["failed"].inc()
+            logger.exception("a request could not be sampled")
+
+    def _look(self, call: InferCall, record: Record, outcome: Outcome) -> None:
+        """Samples a request if its rule says so, and chance."""
+        served = None
+        if isinstance(outcome, InferReply):
+            lane = outcome.lane
+        elif isinstance(outcome, BackendError | DeadlineExceededError):
+            served = self._served(call.model, call.version)
+            if served is None:
+                return
+            lane = served.lane
+        else:
+            return
+        rule, bucket = self._of_model.get(lane.model) or self._rule(lane.model)
+        if rule is None or bucket is None or random.random() >= rule.share:  # noqa: S311
+            return
+        now = time.monotonic()
+        if bucket.take(1.0, now):
+            self._dropped["rate_limited"].inc()
+        elif len(self._waiting) >= self._max_waiting:
+            self._dropped["queue_full"].inc()
+        else:
+            self._waiting.append(self._taken(rule, call, record, outcome, lane))
+            if len(self._waiting) == self._max_waiting // 2:
+                self._wake.set()
+
+    def _taken(
+        self, rule: PayloadRule, call: InferCall, record: Record, outcome: Outcome, lane: Lane
+    ) -> Taken:
+        tensors = [NamedTensor(each.name, each.datatype, each.array) for each in call.inputs]
+        inputs, status, error = len(tensors), "", ""
+        if isinstance(outcome, ServingError):
+            is_grpc, error = record.protocol == "grpc", type(outcome).__name__
+            status = outcome.grpc_code if is_grpc else str(outcome.http_status)
+        else:
+            status = "OK" if record.protocol == "grpc" else "200"
+            types = outcome.datatypes
+            tensors += [NamedTensor(name, types[name], x) for name, x in outcome.outputs.items()]
+        taken = take(rule, tensors)
+        return Taken(
+            lane=lane,
+            artifact=self._artifact(lane) if isinstance(outcome, InferReply) else "",
+            request_id=record.request_id,
+            trace_id=record.trace_id,
+            protocol=record.protocol,
+            status=status,
+            error=error,
+            ended_at=time.time(),
+            duration_s=time.monotonic() - record.started,
+            inputs=taken[:inputs],
+            outputs=taken[inputs:],
+        )
+
+    def _artifact(self, lane: Lane) -> str:
+        """The artifact that runs in a lane; empty if it is not served any more."""
+        served = self._served(lane.model, str(lane.version))
+        if served is None:
+            return ""
+        if not lane.artifact:
+            return served.artifact
+        return next((known.name for known in served.artifacts if known.lane == lane), "")
+
+    def _served(self, model: str, version: str) -> ServedVersion | None:
+        try:
+            return self._directory.find(model, version)
+        except ServingError:
+            return None
+
+    def _rule(self, model: str) -> tuple[PayloadRule | None, Bucket | None]:
+        rule = rule_of(self._rules, model)
+        bucket = Bucket(rule.max_per_minute / 60, time.monotonic()) if rule else None
+        found = self._of_model[model] = rule, bucket
+        return found
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Writes as long as the block lasts, and what is left at its end."""
+        thread = threading.Thread(target=self._work, name="samples", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over = True
+            self._wake.set()
+            thread.join(LAST_WRITE_S)
+
+    def _work(self) -> None:
+        """The thread."""
+        retain_at = time.monotonic()
+        while not self._is_over:
+            if time.monotonic() >= retain_at:
+                retain_at = time.monotonic() + RETAIN_EVERY_S
+                self._retain()
+            self._wake.wait(self._write_every_s)
+            self._wake.clear()
+            self._write()
+
+    def _write(self) -> None:
+        """Writes all there is, some at once."""
+        while self._waiting:
+            lines: dict[Lane, list[bytes]] = {}
+            size = 0
+            while self._waiting and size < WRITE_AT_ONCE_BYTES:
+                taken = self._waiting.popleft()
+                try:
+                    line = taken.line()
+                except Exception:  # what a model answers may be odd, and is not to end it all
+                    self._dropped["failed"].inc()
+                    logger.exception("a sample could not be written down")
+                    continue
+                lines.setdefault(taken.lane.default, []).append(line)
+                size += len(line)
+            for lane, own in lines.items():
+                self._append(lane, own)
+
+    def _append(self, lane: Lane, lines: list[bytes]) -> None:
+        limits = self._limits(lane.model)
+        assert limits is not None
+        try:
+            self._writer.append(lane.model, lines, limits)
+        except Exception as error:  # whatever a store says must not end all sampling
+            self._dropped["store_failed"].inc(len(lines))
+            self._tell(error)
+        else:
+            self._is_failing = False
+            self._samples.labels(lane.model, str(lane.version)).inc(len(lines))
+
+    def _retain(self) -> None:
+        try:
+            self._writer.retain(self._limits)
+        except Exception as error:
+            self._tell(error)
+
+    def _limits(self, model: str) -> SampleLimits | None:
+        rule = rule_of(self._rules, model)
+        return rule.limits() if rule is not None else None
+
+    def _tell(self, error: Exception) -> None:
+        """A line when the store begins to fail; counts say the rest."""
+        if not self._is_failing:
+            self._is_failing = True
+            logger.warning("samples cannot be kept", extra={"reason": str(error)})

@@ -1,0 +1,50 @@
+"""Makes a gateway's sampler of its settings; what it needs is imported only if there is one."""
+
+from typing import TYPE_CHECKING
+
+from services.gateway.config import GatewaySettings
+from services.queueing.directory import Directory
+from services.settings import ConfigError
+from services.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from services.gateway.payloads.sampler import PayloadSampler
+
+
+def open_sampler(
+    settings: GatewaySettings, directory: Directory, metrics: Metrics, model_store: str = ""
+) -> "PayloadSampler | None":
+    """What the settings ask for; None if nothing is to be sampled.
+
+    Args:
+        settings: of the process.
+        directory: what it serves.
+        metrics: where samples are counted.
+        model_store: the one that the process serves from, if it has one.
+
+    Raises:
+        ConfigError: there is no store to write to, or it cannot be opened.
+    """
+    if not settings.payload_samples:
+        return None
+    url = settings.payload_sample_store or model_store
+    if not url:
+        raise ConfigError(
+            "payload_samples is set, and a gateway knows no store to write them to; set "
+            "payload_sample_store to the model store's URL, or to a bucket of their own"
+        )
+    from model_store.errors import StoreError
+    from model_store.storage import Storage
+    from services.gateway.payloads.sampler import PayloadSampler
+
+    try:
+        storage = Storage(url)
+    except StoreError as error:
+        raise ConfigError(f"payload_sample_store: {error}") from error
+    return PayloadSampler(
+        settings.payload_samples,
+        storage,
+        directory,
+        metrics.payload_samples,
+        metrics.dropped_payload_samples,
+    )

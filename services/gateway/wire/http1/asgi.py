@@ -1,0 +1,144 @@
+"""Runs an ASGI application behind our own HTTP server: for all that is not hot.
+
+In: an exchange with its whole body. Out: the application's response, collected and sent at once.
+Not offered: streaming either way, lifespan, websockets. Offered besides: `RESERVE` in the scope.
+
+Source: ASGI specification 3.0, HTTP connection scope.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from services.errors import ServingError
+from services.gateway.wire.body import SMALL_BODY_BYTES, Body
+from services.gateway.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
+from services.gateway.wire.http1.exchange import Exchange, Opener
+from services.gateway.wire.http1.head import Head
+
+logger = logging.getLogger("flambeau.http")
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [
+        MutableMapping[str, Any],
+        Callable[[], Awaitable[Message]],
+        Callable[[Message], Awaitable[None]],
+    ],
+    Awaitable[None],
+]
+
+RESERVE = "flambeau.reserve"
+"""Key of the scope: a function that takes memory for a large response (`Exchange.reserve`)."""
+_OURS = (b"content-length", b"connection", b"date", b"transfer-encoding")
+"""Headers the server writes itself."""
+
+
+def asgi_opener(application: Application, *, reads_bodies: bool = False) -> Opener:
+    """What opens the exchanges of an application.
+
+    Args:
+        application: answers.
+        reads_bodies: whether requests may have bodies of all that the port takes; else a few KiB.
+    """
+    kind = _ReadingExchange if reads_bodies else _AsgiExchange
+    return lambda connection, head: kind(connection, head, application)
+
+
+class _AsgiExchange(Exchange):
+    __slots__ = ("_application", "_fields", "_gone", "_parts", "_received", "_status", "_task")
+    work_us = 200
+
+    def __init__(self, connection: Any, head: Head, application: Application) -> None:
+        super().__init__(connection, head)
+        self._application = application
+        self._gone = asyncio.Event()
+        self._status = 0
+        self._fields = b""
+        self._parts: list[bytes | memoryview] = []
+
+    def body_limit(self, max_bytes: int) -> int:
+        """A few KiB, of which the application reads nothing."""
+        return min(max_bytes, SMALL_BODY_BYTES)
+
+    def begin(self, body: Body) -> None:
+        """Starts the application's task, the only one of a request."""
+        self._received: Message | None = {"type": "http.request", "body": body}
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def abandon(self) -> None:
+        """The application learns of it when it asks; what it has begun it may end."""
+        Exchange.abandon(self)
+        self._gone.set()
+
+    async def _run(self) -> None:
+        try:
+            scope = _scope(self.head) | {RESERVE: self.reserve}
+            await self._application(scope, self._receive, self._send)
+            if not self._status:
+                raise RuntimeError("the application gave no response")
+        except Exception:
+            logger.exception("the application failed", extra={"path": self.head.path[:200]})
+        if not self._status:
+            self.respond_error(ServingError("internal error; the server's log says more"))
+            return
+        encoding = ""
+        if sum(map(len, self._parts)) >= MIN_COMPRESSED_BYTES:
+            encoding = accepted_encoding(self.head.text("accept-encoding") or "")
+        if encoding:
+            self._fields += b"content-encoding: %b\r\n" % encoding.encode()
+            self.compress(self._parts, encoding, self._respond)
+        else:
+            self._respond(self._parts)
+
+    def _respond(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.respond(self._status, self._fields, parts)
+
+    async def _receive(self) -> Message:
+        message, self._received = self._received, None
+        if message is None:
+            await self._gone.wait()
+            message = {"type": "http.disconnect"}
+        return message
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._fields = b"".join(
+                _field(name, value)
+                for name, value in message.get("headers", ())
+                if name.lower() not in _OURS
+            )
+            self._status = message["status"]
+        elif message["type"] == "http.response.body" and (body := message.get("body")):
+            self._parts.append(body)
+
+
+class _ReadingExchange(_AsgiExchange):
+    __slots__ = ()
+
+    def body_limit(self, max_bytes: int) -> int:
+        """All that the port takes."""
+        return max_bytes
+
+
+def _scope(head: Head) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": head.version,
+        "method": head.method,
+        "scheme": "http",
+        "path": head.path,
+        "raw_path": head.raw_path,
+        "query_string": head.query,
+        "root_path": "",
+        "headers": head.headers,
+    }
+
+
+def _field(name: bytes, value: bytes) -> bytes:
+    """A header line. A line end within it would be a second header of somebody else's making."""
+    if b"\r" in name + value or b"\n" in name + value:
+        raise ValueError(f"a line end in the header {name[:40]!r}")
+    return b"%b: %b\r\n" % (name, value)

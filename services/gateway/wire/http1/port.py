@@ -1,0 +1,129 @@
+"""State that the connections of one HTTP port share, beside that of any port: known heads."""
+
+from email.utils import formatdate
+
+from services.errors import OverloadedError, ServingError
+from services.gateway.wire.body import Body
+from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.compression import INFLATE_SHIFT, INLINE_BYTES, CompressionThread
+from services.gateway.wire.errors import HeadTooLargeError
+from services.gateway.wire.http1.exchange import Exchange, Opener, Router
+from services.gateway.wire.http1.head import MAX_HEAD_BYTES, Head, parse_head
+from services.gateway.wire.loop_turns import LoopTurns
+from services.gateway.wire.open_port import OpenPort, PortLimits
+from services.telemetry.metrics import Metrics
+
+MAX_KNOWN_HEADS = 1024
+MAX_KNOWN_HEAD_BYTES = 4096
+_NEW_EACH_TIME = (b"x-request-id", b"traceparent")
+"""Headers that differ from request to request: such heads are not worth remembering."""
+
+
+class HttpPort(OpenPort):
+    """One port.
+
+    Args:
+        router: makes of each head what opens its exchange.
+        limits: what a connection and a request may cost.
+        metrics: counts what the limits refuse.
+        budget: of the bytes that the process holds.
+        turns: of the event loop, where other ports share it.
+        compression: of large bodies, where other ports share it.
+
+    Attributes:
+        heads: known heads by their bytes, with what opens their exchange; none of them announces
+            a body over the limit.
+        date: the Date header, with its CRLF; renewed with the clock.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        limits: PortLimits,
+        metrics: Metrics,
+        budget: ByteBudget,
+        turns: LoopTurns | None = None,
+        compression: CompressionThread | None = None,
+    ) -> None:
+        super().__init__(limits, metrics, budget, turns, compression)
+        self.heads: dict[bytes, tuple[Head, Opener]] = {}
+        self.date = b""
+        self._router = router
+
+    def tick(self) -> None:
+        """Renews the clock."""
+        super().tick()
+        self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
+
+    def learn(self, data: bytes) -> tuple[Head, Opener]:
+        """Parses a head that is not in `heads`, and puts it there if it may come again.
+
+        Args:
+            data: the bytes up to and with the empty line.
+
+        Returns:
+            The head and its opener.
+
+        Raises:
+            ServingError: it is too large, not HTTP, or can be read in two ways.
+        """
+        if len(data) > MAX_HEAD_BYTES:
+            raise head_too_large()
+        head = parse_head(data)
+        known = head, self._router(head)
+        if (
+            len(data) <= MAX_KNOWN_HEAD_BYTES
+            and (head.body_bytes or 0) <= self.limits.max_request_bytes
+            and not any(name in head.by_name for name in _NEW_EACH_TIME)
+        ):
+            if len(self.heads) >= MAX_KNOWN_HEADS:
+                del self.heads[next(iter(self.heads))]
+            self.heads[data] = known
+        return known
+
+    def _refuse_body(self, exchange: Exchange, error: ServingError) -> None:
+        if isinstance(error, OverloadedError) and not exchange.counts_refusals:
+            self.count_refusal(error)
+        exchange.refuse(error)
+
+    def decompress(self, exchange: Exchange, body: Body) -> None:
+        """Begins an exchange once its body is plain."""
+        budget = self.budget
+
+        def begin(outcome: Body | ServingError) -> None:
+            if exchange.response is not None:
+                return
+            if isinstance(outcome, ServingError):
+                self._refuse_body(exchange, outcome)
+                return
+            size = len(outcome)
+            if size <= INLINE_BYTES:
+                self.turns.count(size >> INFLATE_SHIFT)
+            budget.held_bytes += size - exchange.held_bytes
+            exchange.held_bytes = size
+            if budget.held_bytes > budget.small_limit_bytes and not budget.has_room_for(size):
+                # Not by `begin` itself: who refers to itself waits for the garbage collector.
+                self._refuse_body(exchange, budget.full())
+            else:
+                exchange.begin(outcome)
+
+        try:
+            limit = exchange.body_limit(self.limits.max_request_bytes)
+        except ServingError as error:
+            exchange.refuse(error)
+            return
+        self.compression.decompress(
+            body,
+            exchange.head.encoding,
+            limit,
+            budget=budget,
+            is_wanted=lambda: exchange.response is None,
+            done=begin,
+        )
+
+
+def head_too_large() -> HeadTooLargeError:
+    """The error of a head over the limit."""
+    return HeadTooLargeError(
+        f"the URL and headers are over {MAX_HEAD_BYTES} bytes, the limit; send fewer"
+    )

@@ -1,0 +1,1 @@
+"""HTTP/2 connections, and the gRPC calls on them."""

@@ -1,0 +1,107 @@
+"""State that the connections of one gRPC port share, beside that of any port: its router."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from services.gateway.wire.body import SMALL_BODY_BYTES
+from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.compression import CompressionThread
+from services.gateway.wire.http2.grpc_head import GrpcHead
+from services.gateway.wire.http2.headers import Fields
+from services.gateway.wire.loop_turns import LoopTurns
+from services.gateway.wire.open_port import OpenPort, PortLimits
+from services.interpreter_lock import lend_lock
+from services.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from services.gateway.wire.http2.grpc_call import Call
+
+DROPPED_A_TURN = 32
+"""Calls whose caller has gone with its connection."""
+DROP_US = 15
+"""To drop one of them."""
+
+GrpcRouter = Callable[[GrpcHead], None]
+"""Gives a head of gRPC its `open`, and a `refusal` if nothing more of it is to be waited for."""
+
+
+class GrpcPort(OpenPort):
+    """One port.
+
+    Args:
+        router: decides who answers a call.
+        limits: what a connection and a call may cost.
+        metrics: counts what the limits refuse.
+        budget: of the bytes that the process holds.
+        turns: of the event loop, where other ports share it.
+        compression: of large bodies, where other ports share it.
+    """
+
+    def __init__(
+        self,
+        router: GrpcRouter,
+        limits: PortLimits,
+        metrics: Metrics,
+        budget: ByteBudget,
+        turns: LoopTurns | None = None,
+        compression: CompressionThread | None = None,
+    ) -> None:
+        super().__init__(limits, metrics, budget, turns, compression)
+        self._router = router
+        # Calls of lost connections: those that wait for an answer, and those that have theirs.
+        self._abandoned: deque[Call] = deque()
+        self._over: deque[Call] = deque()
+        self._drop_asked = False
+        self._leaving_bytes = 0
+        """Charged for them until they are dropped: their memory is not free before."""
+
+    def keep_charge(self, size: int) -> None:
+        """Charges what a connection that is lost holds, until its calls are dropped."""
+        self._leaving_bytes += size
+        self.budget.held_bytes += size
+
+    def drop(self, waiting: "Iterable[Call]", over: "Iterable[Call]") -> None:
+        """Drops calls of a lost connection, some in each turn of the loop: there may be thousands.
+
+        Args:
+            waiting: for their answer; none is given any more.
+            over: those that have their status.
+        """
+        self._abandoned.extend(waiting)
+        self._over.extend(over)
+        if not self._drop_asked:
+            self._drop_some()
+
+    def _drop_some(self) -> None:
+        left = len(self._abandoned) + len(self._over)
+        self._drop_asked = bool(left)
+        if left:
+            asyncio.get_running_loop().call_soon(self._drop_some)
+        if left > DROPPED_A_TURN:
+            lend_lock()
+        dropped = min(DROPPED_A_TURN, left)
+        self.turns.count(DROP_US * dropped)
+        for _ in range(dropped):
+            waits = bool(self._abandoned)
+            call = (self._abandoned if waits else self._over).popleft()
+            call.connection.release(call)
+            if waits:
+                call.abandon()
+        freed_bytes = self._leaving_bytes * dropped // left if left else self._leaving_bytes
+        self._leaving_bytes -= freed_bytes
+        self.budget.held_bytes -= freed_bytes
+
+    def head_of(self, fields: Fields) -> GrpcHead:
+        """Judges the fields of a call, and finds who answers it.
+
+        Raises:
+            MalformedError: they are no request.
+        """
+        head = GrpcHead(fields)
+        if not head.http_status:
+            self._router(head)
+        limit = self.limits.max_request_bytes
+        head.max_bytes = min(limit, SMALL_BODY_BYTES) if head.takes_little else limit
+        return head

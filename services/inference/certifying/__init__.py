@@ -1,0 +1,1 @@
+"""Certificates: an artifact is verified again on the machine that serves it."""

@@ -1,0 +1,256 @@
+"""Certifies a version on this machine: every artifact, each in a process of its own.
+
+In: a store, a version, how it would be run. Out: a certificate.
+
+Rules kept here: every file's digest is checked, of those too that cannot run here; nothing is
+opened that a server with the same trust would not open; what is run is the serving backend itself,
+in a process whose end harms nobody, with limits on its time and memory; an artifact that this
+machine cannot run has not failed. (`loader.py` asks less, more often: it proves what it is about to
+serve.)
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Protocol
+
+from model_store.certificate import ArtifactResult, Certificate, Outcome
+from model_store.certificates import manifest_sha256
+from model_store.errors import SignatureMismatchError, StoreError
+from model_store.golden import GoldenRows, read_golden
+from model_store.manifest import Artifact, Manifest
+from model_store.memory_limit import GIB
+from model_store.parity import Comparison, first_failure
+from model_store.store import ModelStore
+from services.errors import BackendError, DeviceError
+from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import CPU
+from services.inference.config import VERIFY_MEMORY_GIB, VERIFY_TIME_LIMIT_S
+from services.inference.environment import environment
+from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
+from services.inference.loading.golden_replay import (
+    Run,
+    gives_the_same_twice,
+    replay_everything,
+    replay_result,
+)
+from services.inference.loading.loader import UNSERVABLE_DATATYPES, read_step
+from services.inference.loading.warm_up import warm_up
+from services.inference.trust import Trust
+
+LATENCY_RUNS = 3
+"""Of each batch size: the fastest counts."""
+LATENCY_BUDGET_S = 1.0
+"""How long the runs of one artifact's latency may take."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with an artifact that is begun, how many are done, and how many there are."""
+
+
+class Judge(Protocol):
+    """Knows rows, and what the checkpoint gives for them, that the version itself does not hold."""
+
+    def judge(
+        self, run: Run, artifact: Artifact
+    ) -> tuple[list[Comparison], dict[str, float], str | None]:
+        """Runs them through an artifact; raises what the artifact raises.
+
+        Returns:
+            Comparisons with the checkpoint; task metrics; and why those refuse the artifact, or
+            None.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyOptions:
+    """How a version is to be run, and how much of the machine that may take."""
+
+    backend: BackendOptions = field(default_factory=BackendOptions)
+    """Where and with what each artifact runs."""
+    trust: Trust = field(default_factory=Trust)
+    time_limit_s: float = VERIFY_TIME_LIMIT_S
+    """How long one artifact may run, once it is open."""
+    memory_limit_bytes: int = int(VERIFY_MEMORY_GIB * GIB)
+    """What its process may allocate."""
+    gently: bool = False
+    """Whether the processes have low priority, because others use the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One version being certified."""
+
+    store: ModelStore
+    manifest: Manifest
+    golden: GoldenRows
+    options: CertifyOptions
+    judge: Judge | None
+
+
+class _NotRunError(Exception):
+    """This machine cannot, or may not, run the artifact; the message says why."""
+
+
+def certify(
+    store: ModelStore,
+    manifest: Manifest,
+    options: CertifyOptions,
+    progress: Progress | None = None,
+    judge: Judge | None = None,
+) -> Certificate:
+    """Certifies every artifact of a version on this machine.
+
+    Args:
+        store: where it lies.
+        manifest: of the version.
+        options: how to run it.
+        progress: told of each artifact.
+        judge: knows further rows; None for the golden ones alone.
+
+    Raises:
+        GoldenMismatchError: the golden rows do not fit the signature.
+        StoreError: the golden file is broken or out of reach.
+    """
+    golden = read_golden(store, manifest)
+    case = _Case(store, manifest, golden, options, judge)
+    results = []
+    for done, artifact in enumerate(manifest.artifacts):
+        if progress:
+            progress(artifact.name, done, len(manifest.artifacts))
+        results.append(_certified(case, artifact))
+    return Certificate(
+        model=manifest.model,
+        version=manifest.version,
+        manifest_sha256=manifest_sha256(store, manifest),
+        flambeau=metadata.version("flambeau"),
+        made_at=datetime.now(UTC),
+        environment=environment(options.backend.device, options.backend.threads),
+        artifacts=tuple(results),
+    )
+
+
+def _certified(case: _Case, artifact: Artifact) -> ArtifactResult:
+    """The result of one artifact, whatever becomes of it."""
+    try:
+        data, weights = _files(case, artifact)
+        _check_runs_here(case, artifact)
+        backend = _opened(case, artifact, data, weights)
+    except _NotRunError as error:
+        return _unmeasured(artifact, "not run", str(error))
+    except (StoreError, BackendError) as error:
+        return _unmeasured(artifact, "failed", str(error))
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        backend.kill()
+
+    limit = threading.Timer(case.options.time_limit_s, end)
+    limit.start()
+    try:
+        return _proven(case, artifact, backend)
+    except Exception as error:  # a runtime may raise anything on rows it cannot run
+        reason = str(error) if isinstance(error, BackendError) else repr(error)
+        if late.is_set():
+            reason = f"it took longer than {case.options.time_limit_s:g} s"
+        return _unmeasured(artifact, "failed", f"does not run: {reason}")
+    finally:
+        limit.cancel()
+        backend.close()
+
+
+def _files(case: _Case, artifact: Artifact) -> tuple[bytes, bytes]:
+    """Of an artifact: its bytes, and those of its weights if they lie apart; digests checked."""
+    data, *rest = (case.store.read_file(case.manifest, e) for e in artifact.all_files())
+    return data, rest[0] if rest else b""
+
+
+def _check_runs_here(case: _Case, artifact: Artifact) -> None:
+    """Asks whether a server here would open it.
+
+    Raises:
+        _NotRunError: it would not, and nothing is wrong with the artifact.
+        StoreError: the version is not what was signed.
+    """
+    try:
+        case.options.trust.check(case.store, case.manifest, artifact)
+        check_fit(artifact, case.options.backend.device)
+    except SignatureMismatchError:
+        raise
+    except (StoreError, UnfitArtifactError) as error:
+        raise _NotRunError(str(error)) from error
+    for spec in (*case.manifest.artifact_inputs(), *case.manifest.signature.outputs):
+        if spec.datatype in UNSERVABLE_DATATYPES:
+            raise _NotRunError(f"tensor '{spec.name}' is {spec.datatype}, which no backend takes")
+
+
+def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> IsolatedBackend:
+    options = case.options
+    try:
+        return open_isolated_backend(
+            artifact,
+            data,
+            case.manifest.signature,
+            options.backend,
+            weights=weights,
+            code=read_step(case.store, case.manifest),
+            gently=options.gently,
+            memory_limit_bytes=options.memory_limit_bytes,
+        )
+    except DeviceError as error:
+        if options.backend.device == CPU or type(error) is not DeviceError:
+            raise
+        raise _NotRunError(str(error)) from error  # there is no such device here
+
+
+def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:
+    signature, options = case.manifest.signature, case.options
+    tolerance = artifact.verification.tolerance
+    found = replay_everything(backend.run, case.golden, signature, tolerance.embeddings)
+    more, metrics, refusal = (
+        case.judge.judge(backend.run, artifact) if case.judge else ([], {}, None)
+    )
+    found += more
+    repeats = gives_the_same_twice(backend.run, case.golden, signature.max_batch_size)
+    # The process's own time is that of the run, whoever else wants the core meanwhile.
+    own_time = options.backend.runs_in_the_calling_thread
+    latency_s = warm_up(
+        backend,
+        case.golden,
+        signature.max_batch_size,
+        backend.cpu_seconds if own_time else time.monotonic,
+        repeats=LATENCY_RUNS,
+        budget_s=LATENCY_BUDGET_S,
+    )
+    reason = (
+        first_failure(found, tolerance)
+        or (None if repeats else "two runs of the same rows gave different numbers")
+        or refusal
+    )
+    return ArtifactResult(
+        artifact=artifact.name,
+        outcome="failed" if reason else "passed",
+        reason=reason or "",
+        tolerance=tolerance,
+        replays=tuple(replay_result(one, bool(tolerance.embeddings)) for one in found),
+        repeats=repeats,
+        metrics=metrics,
+        latency_ms=_milliseconds(latency_s),
+    )
+
+
+def _unmeasured(artifact: Artifact, outcome: Outcome, reason: str) -> ArtifactResult:
+    return ArtifactResult(
+        artifact=artifact.name,
+        outcome=outcome,
+        reason=reason,
+        tolerance=artifact.verification.tolerance,
+    )
+
+
+def _milliseconds(latency_s: Mapping[int, float]) -> dict[int, float]:
+    return {rows: round(seconds * 1000, 4) for rows, seconds in latency_s.items()}

@@ -1,0 +1,265 @@
+"""Memory and time that artifacts need, measured before they are opened beside others.
+
+In: an artifact that is about to be opened in this process. Out: nothing, a refusal with the
+figures, or `UnprobedError`: then it is tried first, with limits (`isolation/probe.py`).
+
+Rules kept here:
+- an artifact is opened here only after it was opened and run there, on this machine, by the digest
+  of its files: what its manifest says of its memory is as much the publisher's as the artifact is;
+- most take a moment and little: those are tried side by side, with tight limits; what is over them
+  is tried again one at a time, with all that it may have, so that it holds nobody up;
+- one that asks for too much is refused by name, and the next best artifact is tried.
+"""
+
+import asyncio
+import functools
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+from model_store.manifest import Artifact, Manifest
+from model_store.memory_limit import GIB
+from services.errors import BackendError
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import CPU
+from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.isolation.probe import ProbeFiles, ProbeHosts, ProbeLimits
+from services.inference.loading.artifact_choice import LIBRARIES
+from services.inference.loading.needs_memory import Need, NeedsMemory
+from services.low_priority_thread import STEPS_BELOW_LOOP, start_at_low_priority
+
+logger = logging.getLogger("flambeau.loader")
+
+MEBIBYTE = 2**20
+SHARE = 0.25
+"""Of the memory that there is, what one artifact may take when nothing else was said."""
+SHARE_OF_FREE = 0.9
+"""Of the memory that is free, what a process that tries an artifact may take."""
+MOST_BYTES = 4 * GIB
+"""What it may take at most by that share: a machine for many models is not for one of them."""
+TIMES_ITS_FILES = 3
+"""What it may take in any case: a model whose weights fill the memory is meant to."""
+FAULT_COUNTS_S = 10.0
+"""How long nothing is tried again that raised: while the other artifacts of its version are."""
+QUICK_BYTES = GIB
+QUICK_S = 2.0
+"""Within these, artifacts are tried side by side."""
+
+
+class ArtifactNeedsError(BackendError):
+    """An artifact takes more than it may; the message has the figures."""
+
+
+class UnprobedError(Exception):
+    """Nobody knows yet what an artifact takes: try it, then load the version again."""
+
+    def __init__(self, case: "Case") -> None:
+        super().__init__(f"artifact {case.artifact.name} has not been tried on this machine yet")
+        self.case = case
+
+
+Place = tuple[str, int, str, str]
+"""Model, version, artifact, and the key of what it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An artifact that is to be tried."""
+
+    key: str
+    manifest: Manifest
+    artifact: Artifact
+    options: BackendOptions
+    read: Callable[[], ProbeFiles]
+    """Gives its files, or raises what reading them raises."""
+    allowed_bytes: int
+
+    @property
+    def place(self) -> "Place":
+        """Its place: of equal files, only some may be readable or signed."""
+        return _place(self.manifest, self.artifact, self.key)
+
+
+class ArtifactNeeds:
+    """Knows what artifacts take, and finds it out.
+
+    Args:
+        limit_bytes: the most that one may take; 0 for a share of what there is.
+        limit_s: CPU time that one may take to open and run.
+        file: where it is remembered; empty for nowhere.
+    """
+
+    def __init__(self, limit_bytes: int, limit_s: float, file: str) -> None:
+        self._limit_bytes = limit_bytes
+        self._limit_s = limit_s
+        self._memory = NeedsMemory(file)
+        self._hosts = ProbeHosts()
+        self._total_bytes = device_memory_bytes(CPU).total_bytes
+        self._cores = len(os.sched_getaffinity(0))
+        self._side_by_side = asyncio.Semaphore(self._cores)
+        self._one_at_a_time = asyncio.Semaphore(1)
+        self._faults: dict[Place, tuple[float, Exception]] = {}
+        """What else an artifact raised when it was tried, and when."""
+
+    def allowed_bytes(self, artifact: Artifact) -> int:
+        """The memory an artifact may take, whether or not there is room for it now."""
+        if self._limit_bytes:
+            return self._limit_bytes
+        files = sum(entry.size_bytes for entry in artifact.all_files())
+        share = min(int(self._total_bytes * SHARE), MOST_BYTES)
+        return max(share, TIMES_ITS_FILES * files)
+
+    def check(
+        self,
+        manifest: Manifest,
+        artifact: Artifact,
+        options: BackendOptions,
+        read: Callable[[], ProbeFiles],
+    ) -> None:
+        """Lets an artifact be opened in this process, or says why not.
+
+        Args:
+            manifest: of its version.
+            artifact: which.
+            options: how it is to run.
+            read: gives its files, should it have to be tried.
+
+        Raises:
+            UnprobedError: that is not known yet; see `find_out`.
+            ArtifactNeedsError: it takes more than it may.
+            Exception: what trying it has just raised.
+        """
+        allowed = self.allowed_bytes(artifact)
+        key = _key(manifest, artifact, options)
+        at, fault = self._faults.get(_place(manifest, artifact, key), (0.0, None))
+        if fault is not None and time.monotonic() - at < FAULT_COUNTS_S:
+            raise fault
+        need = self._memory.recall(key)
+        if need is None or _may_fit_now(need, allowed, self._limit_s):
+            raise UnprobedError(
+                Case(
+                    key=key,
+                    manifest=manifest,
+                    artifact=artifact,
+                    options=options,
+                    read=read,
+                    allowed_bytes=allowed,
+                )
+            )
+        if need.over_s:
+            raise ArtifactNeedsError(
+                f"opening it and running its golden rows takes more than {need.over_s:g} s of CPU "
+                "time (open_time_limit_s); raise the limit, or serve another artifact"
+            )
+        if need.peak_bytes is None or need.peak_bytes > allowed:
+            took = f"more than {_mebibytes(need.over_bytes)}"
+            if need.peak_bytes is not None:
+                took = _mebibytes(need.peak_bytes)
+            raise ArtifactNeedsError(
+                f"opening it and running its largest batch takes {took} of memory, and it may have "
+                f"{_mebibytes(allowed)} (max_model_memory_mib); raise the limit or give the server "
+                "more memory, serve it with isolate, or lower its max_batch_size"
+            )
+
+    async def find_out(self, case: Case) -> None:
+        """Tries an artifact, so that `check` knows."""
+        self._faults.pop(case.place, None)
+        # A container that is out of memory may be ended as a whole, not the hungriest of it alone.
+        used, total = device_memory_bytes(CPU)
+        free = max(int((total - used) * SHARE_OF_FREE), MEBIBYTE)
+        full = ProbeLimits(
+            memory_bytes=min(case.allowed_bytes, free), cpu_s=self._limit_s, gently=True
+        )
+        quick = ProbeLimits(
+            memory_bytes=min(full.memory_bytes, QUICK_BYTES, free // (2 * self._cores)),
+            cpu_s=min(self._limit_s, QUICK_S),
+        )
+        for turns, limits in ((self._side_by_side, quick), (self._one_at_a_time, full)):
+            async with turns:
+                # Of a thread that ends with the process: a server that stops does not wait for it.
+                work = functools.partial(self._probe, case, limits, is_last=limits is full)
+                if await asyncio.wrap_future(start_at_low_priority(work, STEPS_BELOW_LOOP)):
+                    return
+
+    def close(self) -> None:
+        """Ends the processes that artifacts are tried in; they end with this one at the latest."""
+        self._hosts.close()
+
+    def _probe(self, case: Case, limits: ProbeLimits, is_last: bool) -> bool:
+        """Tries an artifact. Returns whether `check` knows more now."""
+        try:
+            files = case.read()
+            probed = self._hosts.probe(case.manifest, case.artifact, files, case.options, limits)
+        except Exception as error:  # its files are anybody's
+            self._faults[case.place] = time.monotonic(), error
+            return True
+        need = Need(
+            peak_bytes=probed.peak_bytes,
+            over_bytes=limits.memory_bytes if probed.over_memory else 0,
+            over_s=limits.cpu_s if probed.over_time else 0.0,
+        )
+        is_known = probed.peak_bytes is not None or probed.over_memory or probed.over_time
+        on_gpu = case.options.device != CPU
+        if not is_last and (probed.over_memory or probed.over_time or probed.crashed):
+            return False
+        if probed.over_memory and limits.memory_bytes < case.allowed_bytes:
+            self._faults[case.place] = (
+                time.monotonic(),
+                ArtifactNeedsError(
+                    f"opening it and running its largest batch takes more memory than is free now, "
+                    f"{_mebibytes(limits.memory_bytes)}; serve fewer models or give the server more"
+                ),
+            )
+            return True
+        if not is_known and not on_gpu:
+            fault = ArtifactNeedsError(f"tried in a process of its own: {probed.fault}")
+            self._faults[case.place] = time.monotonic(), fault
+            return True
+        if not is_known:  # the CPU may lack what a GPU has; it has harmed nobody
+            need = Need(peak_bytes=0)
+        logger.info(
+            "artifact tried",
+            extra={"model": case.manifest.model, "version": case.manifest.version,
+                   "artifact": case.artifact.name, **need.model_dump()},
+        )  # fmt: skip
+        self._memory.remember(case.key, need)
+        return True
+
+
+def _may_fit_now(need: Need, allowed_bytes: int, limit_s: float) -> bool:
+    """True if it was over a limit that is higher now."""
+    return 0 < need.over_bytes < allowed_bytes or 0 < need.over_s < limit_s
+
+
+def _place(manifest: Manifest, artifact: Artifact, key: str) -> Place:
+    return manifest.model, manifest.version, artifact.name, key
+
+
+def _key(manifest: Manifest, artifact: Artifact, options: BackendOptions) -> str:
+    """A digest of everything that decides what an artifact takes."""
+    step = manifest.python_step
+    facts = [
+        [entry.sha256 for entry in artifact.all_files()],
+        [artifact.kind, artifact.precision],
+        step.model_dump(mode="json") if step else None,
+        manifest.signature.model_dump(mode="json"),
+        [manifest.golden.file.sha256, manifest.golden.rows],
+        str(options.device),
+        _library_versions(),
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _library_versions() -> list[str]:
+    known = {found.name.lower(): found.version for found in metadata.distributions()}
+    return [f"{name} {known.get(name)}" for name in LIBRARIES]
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / MEBIBYTE:,.0f} MiB"

@@ -1,0 +1,65 @@
+"""A process' settings as inference takes them: one policy, and one for each model with its own."""
+
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import parse_device
+from services.inference.backends.onnx_providers import OnnxOnGpu
+from services.inference.config import InferenceSettings, ModelSettings
+from services.inference.loading.artifact_choice import ChoiceRules
+from services.inference.loading.artifact_needs import ArtifactNeeds
+from services.inference.loading.loader import LoadOptions
+from services.inference.loading.policy import LanePolicy, ServingPolicy
+from services.inference.trust import Trust
+
+MEBIBYTE = 2**20
+
+
+def serving_policy(config: InferenceSettings) -> ServingPolicy:
+    """What of the store to serve, and how."""
+    needs = ArtifactNeeds(
+        config.max_model_memory_mib * MEBIBYTE, config.open_time_limit_s, config.needs_file
+    )
+    return ServingPolicy(
+        models=config.models,
+        newest_versions=config.newest_versions,
+        poll_interval_s=config.store_poll_interval_s,
+        retry_failed_s=config.retry_failed_s,
+        lane=_lane_policy(config, ModelSettings(), needs),
+        by_model={n: _lane_policy(config, own, needs) for n, own in config.model_settings.items()},
+        max_memory_bytes=config.max_memory_mib * MEBIBYTE,
+        unload_idle=config.when_memory_full == "unload_idle",
+        max_concurrent_runs=config.max_concurrent_runs,
+    )
+
+
+def _lane_policy(config: InferenceSettings, own: ModelSettings, needs: ArtifactNeeds) -> LanePolicy:
+    """The server's settings, with those the model has of its own in their place."""
+    chosen = {
+        name: getattr(config, name) if value is None else value
+        for name, value in ((name, getattr(own, name)) for name in ModelSettings.model_fields)
+    }
+    return LanePolicy(
+        load=LoadOptions(
+            backend=BackendOptions(
+                device=parse_device(config.device),
+                threads=chosen["threads"],
+                preferred_batch_sizes=chosen["preferred_batch_sizes"],
+                onnx_on_gpu=OnnxOnGpu(
+                    providers=chosen["onnx_providers"],
+                    engine_cache=config.engine_cache,
+                    engine_cache_bytes=config.engine_cache_mib * MEBIBYTE,
+                ),
+            ),
+            instances=chosen["instances"],
+            isolate=chosen["isolate"],
+            artifact=chosen["artifact"],
+            accuracy=chosen["accuracy"],
+            keep=chosen["keep_artifacts"],
+            choice=ChoiceRules(budget_s=config.choose_artifact_budget_s, file=config.choice_file),
+            needs=needs,
+            trust=Trust(
+                keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for
+            ),
+        ),
+        batch_wait_s=chosen["batch_wait_ms"] / 1000,
+        execution_timeout_s=chosen["execution_timeout_s"],
+    )

@@ -1,0 +1,504 @@
+"""The loaded lanes of this process: each a worker with its backends, within the device's memory.
+
+In: versions to load and unload. Out: workers attached to the queue, and what the directory and
+the metrics say of them.
+
+Rules kept here: a version is announced ready only when its worker takes requests; one that does
+not fit into memory is refused with the figures, or pushes out the idle version used longest ago
+(`when_memory_full`); a version that leaves answers what it holds before its backends close.
+
+A version is loaded by the publisher's figures, or by what is remembered; when another artifact
+has been found to be faster here, its lane goes over to that one while it serves (`exchange`).
+
+A version has a lane for the artifact that answers by default, and one for each further artifact
+that `keep_artifacts` asks for. Those load after it, push nothing out, and leave with it; what
+becomes of them never touches the version itself.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from model_store.manifest import Artifact, Manifest
+from model_store.store import ModelStore
+from services.inference.backends.device import CPU, Device
+from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.loading.artifact_needs import UnprobedError
+from services.inference.loading.kept_artifacts import kept_names, log_unknown
+from services.inference.loading.load_turns import Load, LoadTurns
+from services.inference.loading.loaded_lane import (
+    LoadedLane,
+    close_backends,
+    served_facts,
+    size_bytes,
+)
+from services.inference.loading.loader import (
+    LoadedVersion,
+    LoadError,
+    LoadOptions,
+    fitting,
+    load_version,
+)
+from services.inference.loading.memory_admission import MemoryAdmission
+from services.inference.loading.model_failure import in_thread, told
+from services.inference.loading.policy import LanePolicy, ServingPolicy
+from services.inference.scheduling.batcher import batch_rules
+from services.inference.scheduling.device_turns import DeviceTurns
+from services.inference.scheduling.latency import LatencyModel
+from services.inference.scheduling.worker import Worker, WorkerPlan
+from services.queueing.directory import Directory
+from services.queueing.lane_queue import LaneQueue
+from services.queueing.records import Lane, ServedVersion
+from services.telemetry.metrics import Metrics
+from services.tracing.tracer import Tracer
+
+logger = logging.getLogger("flambeau.lanes")
+
+T = TypeVar("T")
+
+MAX_TRIES = 100
+"""Of a version's artifacts, in one load."""
+SHARE_OF_DEVICE = 0.9
+"""How much of a device's memory may be used when nothing else was said."""
+
+
+class Lanes:
+    """Loads, starts and unloads lanes. Runs on the event loop; blocking work in threads."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        queue: LaneQueue,
+        directory: Directory,
+        metrics: Metrics,
+        policy: ServingPolicy,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._directory = directory
+        self._metrics = metrics
+        self._policy = policy
+        self._tracer = tracer
+        self._loaded: dict[Lane, LoadedLane] = {}
+        self._draining: dict[Lane, Worker] = {}
+        self._turns: dict[Device, DeviceTurns] = {}
+        self._memory: dict[Device, MemoryAdmission] = {}
+        self._load_turns = LoadTurns(len(os.sched_getaffinity(0)))
+
+    def __contains__(self, lane: Lane) -> bool:
+        """Whether a lane is loaded, or still finishing."""
+        return lane in self._loaded or lane in self._draining
+
+    def row_s(self) -> dict[Lane, float]:
+        """By lane, seconds by which each row that waits delays the next; 0 if unknown."""
+        return {lane: loaded.worker.row_s for lane, loaded in self._loaded.items()}
+
+    def loaded(self, model: str = "") -> list[Lane]:
+        """The default lanes of the versions that take requests: of one model, or all."""
+        return [
+            lane
+            for lane in self._loaded
+            if not lane.artifact and (not model or lane.model == model)
+        ]
+
+    async def load(self, lane: Lane, tasks: asyncio.TaskGroup, *, gently: bool = True) -> None:
+        """Loads a version and starts its worker.
+
+        Args:
+            lane: the default one of the version.
+            tasks: where its worker runs.
+            gently: whether something is served meanwhile, which goes first.
+
+        Raises:
+            LoadError: no artifact of it can be served here, or it does not fit.
+            StoreError: its files are broken or out of reach.
+        """
+        policy = self._policy.lane_of(lane.model)
+        policy = dataclasses.replace(policy, load=dataclasses.replace(policy.load, gently=gently))
+        manifest = await in_thread(self._store.manifest, lane.model, lane.version)
+        log_unknown(manifest, policy.load.keep)
+        file_bytes = min(size_bytes(artifact) for artifact in manifest.artifacts)
+        await self._once_tried(
+            lane, file_bytes, policy, lambda load: self._load(load, manifest, policy, tasks)
+        )
+
+    async def load_kept(self, lane: Lane, tasks: asyncio.TaskGroup) -> None:
+        """Loads the further artifacts of a version that are to be kept and are not loaded yet.
+
+        One that cannot be is logged, and left alone until the version is loaded again.
+        """
+        policy = self._policy.lane_of(lane.model)
+        while policy.load.keep and (further := self._next_kept(lane, policy)) is not None:
+            file_bytes = size_bytes(self._artifact(further))
+            await self._once_tried(
+                further, file_bytes, policy, lambda load: self._load_kept(load, policy, tasks)
+            )
+
+    async def _once_tried(
+        self,
+        lane: Lane,
+        file_bytes: int,
+        policy: LanePolicy,
+        work: Callable[[Load], Awaitable[T]],
+    ) -> T:
+        """Loads in its turn. An artifact that must be tried first holds up nobody meanwhile."""
+        device = policy.load.backend.device
+
+        def room_bytes() -> int:
+            memory = self._memory.get(device)
+            return memory.room_bytes(lane) if memory and device == CPU else 0
+
+        for _ in range(MAX_TRIES):
+            try:
+                async with self._load_turns.turn(lane, file_bytes, room_bytes) as load:
+                    return await work(load)
+            except UnprobedError as error:
+                assert policy.load.needs is not None
+                await policy.load.needs.find_out(error.case)
+        raise LoadError(f"what its artifacts take is not known after {MAX_TRIES} tries")
+
+    def next_unchosen(self) -> Lane | None:
+        """A version whose artifacts have not been measured against each other, if there is one."""
+        waiting = (lane for lane, loaded in self._loaded.items() if not loaded.is_chosen)
+        return next(waiting, None)
+
+    def set_chosen(self, lane: Lane) -> None:
+        """Notes that nothing is left to be measured of a version, until it is loaded again."""
+        self._loaded[lane] = dataclasses.replace(self._loaded[lane], is_chosen=True)
+
+    def plan_of(self, lane: Lane) -> tuple[Manifest, LoadOptions]:
+        """What a loaded version is, and how it runs."""
+        loaded, load = self._loaded[lane], self._policy.lane_of(lane.model).load
+        room_bytes = self._memory[loaded.device].room_bytes(lane)
+        return loaded.manifest, dataclasses.replace(load, room_bytes=room_bytes)
+
+    async def exchange(
+        self, lane: Lane, artifact: str, row_ms: Mapping[str, float], tasks: asyncio.TaskGroup
+    ) -> bool:
+        """Lets a version that serves go over to another of its artifacts; no request fails.
+
+        One that cannot be loaded, or does not fit beside the present one, is logged, and the
+        version stays as it is.
+
+        Args:
+            lane: of the version.
+            artifact: the name of the other one.
+            row_ms: what was measured of the version's artifacts.
+            tasks: where lanes run.
+
+        Returns:
+            Whether it went over.
+        """
+        loaded = self._loaded.get(lane)
+        if loaded is None:  # it was unloaded meanwhile
+            return False
+        self._loaded[lane] = loaded = dataclasses.replace(loaded, row_ms=row_ms)
+        if loaded.facts.name == artifact:
+            return False
+        further = lane._replace(artifact=artifact)
+        policy = self._policy.lane_of(lane.model)
+        file_bytes = size_bytes(self._artifact(further))
+        opened = await self._once_tried(
+            further, file_bytes, policy, lambda load: self._open_further(load, policy)
+        )
+        if opened is None:
+            return False
+        version, taken = opened
+        present = self._loaded.get(lane)
+        if present is None or present.worker is not loaded.worker:
+            await close_backends(version)
+            return False
+        self._go_over(lane, version, taken)
+        if policy.load.keep:
+            await self.load_kept(lane, tasks)
+            self._close_unwanted(lane, policy)
+        return True
+
+    def abandon_runs(self) -> None:
+        """Waits for no run any more; see `Worker.abandon_runs`."""
+        loaded = [loaded.worker for loaded in self._loaded.values()]
+        for worker in (*loaded, *self._draining.values()):
+            worker.abandon_runs()
+
+    def unload(self, lane: Lane) -> None:
+        """Forgets a lane: no more requests are let in; what it holds is answered."""
+        self._directory.withdraw(lane)
+        if not self._close(lane) and lane not in self._draining:  # it never loaded
+            self._metrics.forget_lane(lane.model, lane.version)
+
+    async def _load(
+        self, load: Load, manifest: Manifest, policy: LanePolicy, tasks: asyncio.TaskGroup
+    ) -> None:
+        lane, device = load.lane, policy.load.backend.device
+        memory = await self._memory_in_use(device)
+        leaving = self._make_room(memory, lane, memory.expected_bytes(lane, load.file_bytes))
+        if leaving:
+            # Memory that is freed meanwhile would pass for memory that this version did not take.
+            await asyncio.wait(leaving)
+            await self._memory_in_use(device)
+        options = dataclasses.replace(policy.load, room_bytes=memory.room_bytes(lane))
+        version, taken = await self._open(load, manifest, options)
+        try:
+            self._make_room(memory, lane, taken)
+        except Exception:
+            await close_backends(version)
+            raise
+        memory.loaded(lane, taken)
+        try:
+            self._start(version, lane, taken, policy, tasks)
+        except Exception:
+            if lane not in self._loaded:
+                memory.unloaded(lane)
+                await close_backends(version)
+            raise
+
+    def _artifact(self, further: Lane) -> Artifact:
+        """The artifact that a further lane of a loaded version is for."""
+        artifacts = self._loaded[further.default].manifest.artifacts
+        return next(a for a in artifacts if a.name == further.artifact)
+
+    def _next_kept(self, lane: Lane, policy: LanePolicy) -> Lane | None:
+        """The next further artifact of a version that is to be loaded."""
+        loaded = self._loaded.get(lane)
+        if loaded is None:
+            return None
+        lanes = self._kept_lanes(lane, loaded, policy)
+        return next((further for further in lanes if further not in self), None)
+
+    def _kept_lanes(self, lane: Lane, loaded: LoadedLane, policy: LanePolicy) -> list[Lane]:
+        """Of the further artifacts that are to be loaded beside the default one."""
+        manifest = loaded.manifest
+        candidates = [a for a in fitting(manifest, policy.load) if a.name not in loaded.refused]
+        default = loaded.facts.name
+        names = kept_names(manifest, policy.load.keep, default, candidates, loaded.row_ms)
+        return [lane._replace(artifact=name) for name in names]
+
+    async def _load_kept(self, load: Load, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
+        """Loads a further artifact of a version, if there is room for it."""
+        lane, loaded = load.lane, self._loaded.get(load.lane.default)
+        if lane in self:  # somebody else was first
+            return
+        opened = await self._open_further(load, policy)
+        if opened is None:
+            return
+        version, taken = opened
+        present = self._loaded.get(lane.default)
+        if loaded is None or present is None or present.worker is not loaded.worker:
+            await close_backends(version)
+            return
+        self._memory[present.device].loaded(lane, taken)
+        self._start(version, lane, taken, policy, tasks)
+
+    async def _open_further(
+        self, load: Load, policy: LanePolicy
+    ) -> tuple[LoadedVersion, int] | None:
+        """Opens another artifact of a loaded version; None, and a log line, if that cannot be."""
+        lane, loaded = load.lane, self._loaded.get(load.lane.default)
+        if loaded is None:  # it was unloaded meanwhile
+            return None
+        memory = self._memory[loaded.device]
+        options = dataclasses.replace(
+            policy.load, artifact=lane.artifact, room_bytes=memory.room_bytes(lane)
+        )
+        version = None
+        try:
+            memory.to_unload(lane, memory.expected_bytes(lane, load.file_bytes), ())
+            version, taken = await self._open(load, loaded.manifest, options)
+            memory.to_unload(lane, taken, ())
+        except UnprobedError:
+            raise
+        except Exception as error:
+            logger.error(
+                "artifact not kept",
+                extra={"model": lane.model, "version": lane.version, "artifact": lane.artifact,
+                       "reason": told(error)},
+            )  # fmt: skip
+            loaded.refused.add(lane.artifact)
+            failed_replays = error.failed_replays if isinstance(error, LoadError) else 0
+            self._metrics.failed_verifications.labels(lane.model, str(lane.version)).inc(
+                failed_replays
+            )
+            if version is not None:
+                await close_backends(version)
+            return None
+        return version, taken
+
+    def _go_over(self, lane: Lane, version: LoadedVersion, taken_bytes: int) -> None:
+        """Runs every later batch of a version on the artifact that was opened."""
+        loaded = self._loaded[lane]
+        loaded.worker.go_over_to(
+            version.backends, version.reopen, version.latency_s, version.row_elements
+        )
+        self._loaded[lane] = dataclasses.replace(
+            loaded,
+            facts=served_facts(version, lane),
+            platform=version.backends[0].platform,
+            taken_bytes=taken_bytes,
+        )
+        self._memory[loaded.device].loaded(lane, taken_bytes)
+        self._tell_memory(lane)
+        self._announce(lane)
+
+    def _close_unwanted(self, lane: Lane, policy: LanePolicy) -> None:
+        """Closes further lanes that are not to be kept beside what answers by default now."""
+        loaded = self._loaded.get(lane)
+        if loaded is None:
+            return
+        wanted = set(self._kept_lanes(lane, loaded, policy))
+        for part in self._parts(lane):
+            if part.artifact and part not in wanted:
+                self._close_part(part)
+        self._announce(lane)
+
+    async def _open(
+        self, load: Load, manifest: Manifest, options: LoadOptions
+    ) -> tuple[LoadedVersion, int]:
+        """Loads an artifact. Returns it, and the bytes of its device that this took."""
+        device = options.backend.device
+        before = device_memory_bytes(device).used_bytes
+        version = await in_thread(load_version, self._store, manifest, options)
+        own = sum(backend.process_bytes() for backend in version.backends)
+        grown = max(device_memory_bytes(device).used_bytes - before, 0)
+        return version, max(int(grown * load.share) + own, size_bytes(version.artifact))
+
+    def _make_room(
+        self, memory: MemoryAdmission, lane: Lane, need_bytes: int
+    ) -> list[asyncio.Task[None]]:
+        """Unloads idle versions for one that needs so much, or refuses it.
+
+        Returns:
+            A task for each version that leaves, which ends when its memory is free.
+        """
+        idle: list[tuple[float, list[Lane]]] = []
+        for other in self.loaded() if self._policy.unload_idle else ():
+            parts = self._parts(other)
+            if all(part.worker.idle for part in parts.values()):
+                idle.append((max(part.worker.last_used_at for part in parts.values()), [*parts]))
+        by_age = [part for _, parts in sorted(idle) for part in parts]
+        leaving = []
+        unloaded = memory.to_unload(lane, need_bytes, by_age)
+        for other in dict.fromkeys(part.default for part in unloaded):
+            logger.info(
+                "unloading an idle version to make room",
+                extra={"model": other.model, "version": other.version, "for": str(lane)},
+            )
+            leaving += [closed.task for closed in self._close(other)]
+            reason = f"unloaded to make room for model {lane}; being loaded again, so retry"
+            self._directory.announce(ServedVersion(lane=other, state="unloaded", reason=reason))
+        return leaving
+
+    def _start(
+        self,
+        version: LoadedVersion,
+        lane: Lane,
+        taken_bytes: int,
+        policy: LanePolicy,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        signature = version.manifest.signature
+        plan = WorkerPlan(
+            lane=lane,
+            signature=signature,
+            rules=batch_rules(
+                signature,
+                preferred_rows=policy.load.backend.preferred_batch_sizes,
+                wait_s=policy.batch_wait_s,
+            ),
+            latency=LatencyModel(signature.max_batch_size, version.latency_s, version.row_elements),
+            backends=version.backends,
+            reopen=version.reopen,
+            execution_timeout_s=policy.execution_timeout_s,
+        )
+        device = policy.load.backend.device
+        if device not in self._turns:
+            self._turns[device] = DeviceTurns(self._policy.slots(device))
+        worker = Worker(plan, self._turns[device], self._metrics, self._tracer)
+        platform, facts = version.backends[0].platform, served_facts(version, lane)
+        task = tasks.create_task(worker.run(), name=f"worker {lane}")
+        self._loaded[lane] = LoadedLane(
+            worker, device, facts, platform, version.manifest, version.row_ms,
+            task, taken_bytes, version.is_chosen or bool(lane.artifact),
+        )  # fmt: skip
+        task.add_done_callback(lambda _: self._forget(lane))
+        labels = (lane.model, str(lane.version))
+        self._tell_memory(lane.default)
+        self._metrics.queue_depth.labels(*labels).set_function(lambda: self._waiting(lane.default))
+        self._metrics.model_ready.labels(*labels).set(1)
+        self._metrics.load_seconds.labels(*labels).observe(version.load_s)
+        self._metrics.expect_lane(lane.model, lane.version)
+        self._metrics.failed_verifications.labels(*labels).inc(version.failed_replays)
+        self._queue.open(lane, worker)
+        self._announce(lane.default)
+        logger.info(
+            "artifact kept" if lane.artifact else "version ready",
+            extra={"model": lane.model, "version": lane.version,
+                   "artifact": version.artifact.name, "device": str(device),
+                   "load_s": round(version.load_s, 3),
+                   "golden_rows": version.manifest.golden.rows,
+                   "max_abs_difference": version.parity.max_abs_difference,
+                   "agreement": version.parity.agreement},
+        )  # fmt: skip
+
+    def _tell_memory(self, lane: Lane) -> None:
+        taken = sum(part.taken_bytes for part in self._parts(lane).values())
+        self._metrics.memory_bytes.labels(lane.model, str(lane.version)).set(taken)
+
+    def _announce(self, lane: Lane) -> None:
+        """Says what is loaded of a version that is ready."""
+        default = self._loaded[lane]
+        self._directory.announce(
+            ServedVersion(
+                lane=lane,
+                state="ready",
+                signature=default.manifest.signature,
+                platform=default.platform,
+                artifact=default.facts.name,
+                artifacts=tuple(part.facts for part in self._parts(lane).values()),
+                semver=default.manifest.semver or "",
+            )
+        )
+
+    def _parts(self, lane: Lane) -> dict[Lane, LoadedLane]:
+        """What is loaded of a version, by lane: its default one first."""
+        return {other: part for other, part in self._loaded.items() if other.default == lane}
+
+    def _waiting(self, lane: Lane) -> int:
+        """Entries of a version that wait for a batch."""
+        loaded = {other: part.worker for other, part in self._loaded.items()}
+        workers = (loaded | self._draining).items()
+        return sum(worker.waiting for other, worker in workers if other.default == lane)
+
+    def _close(self, lane: Lane) -> list[LoadedLane]:
+        """Lets no more requests in; what a version's workers hold is answered, then they close."""
+        return [self._close_part(part) for part in self._parts(lane)]
+
+    def _close_part(self, part: Lane) -> LoadedLane:
+        loaded = self._loaded.pop(part)
+        self._memory[loaded.device].unloaded(part)
+        self._draining[part] = loaded.worker
+        self._queue.close(part, loaded.worker.close)
+        return loaded
+
+    def _forget(self, lane: Lane) -> None:
+        self._draining.pop(lane, None)
+        if lane.artifact:  # what is known of the version stays as long as its default lane
+            return
+        self._metrics.forget_lane(lane.model, lane.version)
+        logger.info("version unloaded", extra={"model": lane.model, "version": lane.version})
+
+    async def _memory_in_use(self, device: Device) -> MemoryAdmission:
+        """The account of a device, with what is used now."""
+        used, total = await asyncio.to_thread(device_memory_bytes, device)
+        memory = self._memory.get(device)
+        if memory is None:
+            limit = self._policy.max_memory_bytes or int(total * SHARE_OF_DEVICE)
+            memory = self._memory[device] = MemoryAdmission(limit, used)
+        elif (
+            not self._draining and self._load_turns.is_quiet
+        ):  # what leaves holds memory that is nobody's any more
+            memory.in_use(used)
+        return memory

@@ -1,0 +1,404 @@
+"""Loads one version: reads, checks, opens, replays and warms the fastest artifact that passes.
+
+The fastest is the one that this machine remembers (`artifact_choice.py`), or else the publisher's:
+`background_choice.py` measures afterwards, while it serves.
+
+In: a store, a model and a version. Out: a backend proven on this machine, or the reasons why no
+artifact is.
+
+Rules kept here: a digest is checked before the bytes reach a runtime; kinds that are code load
+from the local store, or signed by a trusted key; an artifact serves only after the golden inputs
+gave the golden outputs here, within the tolerance in the manifest.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from model_store.errors import StoreError
+from model_store.golden import MAX_GOLDEN_BYTES, GoldenRows, read_golden
+from model_store.manifest import Artifact, Manifest
+from model_store.parity import Parity, compare
+from model_store.store import ModelStore
+from model_store.tensors import Array
+from services.errors import BackendError
+from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
+from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.device import CPU
+from services.inference.backends.open_backend import open_backend
+from services.inference.backends.python_step import StepCode
+from services.inference.isolation.probe import ProbeFiles
+from services.inference.loading.artifact_choice import ChoiceRules, choice_key, ranked
+from services.inference.loading.artifact_needs import ArtifactNeeds, UnprobedError
+from services.inference.loading.choice_memory import ChoiceMemory
+from services.inference.loading.kept_artifacts import is_accurate
+from services.inference.loading.warm_up import warm_up, with_certificate
+from services.inference.trust import Trust
+from services.low_priority_thread import run_at_low_priority
+from services.queueing.artifact_rules import Accuracy
+
+logger = logging.getLogger("flambeau.loader")
+
+MAX_STEP_BYTES = 2**20
+"""Of the Python step's source."""
+
+UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
+"""Datatypes that artifacts cannot take as NumPy arrays; a Python step before them can."""
+
+
+class LoadError(Exception):
+    """No artifact of the version can be served here; the message has a reason for each.
+
+    Args:
+        message: the reasons.
+        failed_replays: how many artifacts ran and missed their tolerance.
+    """
+
+    def __init__(self, message: str, failed_replays: int = 0) -> None:
+        super().__init__(message)
+        self.failed_replays = failed_replays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Options for running a version."""
+
+    backend: BackendOptions = field(default_factory=BackendOptions)
+    """Where and with what each backend runs."""
+    instances: int = 1
+    """Backends to open, each with a thread of its own."""
+    isolate: bool = False
+    """Whether each backend runs in a process of its own."""
+    artifact: str = ""
+    """The only artifact to consider; empty for all, fastest first."""
+    accuracy: Accuracy = "fast"
+    """What an artifact must give to be considered, unless one is named."""
+    keep: tuple[str, ...] = ()
+    """What to load beside it: names, accuracies or `all`; not done by `load_version`."""
+    choice: ChoiceRules = field(default_factory=ChoiceRules)
+    """How to find out which is the fastest."""
+    room_bytes: int = 0
+    """Memory there is for it: larger artifacts are not measured; 0 if nobody knows."""
+    trust: Trust = field(default_factory=Trust)
+    """What must be signed, and by whom."""
+    needs: ArtifactNeeds | None = None
+    """Knows what artifacts take; None opens them untried."""
+    gently: bool = True
+    """Whether to load at low priority, for something is served meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedVersion:
+    """A version ready to run."""
+
+    manifest: Manifest
+    artifact: Artifact
+    backends: list[Backend]
+    reopen: Callable[[], Backend]
+    """Opens and proves another backend; raises what `load_version` raises."""
+    parity: Parity
+    """What the replay on this machine measured."""
+    latency_s: dict[int, float]
+    """Seconds of one run by batch size, measured here as far as the warm-up went."""
+    row_elements: int
+    """Input elements of the rows that was measured with."""
+    load_s: float
+    row_ms: Mapping[str, float]
+    """Milliseconds a row of the artifacts that were measured against each other, by name."""
+    is_chosen: bool = True
+    """Whether nothing is left to be measured: it was, is not to be, or there is no other."""
+    failed_replays: int = 0
+    """How many faster artifacts ran and missed their tolerance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The artifacts of a version that may be served here."""
+
+    fitting: list[Artifact]
+    """Those that this machine can run, in the publisher's order; all of them are measured."""
+    unfit: list[Artifact]
+    """Those that it cannot, and that would be wanted: for the reason."""
+    wanted: Callable[[Artifact], bool]
+    """Whether one may answer by default."""
+    key: str
+    """What a choice among them is remembered under."""
+
+    def are_measured(self, options: LoadOptions) -> bool:
+        """True if there is a choice, and it is to be made by measuring."""
+        return options.choice.budget_s > 0 and len(self.fitting) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    backend: Backend
+    parity: Parity
+    latency_s: dict[int, float]
+
+
+def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
+    """Loads the fastest artifact that passes, or the named one.
+
+    Args:
+        store: where the version lies.
+        manifest: of the version.
+        options: how it is to be run.
+
+    Raises:
+        LoadError: no artifact passes; nothing is kept open.
+        UnprobedError: one is to be tried first, see `ArtifactNeeds`; nothing is kept open.
+        StoreError: the golden file is broken, does not fit the signature, or is out of reach.
+    """
+    started = time.monotonic()
+    golden = read_golden(store, manifest)
+    reasons: list[str] = []
+    failed_replays = 0
+    found = candidates_of(manifest, options)
+    memory = ChoiceMemory(options.choice.file)
+    choice = memory.recall(found.key) if found.are_measured(options) else None
+    order = ranked(found.fitting, choice, found.wanted)
+    for artifact in [*order.artifacts, *found.unfit]:
+        open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
+        proven: list[_Proven] = []
+        try:
+            proven.extend(open_one() for _ in range(options.instances))
+        except UnprobedError:  # of the first of them, so none is open yet
+            raise
+        except Exception as error:  # a runtime may raise anything on a file it cannot run
+            for one in proven:
+                one.backend.close()
+            told = isinstance(error, StoreError | LoadError | BackendError)
+            reason = str(error) if told else repr(error)
+            reasons.append(f"artifact {artifact.name}: {reason}")
+            failed_replays += error.failed_replays if isinstance(error, LoadError) else 0
+            logger.warning(
+                "artifact refused",
+                extra={"model": manifest.model, "version": manifest.version,
+                       "artifact": artifact.name,
+                       "reason": reason},
+            )  # fmt: skip
+            memory.forget(found.key)
+            choice = None
+            continue
+        return LoadedVersion(
+            manifest=manifest,
+            artifact=artifact,
+            backends=[one.backend for one in proven],
+            reopen=lambda open_one=open_one: open_one().backend,  # type: ignore[misc]
+            parity=proven[0].parity,
+            latency_s=proven[0].latency_s,
+            row_elements=sum(array[:1].size for array in golden.inputs.values()),
+            load_s=time.monotonic() - started,
+            row_ms=order.row_ms,
+            is_chosen=choice is not None or not found.are_measured(options),
+            failed_replays=failed_replays,
+        )
+    raise LoadError("; ".join(reasons), failed_replays)
+
+
+def fitting(manifest: Manifest, options: LoadOptions) -> list[Artifact]:
+    """The artifacts that this machine can run, the publisher's fastest first."""
+    return [a for a in manifest.artifacts_by_speed() if _misfit(a, options) is None]
+
+
+def replay(
+    backend: Backend, golden: GoldenRows, max_batch_size: int, embeddings: Collection[str] = ()
+) -> Parity:
+    """Runs the golden inputs, in full batches and one row alone, and compares the outputs.
+
+    Args:
+        backend: what to prove.
+        golden: what to run, and what it must give.
+        max_batch_size: the most rows to run at once.
+        embeddings: outputs that are compared by their cosine.
+    """
+    rows = golden.rows
+    parts = [(0, 1), *((i, min(i + max_batch_size, rows)) for i in range(0, rows, max_batch_size))]
+    found = [_run_rows(backend, golden, start, stop) for start, stop in parts]
+    joined = {n: np.concatenate([part[n] for part in found]) for n in golden.outputs}
+    right = {
+        n: np.concatenate([a[start:stop] for start, stop in parts])
+        for n, a in golden.outputs.items()
+    }
+    return compare(right, joined, embeddings)
+
+
+def candidates_of(manifest: Manifest, options: LoadOptions) -> Candidates:
+    """The artifacts that may be served here.
+
+    Raises:
+        LoadError: there is none of the name, or none of the accuracy, that is asked for.
+    """
+    artifacts = _named(manifest, options.artifact)
+
+    def wanted(artifact: Artifact) -> bool:
+        return bool(options.artifact) or is_accurate(manifest, artifact, options.accuracy)
+
+    if not any(map(wanted, artifacts)):
+        names = ", ".join(f"{a.name} ({a.precision})" for a in artifacts)
+        raise LoadError(
+            f"none of its artifacts is {options.accuracy} (accuracy={options.accuracy}); it has: "
+            f"{names}; publish one, or set another accuracy"
+        )
+    if not options.keep:  # then the others need not be measured
+        artifacts = [artifact for artifact in artifacts if wanted(artifact)]
+    fitting = [artifact for artifact in artifacts if _fits(artifact, manifest, options)]
+    return Candidates(
+        fitting=fitting,
+        unfit=[a for a in artifacts if a not in fitting and wanted(a)],
+        wanted=wanted,
+        key=choice_key(manifest, fitting, options.backend),
+    )
+
+
+def _named(manifest: Manifest, artifact_name: str) -> list[Artifact]:
+    if not artifact_name:
+        return manifest.artifacts_by_speed()
+    chosen = [a for a in manifest.artifacts if a.name == artifact_name]
+    if not chosen:
+        names = ", ".join(a.name for a in manifest.artifacts)
+        raise LoadError(f"it has no artifact '{artifact_name}'; it has: {names}")
+    return chosen
+
+
+def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
+    """True if this machine can run it and has room for it: the others are tried last."""
+    size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
+    misfit = _misfit(artifact, options)
+    if misfit is not None:
+        _tell_misfit(manifest.model, manifest.version, artifact.name, str(misfit))
+        return False
+    return not options.room_bytes or size_bytes <= options.room_bytes
+
+
+@functools.lru_cache(maxsize=4096)
+def _tell_misfit(model: str, version: int, artifact: str, reason: str) -> None:
+    """Logs that an artifact cannot run here, once: a version is looked at several times."""
+    logger.warning(
+        "artifact cannot run here",
+        extra={"model": model, "version": version, "artifact": artifact, "reason": reason},
+    )
+
+
+def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | None:
+    """Why this machine cannot run an artifact; None if it can."""
+    try:
+        check_fit(artifact, options.backend.device)
+    except UnfitArtifactError as error:
+        return error
+    return None
+
+
+def read_artifact(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
+) -> tuple[bytes, bytes, StepCode | None]:
+    """An artifact that may be loaded here, its weights if they lie apart, and the Python step.
+
+    Raises:
+        StoreError: it must be signed and is not, or a file is broken or out of reach.
+        LoadError, UnfitArtifactError: nothing here can run it.
+    """
+    options.trust.check(store, manifest, artifact)
+    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
+        if spec.datatype in UNSERVABLE_DATATYPES:
+            raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
+    check_fit(artifact, options.backend.device)
+    data = store.read_file(manifest, artifact.file)
+    weights = store.read_file(manifest, artifact.weights) if artifact.weights else b""
+    return data, weights, read_step(store, manifest)
+
+
+def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
+    """The Python step of a version that may be loaded here, its digest checked; None without one.
+
+    Raises:
+        StoreError: its file is broken or out of reach.
+    """
+    step = manifest.python_step
+    return (
+        None
+        if step is None
+        else StepCode(step, store.read_file(manifest, step.file, MAX_STEP_BYTES))
+    )
+
+
+def _open(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
+) -> Backend:
+    if options.needs is not None and not options.isolate:
+        files = functools.partial(_probe_files, store, manifest, artifact, options)
+        options.needs.check(manifest, artifact, options.backend, files)
+    data, weights, code = read_artifact(store, manifest, artifact, options)
+    opens = open_backend
+    if options.isolate:
+        from services.inference.isolation.isolated_backend import open_isolated_backend
+
+        limit = memory_limit_bytes(artifact, options)
+        opens = functools.partial(open_isolated_backend, memory_limit_bytes=limit)
+    return opens(artifact, data, manifest.signature, options.backend, weights=weights, code=code)
+
+
+def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
+    """Bytes that an artifact's own process may allocate; 0 for no limit."""
+    if options.needs is None or options.backend.device != CPU:
+        return 0
+    return options.needs.allowed_bytes(artifact)
+
+
+def _probe_files(
+    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
+) -> ProbeFiles:
+    data, weights, code = read_artifact(store, manifest, artifact, options)
+    return ProbeFiles(
+        golden=store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES),
+        data=data,
+        weights=weights,
+        source=b"" if code is None else code.source,
+    )
+
+
+def _open_and_prove(
+    store: ModelStore,
+    manifest: Manifest,
+    artifact: Artifact,
+    golden: GoldenRows,
+    options: LoadOptions,
+) -> _Proven:
+    # Whether a run happens only in the calling thread: then that thread may have low priority, and
+    # its CPU time is the run's, whatever else uses the core meanwhile.
+    alone = options.backend.runs_in_the_calling_thread and not options.isolate
+    clock = time.thread_time if alone else time.monotonic
+
+    def open_and_prove() -> _Proven:
+        backend = _open(store, manifest, artifact, options)
+        try:
+            parity = prove(backend, golden, manifest, artifact)
+            latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
+        except BaseException:
+            backend.close()
+            raise
+        return _Proven(backend, parity, with_certificate(latency_s, artifact.latency_ms))
+
+    return run_at_low_priority(open_and_prove) if alone and options.gently else open_and_prove()
+
+
+def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
+    """Replays the golden inputs.
+
+    Raises:
+        LoadError: they do not give the golden outputs within the artifact's tolerance.
+    """
+    tolerance = artifact.verification.tolerance
+    parity = replay(backend, golden, manifest.signature.max_batch_size, tolerance.embeddings)
+    if failure := parity.failure(tolerance):
+        raise LoadError(f"replaying the golden inputs on this machine: {failure}", 1)
+    return parity
+
+
+def _run_rows(backend: Backend, golden: GoldenRows, start: int, stop: int) -> dict[str, Array]:
+    return backend.run({name: array[start:stop] for name, array in golden.inputs.items()})

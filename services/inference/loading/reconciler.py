@@ -1,0 +1,343 @@
+"""Makes what this process serves agree with the store, again and again.
+
+In: the store's versions and pointers. Out: loaded workers, and announcements in the directory.
+
+One pass, in order:
+1. list the store;
+2. for each model apart, read its pointers if they moved;
+3. load what should be served and is not: read, check, replay, warm up;
+4. make the wanted version live, once it is ready;
+5. withdraw what should no longer be served, let its worker finish, and unload it;
+6. beside all that, load the further artifacts that are to be kept of what is served;
+7. after the first pass, have measured in the background which artifact of each is the fastest.
+
+Rules kept here: a version becomes live only when it is ready, and the old one goes only after
+that, so moving a pointer fails no request; a version that failed is named with its reason and
+tried again after `retry_failed_s`; a store that cannot be reached changes nothing. Whatever a model
+raises, of whichever type, is that model's alone: its files are anybody's.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from model_store.errors import StorageError
+from model_store.listing import ModelListing
+from model_store.pointers import PRODUCTION, Pointers
+from model_store.store import ModelStore
+from services.inference.loading.background_choice import BackgroundChoice
+from services.inference.loading.lanes import Lanes
+from services.inference.loading.loader import LoadError
+from services.inference.loading.model_failure import in_thread, is_expected, told
+from services.inference.loading.policy import ServingPolicy
+from services.inference.loading.unserved_models import missing_models, refusal
+from services.queueing.directory import Directory
+from services.queueing.lane_queue import LaneQueue
+from services.queueing.records import Lane, ServedVersion
+from services.readiness import Look
+from services.telemetry.metrics import Metrics
+from services.tracing.tracer import Tracer
+
+logger = logging.getLogger("flambeau.reconciler")
+
+MAX_GENERATIONS_TRIED = 8
+"""Of a model's pointers, the newest first, in one pass: where all of them are broken, the store was
+written to by hand, and reading more of them at every pass would hold up the rest."""
+
+
+@dataclass(slots=True)
+class _Model:
+    """What the last pass saw of one model."""
+
+    pointers: Pointers | None = None
+    failed_at: dict[int, float] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why a version was refused, as it was logged last."""
+
+
+class Reconciler:
+    """Loads, switches and unloads versions. Runs on the event loop; blocking work in threads."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        queue: LaneQueue,
+        directory: Directory,
+        metrics: Metrics,
+        policy: ServingPolicy,
+        go_live: Callable[[Lane, int], None] | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._store = store
+        self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
+        self._background_choice = BackgroundChoice(store, self._lanes)
+        self._choosing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._kept: set[Lane] = set()
+        """Versions whose further artifacts were loaded, or refused, in the last round."""
+        self._directory = directory
+        self._metrics = metrics
+        self._policy = policy
+        self._go_live = go_live or self._go_live_at_once
+        """Told, again and again, which ready version should be live, by which generation."""
+        self._models: dict[str, _Model] = {}
+        self._converging: dict[str, asyncio.Task[None]] = {}
+        self._complaints: dict[str, str] = {}
+        self.converged_once = False
+        """Whether one pass has finished, further artifacts included: a request that asks for one
+        of them must find it. Before that the server is not ready, unless any model will do."""
+        self.look = Look(started=False)
+        """What the last pass found that should be served, and is not."""
+        self._listings: dict[str, ModelListing] = {}
+        self._unknown: Mapping[str, str] = {}
+        """Models that have settings of their own and are not in the store, with the reasons."""
+
+    async def run(self, stop: asyncio.Event, after_pass: Callable[[], None]) -> None:
+        """Passes until told to stop, then lets every worker finish.
+
+        Args:
+            stop: set when the process drains.
+            after_pass: called after every pass, when readiness may have changed.
+        """
+        if told_of_store := self._store.storage.how_new():
+            logger.warning("store created", extra={"reason": told_of_store})
+        async with asyncio.TaskGroup() as workers:
+            while not stop.is_set():
+                await self._pass(workers)
+                after_pass()
+                self._choose(workers)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._policy.poll_interval_s):
+                        await stop.wait()
+            for task in (*self._converging.values(), self._choosing, self._keeping):
+                if task is not None:
+                    task.cancel()
+            for lane in self._lanes.loaded():
+                self._lanes.unload(lane)
+
+    def abandon_runs(self) -> None:
+        """Waits for no run any more: the time to drain is over and every caller is answered."""
+        self._lanes.abandon_runs()
+
+    def row_s(self) -> dict[Lane, float]:
+        """By lane, seconds by which each row that waits delays the next; 0 if unknown."""
+        return self._lanes.row_s()
+
+    async def _pass(self, tasks: asyncio.TaskGroup) -> None:
+        """Looks at the store and converges every model that is not still being converged."""
+        try:
+            listings = await in_thread(self._store.listing)
+        except Exception as error:
+            self._complain("store", "is out of reach; serving what is loaded", told(error))
+            if not self.converged_once:
+                self.look = Look(started=False, fault=told(error))
+            return
+        if self._lanes.loaded() and not listings:
+            # An unmounted folder looks like an empty one, and nobody empties a store on purpose.
+            self._complain("store", "is empty or gone; serving what is loaded", self._store.url)
+            return
+        self._complaints.pop("store", None)
+        self._listings = listings
+        self._log_unknown(listings)
+        for name in self._wanted_models(listings):
+            if name in listings and name not in self._converging:
+                task = tasks.create_task(self._converge_alone(name, listings[name], tasks))
+                self._converging[name] = task
+                task.add_done_callback(functools.partial(self._converging.pop, name))
+        for lane in [lane for lane in self._lanes.loaded() if lane.model not in listings]:
+            self._lanes.unload(lane)
+        if self._converging:
+            # A model that loads for minutes must not hold up the others, nor the next look.
+            await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
+        await self._keep(tasks)
+        self.look = await self._look()
+
+    async def _keep(self, tasks: asyncio.TaskGroup) -> None:
+        """Has further artifacts loaded; the first time, waits a while for them."""
+        if self._keeping is None or self._keeping.done():
+            self._keeping = tasks.create_task(self._load_kept(tasks), name="kept artifacts")
+        if not self.converged_once and not self._converging:
+            await asyncio.wait([self._keeping], timeout=self._policy.poll_interval_s)
+            self.converged_once = self._keeping.done() and self._kept >= {*self._lanes.loaded()}
+
+    async def _load_kept(self, tasks: asyncio.TaskGroup) -> None:
+        """Loads the further artifacts of every version that is served, one after the other."""
+        kept = set()
+        for lane in self._lanes.loaded():
+            topic = f"further artifacts of {lane}"
+            try:
+                await self._lanes.load_kept(lane, tasks)
+            except Exception as error:
+                bug = None if is_expected(error) else error
+                self._complain(topic, "cannot be loaded", told(error), bug)
+            else:
+                self._complaints.pop(topic, None)
+            kept.add(lane)
+        self._kept = kept
+
+    def _log_unknown(self, listings: Mapping[str, ModelListing]) -> None:
+        """Names each model that has settings of its own and is not in the store, once."""
+        unknown = missing_models(tuple(self._policy.by_model), listings, self._store.url)
+        for name in unknown.keys() - self._unknown.keys():
+            reason = f"model_settings: {unknown[name]}"
+            logger.warning("settings for no model", extra={"model": name, "reason": reason})
+        self._unknown = unknown
+
+    async def _look(self) -> Look:
+        """What should be served, and is not."""
+        listings, refused, served = self._listings, {}, 0
+        for name in self._wanted_models(listings):
+            if name not in listings:
+                continue
+            known = [one for one in self._directory.all_versions() if one.lane.model == name]
+            pointers = self._models[name].pointers if name in self._models else None
+            is_live = self._directory.live_version(name) is not None
+            why = refusal(listings[name], pointers, known)
+            if not is_live:
+                why = why or self._complaints.get(_topic(name), "")
+            if why:
+                refused[name] = why
+            served += is_live
+        published = any(listing.versions for listing in listings.values())
+        return Look(
+            started=self.converged_once,
+            served=served,
+            missing=missing_models(self._policy.models, listings, self._store.url),
+            refused=refused,
+            fault="" if published else await self._foreign_layout(),
+            loading=() if self.converged_once else tuple(sorted(self._converging)),
+        )
+
+    async def _foreign_layout(self) -> str:
+        """What a store without a version holds instead."""
+        try:
+            return await in_thread(self._store.foreign_layout)
+        except Exception as error:
+            return told(error)
+
+    def _choose(self, tasks: asyncio.TaskGroup) -> None:
+        """Has what was loaded by the publisher's figures measured, beside what is served."""
+        idle = self._choosing is None or self._choosing.done()
+        if self.converged_once and idle and self._lanes.next_unchosen() is not None:
+            self._choosing = tasks.create_task(self._background_choice.run(tasks), name="choice")
+
+    def _wanted_models(self, listings: dict[str, ModelListing]) -> Iterable[str]:
+        if self._policy.models:
+            return self._policy.models
+        return [name for name, one in listings.items() if one.versions or one.unreadable]
+
+    async def _converge_alone(
+        self, name: str, listing: ModelListing, workers: asyncio.TaskGroup
+    ) -> None:
+        """Converges one model; what it raises changes nothing, and ends nothing else."""
+        try:
+            if listing.unreadable:
+                raise StorageError(listing.unreadable)
+            await self._converge(name, listing, workers)
+        except Exception as error:
+            fault = "cannot be looked at; serving what is loaded"
+            bug = None if is_expected(error) else error
+            self._complain(_topic(name), fault, told(error), bug)
+        else:
+            self._complaints.pop(_topic(name), None)
+
+    async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
+        model = self._models.setdefault(name, _Model())
+        await self._read_pointers(model, name, listing)
+        wanted = self._wanted_versions(model, listing)
+        for version in wanted:
+            await self._load(model, Lane(name, version), workers)
+        self._switch(model, name)
+        for served in list(self._directory.all_versions()):
+            lane = served.lane
+            live = self._directory.live_version(name)
+            if lane.model == name and lane.version not in (*wanted, live):
+                self._lanes.unload(lane)
+
+    async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
+        """Reads the newest generation, unless it has been read; a broken one changes nothing."""
+        topic, reasons = f"pointers of {name}", []
+        for generation in reversed(listing.generations[-MAX_GENERATIONS_TRIED:]):
+            if model.pointers and model.pointers.generation >= generation:
+                break
+            try:
+                model.pointers = await in_thread(self._store.pointers_at, name, generation)
+            except Exception as error:
+                reasons.append(told(error))
+        if reasons:
+            self._complain(topic, "are unreadable", reasons[0])
+        else:
+            self._complaints.pop(topic, None)
+
+    def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
+        """What pointers name first, the newest after, so that production is up soonest."""
+        pointed = sorted(model.pointers.aliases.values()) if model.pointers else []
+        keep = max(self._policy.newest_versions, 0 if pointed else 1)
+        newest = listing.versions[max(len(listing.versions) - keep, 0) :]
+        return [v for v in dict.fromkeys([*pointed, *reversed(newest)]) if v in listing.versions]
+
+    async def _load(self, model: _Model, lane: Lane, workers: asyncio.TaskGroup) -> None:
+        failed_at = model.failed_at.get(lane.version)
+        retry_due = failed_at is None or (
+            time.monotonic() - failed_at >= self._policy.retry_failed_s
+        )
+        if lane in self._lanes or not retry_due or not self._directory.is_missed(lane):
+            return
+        if failed_at is None:
+            self._directory.announce(ServedVersion(lane=lane, state="loading"))
+        try:
+            await self._lanes.load(lane, workers, gently=self.converged_once)
+        except Exception as error:
+            model.failed_at[lane.version] = time.monotonic()
+            self._announce_failure(model, lane, error)
+        else:
+            model.failed_at.pop(lane.version, None)
+            model.reasons.pop(lane.version, None)
+
+    def _announce_failure(self, model: _Model, lane: Lane, error: Exception) -> None:
+        """Says that a version is refused; the log hears of it when the reason is new."""
+        reason, labels = told(error), (lane.model, str(lane.version))
+        self._metrics.model_ready.labels(*labels).set(0)
+        self._metrics.expect_lane(lane.model, lane.version)
+        self._metrics.failed_loads.labels(*labels).inc()
+        if isinstance(error, LoadError):
+            self._metrics.failed_verifications.labels(*labels).inc(error.failed_replays)
+        self._directory.announce(ServedVersion(lane=lane, state="failed", reason=reason))
+        if model.reasons.get(lane.version) == reason:
+            return
+        model.reasons[lane.version] = reason
+        logger.error(
+            "version refused",
+            extra={"model": lane.model, "version": lane.version, "reason": reason},
+            exc_info=None if is_expected(error) else error,
+        )
+
+    def _switch(self, model: _Model, name: str) -> None:
+        """Makes production's version live, or the newest when nothing says production."""
+        ready = [lane.version for lane in self._lanes.loaded(name)]
+        target = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
+        if target is None and ready:
+            target = max(ready)
+        if target is not None and target in ready:
+            self._go_live(Lane(name, target), model.pointers.generation if model.pointers else 0)
+
+    def _go_live_at_once(self, lane: Lane, generation: int) -> None:
+        """The rule of a process that serves alone."""
+        if lane.version != self._directory.live_version(lane.model):
+            self._directory.make_live(lane)
+            logger.info("version live", extra={"model": lane.model, "version": lane.version})
+
+    def _complain(self, topic: str, fault: str, reason: str, bug: Exception | None = None) -> None:
+        """Logs a fault of the store when it appears or changes, not at every pass."""
+        if self._complaints.get(topic) != reason:
+            self._complaints[topic] = reason
+            logger.error(f"{topic} {fault}", extra={"reason": reason}, exc_info=bug)
+
+
+def _topic(model: str) -> str:
+    """What complaints of a model as a whole are kept under."""
+    return f"model {model}"

@@ -1,0 +1,1 @@
+"""Requests to batches, and batches to instances of a model."""

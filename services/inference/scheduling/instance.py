@@ -1,0 +1,228 @@
+"""One instance of a model: a backend and the thread it runs in.
+
+In: batches, one at a time. Out: a report of each, called back on the event loop.
+
+Rules kept here: the backend is only ever used by this thread; a batch that fails for its inputs'
+sake is run again entry by entry, so that one bad item never harms its neighbours; one that fails
+because the device did is not, unless the device was a process of its own that died: then it is
+started anew, and each entry gets one more try; an entry nobody waits for is not run again; where
+both want the same core, the event loop goes before the backend (docs/adr/0034).
+"""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from model_store.tensors import Array
+from services.errors import (
+    BackendError,
+    DeviceError,
+    InputRefusedError,
+    WorkerProcessDiedError,
+)
+from services.inference.backends.backend import Backend
+from services.inference.scheduling.batch_arrays import BatchArrays
+from services.inference.scheduling.batcher import Batch, BatchRules
+from services.inference.scheduling.failure_text import plain_line
+from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
+from services.queueing.memory_queue import Entry
+from services.queueing.records import Lane
+
+logger = logging.getLogger("flambeau.worker")
+
+Result = Mapping[str, Array] | BackendError
+"""An entry's outputs, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchReport:
+    """Outcome of a batch."""
+
+    results: list[Result]
+    """One an entry, in order."""
+    started_at: float
+    """A `time.monotonic()` second."""
+    seconds: float
+    """From then to the last result."""
+    together: bool
+    """Whether all entries were answered by that one run."""
+
+
+class Instance:
+    """A backend in a thread.
+
+    Args:
+        lane: for names and logs.
+        arrays: joins and splits the batches.
+        rules: what a batch of one entry looks like.
+        backend: an open one, or None to open one first.
+        reopen: opens another, as proven as the first.
+        finished: called on the loop with each batch and its report; or with an exception instead
+            when no backend could be opened, after which the instance is of no more use.
+        restarted: called on the loop when a backend that died has been replaced.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        arrays: BatchArrays,
+        rules: BatchRules,
+        backend: Backend | None,
+        reopen: Callable[[], Backend],
+        finished: Callable[["Instance", Batch | None, BatchReport | Exception | None], None],
+        restarted: Callable[[], None],
+    ) -> None:
+        self._lane = lane
+        self._arrays = arrays
+        self._rules = rules
+        self._backend = backend
+        self._reopen = reopen
+        self._finished = finished
+        self._restarted = restarted
+        self._loop = asyncio.get_running_loop()
+        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self.batch: Batch | None = None
+        """What runs; set and cleared by the loop."""
+        self.expected_s = 0.0
+        self.given_at = 0.0
+        """When the loop handed the present batch over; a `time.monotonic()` second."""
+        self.started_at = 0.0
+        """When the present run of the backend began; a `time.monotonic()` second."""
+        self.abandoned = False
+        self.retired = False
+        """Whether it is to end after its present batch; set by the loop."""
+        self._opening = False
+        name = f"worker-{lane.model}-{lane.version}"
+        # A thread that never comes back from its model must not keep the process from ending.
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, batch: Batch, expected_s: float) -> None:
+        """Runs a batch; `finished` is called when it is done."""
+        self.batch, self.expected_s = batch, expected_s
+        self.given_at = self.started_at = time.monotonic()
+        self._inbox.put(batch)
+
+    def abandon(self) -> None:
+        """Gives the thread up: nothing it still finishes counts. A process of its own is killed."""
+        self.abandoned = True
+        if self._backend is not None:
+            self._backend.kill()
+        self._inbox.put(None)
+
+    def stop(self) -> None:
+        """Lets the thread close its backend and end."""
+        self._inbox.put(None)
+
+    def join(self) -> None:
+        """Waits for the thread; not for an abandoned one."""
+        self._thread.join()
+
+    def running_s(self, now: float) -> float:
+        """Seconds that the present run of the backend has taken; 0 while it is opened anew."""
+        return 0.0 if self._opening else now - self.started_at
+
+    def _main(self) -> None:
+        lower_priority(STEPS_BELOW_LOOP)
+        if self._backend is None:
+            try:
+                self._backend = self._reopen()
+            except Exception as error:  # whatever a runtime raises
+                self._tell(None, error)
+                return
+            self._tell(None, None)
+        while (batch := self._inbox.get()) is not None:
+            report = self._execute(batch)
+            if self.abandoned:
+                break
+            self._tell(batch, report)
+            del batch, report  # an idle model must not hold on to the arrays of its last batch
+        with contextlib.suppress(Exception):  # nothing is left to be told of it
+            self._backend.close()
+
+    def _tell(self, batch: Batch | None, report: BatchReport | Exception | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the process ends
+            self._loop.call_soon_threadsafe(self._finished, self, batch, report)
+
+    def _execute(self, batch: Batch) -> BatchReport:
+        """Runs a batch; one result an entry, in order."""
+        started_at, together = time.monotonic(), True
+        results: list[Result]
+        try:
+            results = [*self._run(batch)]
+        except BaseException as error:  # whatever a model raises becomes an answer, even SystemExit
+            results, together = self._after_failure(batch, error), False
+        return BatchReport(results, started_at, time.monotonic() - started_at, together)
+
+    def _run(self, batch: Batch) -> list[Mapping[str, Array]]:
+        backend = self._backend
+        assert backend is not None
+        self.started_at = time.monotonic()
+        outputs = backend.run(self._arrays.join(batch, backend.buffer))
+        return self._arrays.split(outputs, batch)
+
+    def _after_failure(self, batch: Batch, error: BaseException) -> list[Result]:
+        died = isinstance(error, DeviceError) and not self.abandoned and self._replace(error)
+        if (isinstance(error, DeviceError) and not died) or self.abandoned:
+            return [self._failure(entry, error) for entry in batch.entries]
+        if len(batch.entries) == 1 and not died:
+            return [self._failure(batch.entries[0], error)]
+        logger.warning(
+            "batch failed; running its requests one by one",
+            extra={"model": self._lane.model, "version": self._lane.version,
+                   "requests": len(batch.entries), "error": str(error)},
+        )  # fmt: skip
+        return [self._run_alone(entry, batch) for entry in batch.entries]
+
+    def _run_alone(self, entry: Entry, batch: Batch) -> Result:
+        if entry.dead or self.abandoned:
+            return BackendError("nobody waits for this answer any more")
+        try:
+            return self._run(self._rules.alone(entry, batch))[0]
+        except BaseException as error:  # as above
+            if isinstance(error, DeviceError):
+                self._replace(error)
+            return self._failure(entry, error)
+
+    def _replace(self, error: DeviceError) -> bool:
+        """Opens the backend anew if it was a process that died. Returns whether it did."""
+        if not isinstance(error, WorkerProcessDiedError):
+            return False
+        assert self._backend is not None
+        logger.error(
+            "worker process died; starting another",
+            extra={"model": self._lane.model, "version": self._lane.version, "error": str(error)},
+        )
+        self._opening = True
+        try:
+            self._backend.close()
+            self._backend = self._reopen()
+        except Exception:
+            logger.exception("the worker process could not be started anew")
+            return False
+        finally:
+            self.started_at, self._opening = time.monotonic(), False
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._restarted)
+        return True
+
+    def _failure(self, entry: Entry, error: BaseException) -> BackendError:
+        if isinstance(error, InputRefusedError):
+            return error  # the caller's fault, and nothing to look into here
+        logger.error(
+            "backend failed",
+            extra={"model": self._lane.model, "version": self._lane.version,
+                   "request_id": entry.request.request_id},
+            exc_info=error,
+        )  # fmt: skip
+        line = plain_line(str(error) or repr(error))
+        if isinstance(error, DeviceError):
+            return type(error)(line)
+        if str(self._lane) not in line:  # a BackendError may name it
+            line = f"model {self._lane} failed on this input: {line}"
+        return BackendError(line)

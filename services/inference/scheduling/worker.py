@@ -1,0 +1,495 @@
+"""The worker of one lane: takes requests in, forms batches, runs them, answers each once.
+
+Work-conserving: when an instance is idle and the device has a slot, what is there runs at once;
+while all are busy, requests gather. The loop below is the hot path: accept, take a turn, finish.
+
+Rules kept here: a request that cannot make its deadline, by what was measured, is refused when it
+arrives; an instance that blocks past `execution_timeout_s` is given up and replaced, its requests
+answered with an error; everything but the backend's run happens on the event loop.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from model_store.signature import Signature
+from services.errors import BackendError, WouldMissDeadlineError
+from services.inference.backends.backend import Backend
+from services.inference.scheduling.batch_arrays import BatchArrays
+from services.inference.scheduling.batch_traces import trace_batch
+from services.inference.scheduling.batcher import Batch, Batcher, BatchRules
+from services.inference.scheduling.device_turns import DeviceTurns
+from services.inference.scheduling.instance import BatchReport, Instance
+from services.inference.scheduling.latency import LatencyModel
+from services.queueing.memory_queue import Entry, deadline_exceeded
+from services.queueing.records import LOWEST_PRIORITY, InferReply, Lane
+from services.telemetry.metrics import Metrics
+from services.tracing.tracer import Tracer
+
+logger = logging.getLogger("flambeau.worker")
+
+REOPEN_AFTER_S = 5.0
+"""Pause before another try to open a backend that could not be opened."""
+DOUBT_EVERY_S = 1.0
+"""An idle lane that refuses doubts what it learned, a tenth at a time, at most so often."""
+ANSWERS_AT_ONCE = 32
+"""An answer takes some 10 µs of the event loop, which is to be free again within 1 ms."""
+BACKGROUND_AGAIN_S = 1.0
+"""Jobs that may not run now, because others lately had little time, ask again after so long."""
+RUN_SHARE_RATE = 0.1
+"""How fast the share of a batch's time that is spent in the backend is learned."""
+PAUSE = 2.0
+"""Times what its last batch took, a lane waits before it goes beside another's again, unless what
+waits fills a batch. Batches of one or two rows would cost the event loop more than is gained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """How one lane is to be run."""
+
+    lane: Lane
+    signature: Signature
+    rules: BatchRules
+    latency: LatencyModel
+    backends: list[Backend]
+    """Open ones; an instance each."""
+    reopen: Callable[[], Backend]
+    """Opens another, as proven as the first."""
+    execution_timeout_s: float
+    """How long one run of the backend may take."""
+
+
+class Worker:
+    """Runs the batches of one lane until it is closed and empty."""
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        turns: DeviceTurns,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._plan = plan
+        self._lane = plan.lane
+        self._turns = turns
+        self._tracer = tracer
+        self._batcher = Batcher(plan.rules, plan.latency)
+        self._background = Batcher(plan.rules, plan.latency)
+        """Jobs: what runs when the device has nothing else to do."""
+        self._arrays = BatchArrays(plan.lane, plan.signature)
+        self._datatypes = {spec.name: spec.datatype for spec in plan.signature.outputs}
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[Instance] = []
+        self._busy: set[Instance] = set()
+        self._opening: set[Instance] = set()
+        self._leaving: list[Instance] = []
+        """Of an artifact that runs no more; each ends when its last batch has."""
+        self._answering = 0
+        """Batches that have run, and of whose answers some are not written yet."""
+        self._asked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._background_timer: asyncio.TimerHandle | None = None
+        self._pauses_until = 0.0
+        """When a batch may go beside another lane's again; a `time.monotonic()` second."""
+        self._run_share = 1.0
+        """Of the time a batch takes, what the backend runs. The rest is spent on the way there and
+        back, which takes nothing of the device."""
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._emptied = asyncio.Event()
+        self._doubted_at = 0.0
+        """When what is expected was last doubted; a `time.monotonic()` second."""
+        self.last_used_at = time.monotonic()
+        """When a request last came; a `time.monotonic()` second."""
+        labels = (plan.lane.model, str(plan.lane.version))
+        self._metrics, self._labels = metrics, labels
+        self._queue_seconds = metrics.queue_seconds.labels(*labels)
+        self._execution_seconds = metrics.execution_seconds.labels(*labels)
+        self._batch_rows = metrics.batch_rows.labels(*labels)
+        self._idle.extend(self._instance(backend) for backend in plan.backends)
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait for a batch."""
+        return self._batcher.waiting
+
+    @property
+    def capacity(self) -> int:
+        """Entries worth holding: those that run at once, and one batch more."""
+        return (len(self._plan.backends) + 1) * self._plan.rules.max_rows
+
+    @property
+    def spare_capacity(self) -> int:
+        """Jobs worth holding: as many, while nothing else waits for the device; else none."""
+        return 0 if self._batcher.waiting or self._turns.wanted else self.capacity
+
+    @property
+    def row_s(self) -> float:
+        """Seconds by which each row that waits delays the next, as learned; 0 if unknown."""
+        return self._batcher.row_s / len(self._plan.backends)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, nothing runs, and all answers are written."""
+        return not (
+            self._batcher.waiting or self._background.waiting or self._busy or self._answering
+        )
+
+    def accept(self, entry: Entry) -> None:
+        """Takes an entry in, or refuses it because it would be late."""
+        now = self.last_used_at = entry.enqueued_at
+        if entry.request.priority > LOWEST_PRIORITY:
+            self._background.add(entry)
+            self._loop.call_soon(self._turns.ask_background, self)
+            return
+        slack = entry.request.deadline - now
+        # Others may hold the whole device, and hold it long.
+        displaced = not self._turns.free and not self._busy
+        near = displaced or not self._batcher.is_far(entry.request, slack)
+        if near and self._is_late(entry, slack):
+            return
+        if slack < self._turns.tightest_s or now > self._turns.tight_until:
+            self._turns.tighten(slack, now)
+        self._batcher.add(entry)
+        if not self._asked:
+            # In the next turn of the loop, so that all that has arrived by now shares the batch.
+            self._asked = True
+            self._loop.call_soon(self._ask)
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        """Forgets an entry that died while it waited."""
+        if self._remove(entry):
+            self._count_dropped(reason)
+            self._look_whether_emptied()
+
+    def release(self, entry: Entry) -> bool:
+        """Gives up an entry that is in no batch yet. Returns whether it was there."""
+        was_here = self._remove(entry)
+        self._look_whether_emptied()
+        return was_here
+
+    def _remove(self, entry: Entry) -> bool:
+        is_job = entry.request.priority > LOWEST_PRIORITY
+        return (self._background if is_job else self._batcher).remove(entry)
+
+    def next_s(self) -> float:
+        """Seconds the next batch should run, if it may go beside another lane's; see `Runner`."""
+        if not self._idle:
+            return math.inf
+        now = time.monotonic()
+        if now < self._pauses_until and not self._batcher.fills_batch(now):
+            if self._pause is None:
+                self._pause = self._loop.call_at(self._pauses_until, self._pause_is_over)
+            return math.inf
+        return self._batcher.next_s(now) * self._run_share
+
+    def take_turn(self) -> float | None:
+        """Starts the next batch, if there is one and an instance for it; see `Runner`."""
+        if not self._idle:
+            return None
+        now = time.monotonic()
+        batch = self._batcher.next_batch(now)
+        self._refuse_hopeless()
+        if batch is None:
+            self._ask_at(self._batcher.ready_at(now))
+            self._look_whether_emptied()
+            return None
+        return self._begin(batch, now)
+
+    def take_background_turn(self) -> float | None:
+        """Starts the next batch of jobs, if they may run now; see `Runner`."""
+        if not self._idle:
+            return None
+        now = time.monotonic()
+        batch = self._background.next_batch(now, self._turns.background_s(now))
+        self._refuse_hopeless()
+        if batch is None:
+            if self._background.waiting and self._background_timer is None:
+                self._background_timer = self._loop.call_later(
+                    BACKGROUND_AGAIN_S, self._background_time
+                )
+            self._look_whether_emptied()
+            return None
+        return self._begin(batch, now)
+
+    def _begin(self, batch: Batch, now: float) -> float:
+        """Starts a batch on an idle instance. Returns the seconds it should run."""
+        instance = self._idle.pop()
+        self._busy.add(instance)
+        expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
+        self._queue_seconds.observe_all([now - entry.enqueued_at for entry in batch.entries])
+        instance.run(batch, expected_s)
+        if self._watchdog is None:
+            self._watch(self._plan.execution_timeout_s)
+        return expected_s
+
+    def go_over_to(
+        self,
+        backends: list[Backend],
+        reopen: Callable[[], Backend],
+        latency_s: Mapping[int, float],
+        row_elements: int,
+    ) -> None:
+        """Runs every later batch on other backends of the same signature; those that run finish.
+
+        Args:
+            backends: open ones; an instance each.
+            reopen: opens another, as proven as the first.
+            latency_s: seconds of one run by batch size.
+            row_elements: input elements of the rows that this was measured with.
+        """
+        self._plan = dataclasses.replace(self._plan, backends=backends, reopen=reopen)
+        self._plan.latency.begin_anew(latency_s, row_elements)
+        for instance in (*self._idle, *self._busy, *self._opening):
+            instance.retired = True
+        for instance in (*self._idle, *self._opening):
+            instance.stop()
+        self._leaving += [*self._idle, *self._busy]
+        self._opening.clear()
+        self._idle = [self._instance(backend) for backend in backends]
+        self._ask_background()
+        self._turns.ask(self)
+
+    async def run(self) -> None:
+        """Waits until the lane is closed and all is answered, then closes the backends."""
+        await self._emptied.wait()
+        self._turns.leave(self)
+        for timer in (self._timer, self._pause, self._watchdog, self._background_timer):
+            if timer is not None:
+                timer.cancel()
+        for instance in (*self._idle, *self._opening):
+            instance.stop()
+        for instance in (*self._idle, *self._leaving):
+            if not instance.abandoned:
+                await asyncio.to_thread(instance.join)
+
+    def close(self) -> None:
+        """Nothing more will come; `run` ends once all is answered."""
+        self._closing = True
+        self._look_whether_emptied()
+
+    def abandon_runs(self) -> None:
+        """Gives up what runs, whose callers have been answered: the process is about to end."""
+        for instance in list(self._busy):
+            self._busy.discard(instance)
+            instance.abandon()
+        self._look_whether_emptied()
+
+    def _background_time(self) -> None:
+        self._background_timer = None
+        self._ask_background()
+
+    def _ask_background(self) -> None:
+        if self._background.waiting:
+            self._turns.ask_background(self)
+
+    def _ask(self) -> None:
+        self._asked = False
+        self._turns.ask(self)
+
+    def _pause_is_over(self) -> None:
+        self._pause = None
+        self._turns.ask(self)
+
+    def _ask_at(self, moment: float | None) -> None:
+        """Asks again when a batch that waits for company is due, if there is one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if moment is not None:
+            self._timer = self._loop.call_at(moment, self._ask)
+
+    def _is_late(self, entry: Entry, slack: float) -> bool:
+        """Refuses an entry whose deadline leaves less than the backlog and its own run take."""
+        now = entry.enqueued_at
+        at_once = min(len(self._idle) + len(self._busy) or 1, self._turns.share_of(self))
+        run_s = self._batcher.finish_s(entry.request, now, at_once)
+        need = run_s + self._free_in(now, run_s)
+        if need <= slack:
+            return False
+        if slack > 0 and self.idle and now - self._doubted_at > DOUBT_EVERY_S:
+            self._doubted_at = now
+            self._batcher.decay_estimate(entry.request)
+        entry.refuse(
+            WouldMissDeadlineError(
+                f"model {self._lane} would need {need * 1000:.1f} ms for this request, by what "
+                f"was measured, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it "
+                "more time, retry later or add servers"
+            )
+        )
+        return True
+
+    def frees_at(self) -> float:
+        """When the first of the batches that run should have ended; see `Runner`."""
+        return min(
+            (
+                i.started_at + i.batch.curve.cautious_s(i.batch.padded_rows)
+                for i in self._busy
+                if i.batch is not None
+            ),
+            default=0.0,
+        )
+
+    def _free_in(self, now: float, run_s: float) -> float:
+        """Seconds until an instance and a slot of the device should be free."""
+        instance_at = 0.0 if self._idle else self.frees_at()
+        turns = self._turns
+        slot_at = turns.frees_at(run_s * self._run_share)
+        if not slot_at and not turns.free:  # it may go beside a longer one
+            slot_at = min(self._pauses_until, turns.frees_at(math.inf))
+        return max(instance_at - now, slot_at - now, 0.0)
+
+    def _finished(
+        self, instance: Instance, batch: Batch | None, report: BatchReport | Exception | None
+    ) -> None:
+        """An instance has run a batch, or has opened its backend, or could not."""
+        if instance.abandoned:
+            return
+        if batch is None or not isinstance(report, BatchReport):
+            self._opened(instance, report if isinstance(report, Exception) else None)
+            return
+        now = time.monotonic()
+        given_at = instance.given_at
+        took_s = now - given_at
+        self._learn(batch, report, took_s)
+        self._pauses_until = now + PAUSE * took_s
+        self._busy.discard(instance)
+        instance.batch = None
+        if instance.retired:
+            instance.stop()
+        else:
+            self._idle.append(instance)
+        # The next batch first: it runs while these answers are written.
+        self._give_turn_back(instance, report.seconds)
+        self._answering += 1
+        self._answer(batch, report, 0)
+        if self._tracer is not None:
+            trace_batch(self._tracer, self._lane, batch, report, given_at)
+
+    def _answer(self, batch: Batch, report: BatchReport, start: int) -> None:
+        """Writes the answers of a batch from one entry on, some in each turn of the loop."""
+        stop = start + ANSWERS_AT_ONCE
+        entries, results = batch.entries[start:stop], report.results[start:stop]
+        for entry, result in zip(entries, results, strict=True):
+            if isinstance(result, BackendError):
+                entry.finish(result)
+            else:
+                entry.finish(
+                    InferReply(
+                        lane=self._lane,
+                        outputs=result,
+                        datatypes=self._datatypes,
+                        batch_rows=batch.rows if report.together else entry.request.rows,
+                        queue_s=report.started_at - entry.enqueued_at,
+                        execution_s=report.seconds,
+                    )
+                )
+        if stop < len(batch.entries):
+            self._loop.call_soon(self._answer, batch, report, stop)
+        else:
+            self._answering -= 1
+            self._look_whether_emptied()
+
+    def _give_turn_back(self, instance: Instance, seconds: float) -> None:
+        self._ask_background()
+        if self._batcher.waiting and not self._asked:
+            self._turns.done(self, instance.expected_s, seconds, asks=True)
+        else:
+            self._turns.done(self, instance.expected_s, seconds)
+
+    def _learn(self, batch: Batch, report: BatchReport, took_s: float) -> None:
+        """Counts a batch, and learns how long one like it keeps a slot, with the way to and fro."""
+        if not report.together:
+            for entry in batch.entries:
+                self._batch_rows.observe(entry.request.rows)
+            return
+        self._batch_rows.observe(batch.rows)
+        self._execution_seconds.observe(report.seconds)
+        batch.curve.observe(batch.padded_rows, took_s)
+        if took_s:  # a coarse clock may not have moved
+            self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
+
+    def _refuse_hopeless(self) -> None:
+        for entry in (*self._batcher.take_hopeless(), *self._background.take_hopeless()):
+            self._count_dropped("infeasible")
+            entry.finish(deadline_exceeded(entry.request))
+
+    def _count_dropped(self, reason: str) -> None:
+        self._metrics.dropped.labels(*self._labels, reason).inc()
+
+    def _look_whether_emptied(self) -> None:
+        if self._closing and self.idle:
+            self._emptied.set()
+
+    def _instance(self, backend: Backend | None) -> Instance:
+        plan = self._plan
+        restarted = functools.partial(self._count_restart, "died")
+        return Instance(
+            plan.lane, self._arrays, plan.rules, backend, plan.reopen, self._finished, restarted
+        )
+
+    def _count_restart(self, reason: str) -> None:
+        self._metrics.worker_restarts.labels(*self._labels, reason).inc()
+
+    def _watch(self, delay_s: float) -> None:
+        self._watchdog = self._loop.call_later(delay_s, self._look_for_blocked)
+
+    def _look_for_blocked(self) -> None:
+        """Gives up instances that block, and looks again while any runs."""
+        self._watchdog = None
+        limit_s, now = self._plan.execution_timeout_s, time.monotonic()
+        for instance in [i for i in self._busy if i.running_s(now) >= limit_s]:
+            self._give_up(instance)
+        if self._busy:
+            self._watch(max(limit_s - max(i.running_s(now) for i in self._busy), 0.001))
+
+    def _give_up(self, instance: Instance) -> None:
+        batch = instance.batch
+        assert batch is not None
+        limit_s = self._plan.execution_timeout_s
+        logger.error(
+            "backend blocks; giving its thread up and starting another",
+            extra={"model": self._lane.model, "version": self._lane.version,
+                   "requests": len(batch.entries), "execution_timeout_s": limit_s},
+        )  # fmt: skip
+        self._busy.discard(instance)
+        instance.abandon()
+        self._count_restart("blocked")
+        if not instance.retired:
+            self._open_another()
+        for entry in batch.entries:
+            entry.finish(
+                BackendError(
+                    f"model {self._lane} did not finish within {limit_s:g} s "
+                    "(execution_timeout_s); its worker was restarted"
+                )
+            )
+        self._turns.done(self, instance.expected_s, limit_s)
+        self._look_whether_emptied()
+
+    def _open_another(self) -> None:
+        if not self._closing or self._batcher.waiting or self._background.waiting:
+            self._opening.add(self._instance(None))
+
+    def _opened(self, instance: Instance, error: Exception | None) -> None:
+        self._opening.discard(instance)
+        if self._emptied.is_set() or instance.retired:
+            return  # it has been told to stop
+        if error is None:
+            self._idle.append(instance)
+            self._ask_background()
+            self._turns.ask(self)
+            return
+        logger.error(
+            "no backend could be opened; trying again",
+            extra={"model": self._lane.model, "version": self._lane.version,
+                   "retry_s": REOPEN_AFTER_S},
+            exc_info=error,
+        )  # fmt: skip
+        self._loop.call_later(REOPEN_AFTER_S, self._open_another)

@@ -1,0 +1,1 @@
+"""The trainer's REST and gRPC interfaces."""

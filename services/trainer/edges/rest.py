@@ -1,0 +1,273 @@
+"""Training jobs over REST.
+
+POST   /v1/jobs                      a job in JSON: its recipe, overrides, a bundle in base64
+GET    /v1/jobs[?state=S&limit=N]    jobs, the newest first
+GET    /v1/jobs/ID                   the job
+GET    /v1/jobs/ID/events[?after=N][&follow=true]   JSON lines, or server-sent events if accepted
+POST   /v1/jobs/ID/cancel            ends it
+POST   /v1/jobs/ID/resume            has it go on from its checkpoint
+GET    /v1/recipe.schema.json        what a recipe may say, for editors
+GET    /v1/health/live, /v1/health/ready
+
+Errors are `{"error": "..."}` with the status of the error's leaf.
+"""
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.access.audit import refusals_audited
+from services.access.authenticator import Authenticator
+from services.access.caller import Principal
+from services.access.credential import secret_among
+from services.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    PayloadTooLargeError,
+    RateLimitedError,
+    ServingError,
+    UnknownPathError,
+)
+from services.request_path import decoded_path
+from services.trainer.edges.submission_body import MAX_BESIDE_BYTES, read_submission
+from services.trainer.records import JobEvent, TrainingJob
+from services.trainer.training_job_service import Submission, TrainingJobService
+from training.recipe_schema import recipe_schema
+
+logger = logging.getLogger("flambeau.trainer")
+
+RETRY_AFTER_S = "2"
+EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
+_MOMENTS = ("created_at", "started_at", "finished_at")
+_HIDDEN = ("holder", "lease_until", "revision", "deaths")
+
+
+class _PathAsSent:
+    """Gives routes the path with `%2F` left alone; uvicorn decodes all of it.
+
+    Args:
+        application: what it is given to.
+    """
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._application({**scope, "path": decoded_path(scope["raw_path"])}, receive, send)
+
+
+class TrainingRoutes:
+    """The application.
+
+    Args:
+        service: answers.
+        max_bundle_bytes: largest bundle.
+        authenticator: knows callers, where they are asked for credentials.
+    """
+
+    def __init__(
+        self,
+        service: TrainingJobService,
+        max_bundle_bytes: int,
+        authenticator: Authenticator | None = None,
+    ) -> None:
+        self._service = service
+        self._authenticator = authenticator
+        # Base64 takes four thirds of what it says.
+        self._max_body_bytes = max_bundle_bytes * 4 // 3 + MAX_BESIDE_BYTES
+
+    def application(self) -> Starlette:
+        """What a server of ASGI runs."""
+        calls: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("/v1/jobs", "POST", self._submit),
+            ("/v1/jobs", "GET", self._list),
+            ("/v1/jobs/{id}", "GET", self._get),
+            ("/v1/jobs/{id}/events", "GET", self._events),
+            ("/v1/jobs/{id}/cancel", "POST", self._cancel),
+            ("/v1/jobs/{id}/resume", "POST", self._resume),
+            ("/v1/recipe.schema.json", "GET", self._schema),
+            ("/v1/health/live", "GET", self._live),
+            ("/v1/health/ready", "GET", self._ready),
+        ]
+        return Starlette(
+            routes=[Route(path, call, methods=[method]) for path, method, call in calls],
+            exception_handlers={
+                ServingError: _serving_error,
+                HTTPException: _http_error,
+                Exception: _our_fault,
+            },
+            middleware=[Middleware(_PathAsSent)],
+        )
+
+    def _principal(self, request: Request, act: str = "") -> Principal:
+        """Who makes a call; `act` is as for `Authenticator.principal`.
+
+        Raises:
+            InvalidRequestError: there are two credentials.
+            UnauthenticatedError: nobody whom this service knows.
+            RateLimitedError: it makes too many.
+        """
+        peer = request.client.host if request.client else ""
+        if self._authenticator is None:
+            return Principal(None, peer)
+        target = request.path_params.get("id", "")
+        with refusals_audited(act, target, "", peer):
+            secret = secret_among(request.headers.items())
+        return self._authenticator.principal(secret, peer, act, target)
+
+    async def _submit(self, request: Request) -> Response:
+        principal = self._principal(request, "submit")
+        with refusals_audited("submit", "", principal.name, principal.peer):
+            wanted = await self._submission(request)
+        job = await self._service.submit(wanted, principal)
+        response = _json(job_document(job), 202)
+        response.headers["location"] = f"/v1/jobs/{job.id}"
+        return response
+
+    async def _submission(self, request: Request) -> Submission:
+        """What the body hands in.
+
+        Raises:
+            PayloadTooLargeError: it is larger than a job may be.
+            InvalidRequestError: it is no job.
+        """
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._max_body_bytes:
+                raise PayloadTooLargeError(
+                    f"the body has more than {self._max_body_bytes} bytes: the code bundle may "
+                    "have as many as max_bundle_bytes says"
+                )
+        return await read_submission(body, request.headers.get("idempotency-key", ""))
+
+    async def _list(self, request: Request) -> Response:
+        principal = self._principal(request)
+        state, limit = request.query_params.get("state", ""), _number(request, "limit")
+        jobs = await self._service.newest(state, limit, principal)
+        return _json({"jobs": [job_document(job, with_recipe=False) for job in jobs]})
+
+    async def _get(self, request: Request) -> Response:
+        found = await self._service.find(request.path_params["id"], self._principal(request))
+        return _json(job_document(found))
+
+    async def _events(self, request: Request) -> Response:
+        job_id, principal = request.path_params["id"], self._principal(request)
+        await self._service.find(job_id, principal)  # a stream that has begun can tell no error
+        as_stream = EVENT_STREAM in request.headers.get("accept", "")
+        after = _number(request, "after")
+        if given := request.headers.get("last-event-id", ""):  # a browser that connects again
+            after = int(given) if given.isdecimal() else after
+        follow = request.query_params.get("follow", "false").lower() in ("true", "1", "yes")
+        batches = self._service.watch(job_id, after, follow, principal)
+        return StreamingResponse(
+            _written(batches, as_stream),
+            media_type=EVENT_STREAM if as_stream else JSON_LINES,
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
+
+    async def _cancel(self, request: Request) -> Response:
+        job = await self._service.cancel(
+            request.path_params["id"], self._principal(request, "cancel")
+        )
+        return _json(job_document(job))
+
+    async def _resume(self, request: Request) -> Response:
+        job = await self._service.resume(
+            request.path_params["id"], self._principal(request, "resume")
+        )
+        return _json(job_document(job))
+
+    async def _schema(self, _: Request) -> Response:
+        return Response(_schema_text(), media_type="application/json")
+
+    async def _live(self, _: Request) -> Response:
+        return _json({"live": True})
+
+    async def _ready(self, _: Request) -> Response:
+        ready = not self._service.stopping
+        return _json({"ready": ready}, 200 if ready else 503)
+
+
+def job_document(job: TrainingJob, *, with_recipe: bool = True) -> dict[str, Any]:
+    """A job in JSON; times as RFC 3339."""
+    document = msgspec.to_builtins(job)
+    for name in _HIDDEN + (() if with_recipe else ("recipe",)):
+        del document[name]
+    for name in _MOMENTS:
+        if document[name] is not None:
+            document[name] = _moment(document[name])
+    return document  # type: ignore[no-any-return]
+
+
+def event_document(event: JobEvent) -> dict[str, Any]:
+    """An event in JSON; what it has nothing to say of is left out."""
+    return {**msgspec.to_builtins(event), "time": _moment(event.time)}
+
+
+async def _written(batches: AsyncIterator[list[JobEvent]], as_stream: bool) -> AsyncIterator[bytes]:
+    async for events in batches:
+        for event in events:
+            text = orjson.dumps(event_document(event))
+            yield b"id: %d\ndata: %b\n\n" % (event.seq, text) if as_stream else text + b"\n"
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "0")
+    if not text.isdecimal() or len(text) > 18:
+        raise InvalidRequestError(f"'{name}' must be a whole number, and is {text[:40]!r}")
+    return int(text)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+@functools.cache
+def _schema_text() -> bytes:
+    """It takes 30 ms to make, and strangers may ask for it."""
+    return orjson.dumps(recipe_schema())
+
+
+def _json(document: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
+
+
+async def _serving_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ServingError), "it is registered for these"
+    response = _json({"error": str(error)}, error.http_status)
+    if error.retryable:
+        response.headers["retry-after"] = (
+            str(error.retry_after_s) if isinstance(error, RateLimitedError) else RETRY_AFTER_S
+        )
+    if error.http_status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "it is registered for these"
+    if error.status_code == 405:
+        wrong: ServingError = MethodNotAllowedError(
+            f"{request.method} does not fit {request.url.path}"
+        )
+    else:
+        wrong = UnknownPathError(f"there is no {request.url.path}; jobs are at /v1/jobs")
+    return _json({"error": str(wrong)}, wrong.http_status)
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    logger.error("a call failed", exc_info=error, extra={"path": request.url.path[:200]})
+    return _json({"error": "internal error; the service's log says more"}, 500)

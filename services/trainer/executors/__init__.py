@@ -1,0 +1,1 @@
+"""Where training jobs run: processes of this machine, or Kubeflow."""

@@ -1,0 +1,112 @@
+"""Runs a job in a process of its own, beside the worker.
+
+The process has a session, and so a process group, of its own, which ends with it; limits on memory
+and files, which it sets itself (`training.job`); and a limit on time, which is kept here. It holds
+the other end of a pipe of ours: if this worker dies, however it dies, the job does too, so that
+whoever takes it over is alone with its checkpoint.
+"""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import training
+from services.trainer.config import TrainerConfig
+from services.trainer.executors.executor import Failed, Listener, Outcome, Stopped, Story, Succeeded
+from services.trainer.executors.job_process import JobProcess
+from services.trainer.records import LONGEST_TEXT, TrainingJob
+from services.trainer.training_job_service import CODE, RECIPE
+from training.job import STOPPED
+
+_START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from training.job import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
+"""Our package is found first, wherever the job works; its code is found after everything else."""
+
+
+class LocalExecutor:
+    """See `Executor`.
+
+    Args:
+        config: the folder of jobs, the store, and the limits.
+    """
+
+    takeovers, runs_apart = 1, False
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+
+    async def run(self, job: TrainingJob, listener: Listener, stopping: asyncio.Event) -> Outcome:
+        """See `Executor.run`."""
+        command = [
+            sys.executable, "-P", "-c", _START, str(Path(training.__file__).parents[1]),
+            *job_arguments(job, self._config), "--events", "{events}", "--lifeline",
+        ]  # fmt: skip
+        process = JobProcess(command, self._config.runs_folder / job.id / CODE)
+        story, last_line = Story(listener, job.epoch), [""]
+
+        async def log(line: str) -> None:
+            last_line[0] = line
+            await listener.log(line)
+
+        reading = asyncio.create_task(process.read(log, story.hear))
+        try:
+            cut_off = await self._wait(process, stopping)
+        finally:
+            await process.close(reading)
+        if isinstance(story.outcome, Succeeded):  # what is published is published
+            return story.outcome
+        if cut_off is not None:
+            return cut_off
+        if process.exit_code == STOPPED:
+            return Stopped()
+        return story.outcome or Failed(_obituary(process.exit_code, last_line[0]))
+
+    async def discard(self, job: TrainingJob) -> bool:
+        """See `Executor.discard`: its process has ended already."""
+        return True
+
+    async def _wait(self, process: JobProcess, stopping: asyncio.Event) -> Outcome | None:
+        """Waits for the process to end by itself; else gives what its end counts as."""
+        limit_s = self._config.time_limit_s
+        ended = asyncio.create_task(process.ended.wait())
+        asked = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait({ended, asked}, timeout=limit_s, return_when="FIRST_COMPLETED")
+            if ended.done():
+                return None
+            if not asked.done():
+                return Failed(
+                    f"it took longer than {limit_s:g} s (time_limit_s of the service); its "
+                    "checkpoints stay: resume it, or train for fewer epochs"
+                )
+            process.ask_to_stop()
+            await asyncio.wait({ended}, timeout=self._config.drain_timeout_s)
+            return None if ended.done() else Stopped()
+        finally:
+            asked.cancel()
+            ended.cancel()
+
+
+def job_arguments(job: TrainingJob, config: TrainerConfig) -> list[str]:
+    """The arguments of `training.job` that do not depend on where it runs."""
+    folder = config.runs_folder / job.id
+    return [
+        "--recipe", str(folder / RECIPE), "--store", config.store_url, "--runs-dir", str(folder),
+        "--memory-limit-gib", f"{config.memory_limit_gib}",
+        "--file-limit-gib", f"{config.file_limit_gib}",
+        "--open-files-limit", f"{config.open_files_limit}",
+        *(f"--data-folder={Path(lent).absolute()}" for lent in config.data_folders),
+    ]  # fmt: skip
+
+
+def _obituary(code: int, last_line: str) -> str:
+    """How a process ended that had no last words."""
+    words = f"; its last line: {last_line[: LONGEST_TEXT // 4]}" if last_line else ""
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {name}{hint}{words}"
+    return f"its process ended with status {code} and published nothing{words}"

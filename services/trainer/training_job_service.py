@@ -1,0 +1,302 @@
+"""Takes in training jobs, and is asked for them: what REST and gRPC have in common.
+
+In: what an edge decoded. Out: jobs and their events. A recipe is checked here, in the words that
+the command line has for it, so that nothing waits that could never run.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from services.access.audit import audited, refusals_audited
+from services.access.caller import Principal
+from services.errors import (
+    CodeNotAllowedError,
+    ConflictError,
+    InvalidRequestError,
+    QueueFullError,
+    ShuttingDownError,
+    UnknownJobError,
+)
+from services.trainer.code_bundle import BundleLimits, unpack
+from services.trainer.config import TrainerConfig
+from services.trainer.recipe_code import foreign_targets
+from services.trainer.records import STATES, JobEvent, State, TrainingJob
+from services.trainer.stores import transitions
+from services.trainer.stores.job_store import JobStore, change, no_such_job
+from training.errors import RecipeError
+from training.recipe import Recipe
+from training.recipe_file import MAX_RECIPE_BYTES, parse_recipe, resolved_yaml
+
+CHECKS_AT_ONCE = 2
+"""Threads that read recipes or unpack bundles. Each holds the interpreter's lock for 5 ms at a
+time, so that ten of them would have the event loop wait for 50 ms whenever it wants it."""
+EVENTS_AT_ONCE = 500
+LISTED_AT_MOST = 1000
+MAX_OVERRIDES = 200
+P = ParamSpec("P")
+T = TypeVar("T")
+_KEY = re.compile(r"[!-~]{1,255}")
+_ID = re.compile(r"[0-9a-f]{16}")
+CODE, RECIPE = "code", "recipe.yaml"
+"""What lies in a job's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a caller hands in."""
+
+    recipe: str
+    """YAML or JSON."""
+    name: str = "the recipe"
+    """Its file, for messages."""
+    overrides: tuple[str, ...] = ()
+    """`a.b=c` each."""
+    bundle: bytes = b""
+    """A zip or tar file with the code it names; empty for none."""
+    idempotency_key: str = ""
+    """A job with the same key is the same job; empty for none."""
+
+
+class TrainingJobService:
+    """Where jobs are taken in and asked for.
+
+    Args:
+        store: keeps them.
+        config: the limits.
+    """
+
+    def __init__(self, store: JobStore, config: TrainerConfig) -> None:
+        self._store = store
+        self._config = config
+        self._limits = BundleLimits(
+            max_bytes=config.max_bundle_bytes,
+            max_unpacked_bytes=config.max_unpacked_bytes,
+            max_files=config.max_bundle_files,
+        )
+        self._stopping = asyncio.Event()
+        self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing is taken in any more."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Takes nothing in any more, and ends what follows jobs."""
+        self._stopping.set()
+        self._store.bell.ring_all()
+
+    async def submit(self, wanted: Submission, principal: Principal) -> TrainingJob:
+        """Takes in a job.
+
+        Raises:
+            ServingError: the caller may not, or the recipe, its code or the key is refused; too
+                many jobs wait; or the store of jobs is out of reach.
+        """
+        with refusals_audited("submit", "", principal.name, principal.peer):
+            if self.stopping:
+                raise ShuttingDownError("this service is shutting down; submit the job again later")
+            # A recipe takes seconds to read at worst, and may be anybody's.
+            recipe = await self._in_thread(checked_recipe, wanted)
+        with audited("submit", recipe.publish.model, principal.name, principal.peer):
+            principal.require("train", recipe.publish.model)
+            return await self._submit(wanted, recipe, principal.name)
+
+    async def _submit(self, wanted: Submission, recipe: Recipe, caller: str) -> TrainingJob:
+        self._check_code(caller, recipe, wanted)
+        if wanted.idempotency_key and not _KEY.fullmatch(wanted.idempotency_key):
+            raise InvalidRequestError(
+                "the idempotency key must be 1 to 255 printable characters without blanks, and is "
+                f"{wanted.idempotency_key[:60]!r}"
+            )
+        if (await self._store.counts())["queued"] >= self._config.max_queued_jobs:
+            raise QueueFullError(
+                f"{self._config.max_queued_jobs} jobs wait already, the limit (max_queued_jobs); "
+                "retry later or add workers"
+            )
+        key = wanted.idempotency_key or secrets.token_hex(16)
+        job = TrainingJob(
+            id=hashlib.sha256(f"{caller} {key}".encode()).hexdigest()[:16],
+            name=recipe.name,
+            model=recipe.publish.model,
+            recipe=await self._in_thread(resolved_yaml, recipe),
+            bundle_sha256=await self._in_thread(_digest, wanted.bundle) if wanted.bundle else "",
+            submitter=caller,
+            created_at=await self._store.now(),
+        )
+        return await self._keep(job, wanted.bundle)
+
+    async def find(self, job_id: str, principal: Principal) -> TrainingJob:
+        """What is known of a job.
+
+        Raises:
+            UnknownJobError: there is none for this principal, or it was forgotten.
+        """
+        if not _ID.fullmatch(job_id):
+            raise no_such_job(job_id)
+        found = await self._store.find(job_id)
+        if principal.caller is not None and not principal.caller.may("train", found.model):
+            raise no_such_job(job_id)
+        return found
+
+    async def newest(self, state: str, limit: int, principal: Principal) -> list[TrainingJob]:
+        """The newest jobs, less those of models that the principal may not train.
+
+        Args:
+            state: only those in it; empty for all.
+            limit: how many at most; 0 for 100.
+            principal: who asks.
+
+        Raises:
+            InvalidRequestError: there is no such state.
+        """
+        if state and state not in STATES:
+            raise InvalidRequestError(
+                f"there is no state {state[:40]!r}; the states are {', '.join(STATES)}"
+            )
+        chosen: State | None = state or None
+        found = await self._store.newest(chosen, min(limit or 100, LISTED_AT_MOST))
+        caller = principal.caller
+        return [job for job in found if caller is None or caller.may("train", job.model)]
+
+    async def cancel(self, job_id: str, principal: Principal) -> TrainingJob:
+        """Ends a job that is not over; one that is stays as it is.
+
+        Raises:
+            ServingError: the caller may not, or there is no such job.
+        """
+        with audited("cancel", job_id, principal.name, principal.peer):
+            await self.find(job_id, principal)
+            now = await self._store.now()
+            return (await change(self._store, job_id, partial(transitions.cancelled, now=now)))[0]
+
+    async def resume(self, job_id: str, principal: Principal) -> TrainingJob:
+        """Has a job that failed or was cancelled go on from its checkpoint.
+
+        Raises:
+            ServingError: the caller may not, there is no such job, or it has succeeded.
+        """
+        with audited("resume", job_id, principal.name, principal.peer):
+            await self.find(job_id, principal)
+            now = await self._store.now()
+            return (await change(self._store, job_id, partial(transitions.resumed, now=now)))[0]
+
+    async def watch(
+        self, job_id: str, after: int, follow: bool, principal: Principal
+    ) -> AsyncIterator[list[JobEvent]]:
+        """The events of a job, as they come.
+
+        Args:
+            job_id: of the job.
+            after: only events with larger numbers.
+            follow: goes on until the job is over, or the service stops.
+            principal: who asks.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        await self.find(job_id, principal)
+        with self._store.bell.heard(job_id) as rung:
+            while True:
+                rung.clear()
+                # Asked before the events are, so that none comes in between and is missed.
+                last = not follow or self.stopping or (await self.find(job_id, principal)).is_over
+                while events := await self._store.events(job_id, after, EVENTS_AT_ONCE):
+                    after = events[-1].seq
+                    yield events
+                if last:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._store.look_every_s):
+                        await rung.wait()
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Does what takes long, in one of a few threads."""
+        async with self._checks:
+            return await asyncio.to_thread(work, *args, **named)
+
+    def _check_code(self, caller: str, recipe: Recipe, wanted: Submission) -> None:
+        if wanted.bundle:
+            _check_known(caller, "a code bundle")
+        foreign = foreign_targets(recipe.document(), self._config.targets)
+        if foreign:
+            _check_known(caller, f"code beside flambeau's own ({foreign[0][:200]})")
+
+    async def _keep(self, job: TrainingJob, bundle: bytes) -> TrainingJob:
+        """Writes a job's folder, and then the job; the folder of one that was there stays."""
+        try:
+            known = await self._store.find(job.id)
+        except UnknownJobError:
+            folder = self._config.runs_folder / job.id
+            await self._in_thread(write_folder, folder, job.recipe, bundle, self._limits)
+            if await self._store.create(*transitions.submitted(job)):
+                return job
+            known = await self._store.find(job.id)
+        if (known.recipe, known.bundle_sha256) != (job.recipe, job.bundle_sha256):
+            raise ConflictError(
+                f"the idempotency key belongs to job '{known.id}', which is another one; "
+                "take another key"
+            )
+        return known
+
+
+def _digest(bundle: bytes) -> str:
+    return hashlib.sha256(bundle).hexdigest()
+
+
+def _check_known(caller: str, what: str) -> None:
+    """Refuses foreign code of a caller who is not known.
+
+    Raises:
+        CodeNotAllowedError: nobody is asked for a credential here, so nobody may bring code.
+    """
+    if not caller:
+        raise CodeNotAllowedError(
+            f"{what} runs only for callers allowed to train, and this service knows none: its "
+            "operator may give out keys (flambeau access, api_keys_file)"
+        )
+
+
+def checked_recipe(wanted: Submission) -> Recipe:
+    """The recipe, with its overrides and every default.
+
+    Raises:
+        InvalidRequestError: in the words of `RecipeError`.
+    """
+    if len(wanted.recipe) > MAX_RECIPE_BYTES or len(wanted.overrides) > MAX_OVERRIDES:
+        raise InvalidRequestError(
+            f"a recipe has {MAX_RECIPE_BYTES} characters and {MAX_OVERRIDES} overrides at most"
+        )
+    try:
+        return parse_recipe(wanted.recipe, wanted.name[:200], wanted.overrides)
+    except RecipeError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def write_folder(folder: Path, recipe: str, bundle: bytes, limits: BundleLimits) -> None:
+    """Makes the folder of a job: its recipe, and the code that it runs in.
+
+    Raises:
+        InvalidRequestError: the code is refused; no folder is left then.
+        OSError: it cannot be written.
+    """
+    try:
+        shutil.rmtree(folder / CODE, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if bundle:
+            unpack(bundle, folder / CODE, limits)
+        else:
+            (folder / CODE).mkdir()
+        (folder / RECIPE).write_text(recipe, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

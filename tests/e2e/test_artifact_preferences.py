@@ -1,0 +1,68 @@
+"""Callers that say which artifact is to answer, in both shapes: REST, and clients others wrote."""
+
+import numpy as np
+import pytest
+
+from tests.e2e.rest_calls import Reply, call, infer, linear_input
+from tests.fixtures.servers import ServerProcess
+from tests.fixtures.triton_client import TritonClient
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+EXACT = {"y": [2.0, 4.0, 6.0, 8.0]}
+"""What `onnx-1` answers, and what `onnx`, the default one, does not."""
+
+
+def ask(server: ServerProcess, **preference: str) -> Reply:
+    """One row, over REST."""
+    return infer(server, "family", linear_input(ROW), parameters=preference)
+
+
+def test_what_is_kept_is_told(server: ServerProcess) -> None:
+    found = call(server, "GET", "/v2/models/family").json()["properties"]
+    assert (found["artifact"], found["artifacts"]) == ("onnx", "onnx, onnx-1")
+
+
+@pytest.mark.parametrize("preference", [{"accuracy": "exact"}, {"artifact": "onnx-1"}])
+def test_a_caller_gets_the_artifact_it_asks_for(
+    server: ServerProcess, preference: dict[str, str]
+) -> None:
+    reply = ask(server, **preference)
+    assert reply.outputs() == EXACT
+    assert reply.json()["parameters"] == {"artifact": "onnx-1"}
+
+
+def test_a_caller_that_asks_for_none_gets_the_default_one(server: ServerProcess) -> None:
+    reply = infer(server, "family", linear_input(ROW))
+    assert reply.outputs()["y"] == pytest.approx(EXACT["y"], rel=1e-4)
+    assert reply.outputs() != EXACT
+    assert "parameters" not in reply.json()
+    named = ask(server, artifact="onnx")
+    assert named.outputs() == reply.outputs()
+    assert named.json()["parameters"] == {"artifact": "onnx"}
+
+
+@pytest.mark.parametrize(
+    ("preference", "status", "reason"),
+    [
+        ({"artifact": "onnx-2"}, 404, "not loaded; loaded: onnx (int8), onnx-1 (fp32)"),
+        ({"accuracy": "best"}, 400, "must be one of exact, balanced, fast"),
+        ({"accuracy": "exact", "artifact": "onnx"}, 400, "both given"),
+    ],
+)
+def test_a_wish_that_cannot_be_fulfilled_is_refused(
+    server: ServerProcess, preference: dict[str, str], status: int, reason: str
+) -> None:
+    reply = ask(server, **preference)
+    assert reply.status == status
+    assert reason in reply.error()
+
+
+def test_tritonclient_asks_over_http_and_grpc(server: ServerProcess) -> None:
+    x = {"x": np.array([ROW], np.float32)}
+    with TritonClient("http", server.http) as client:
+        over_http = client.infer("family", x, parameters={"accuracy": "exact"})
+    with TritonClient("grpc", server.grpc) as client:
+        over_grpc = client.infer("family", x, parameters={"artifact": "onnx-1"})
+    for found in (over_http, over_grpc):
+        assert found.outputs["y"].tolist() == [EXACT["y"]]
+        assert found.parameters == {"artifact": "onnx-1"}

@@ -1,0 +1,99 @@
+"""Hosts that are told, and answer with whatever they like."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from services.errors import InvalidRequestError
+from services.gateway.jobs.job_service import check_webhook
+from services.gateway.jobs.webhooks import SecretError, Webhooks, read_secret
+from services.queueing.job_records import Job
+from services.queueing.records import Lane
+from services.queueing.redis_streams.webhook_queue import Telling
+
+
+@contextmanager
+def answering(data: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A host that answers anything with these bytes; and the first bytes of all it was asked."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            while True:
+                try:
+                    caller, _ = listening.accept()
+                except OSError:
+                    return
+                with caller:
+                    heard.append(caller.recv(100_000))
+                    caller.sendall(data)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/over", heard
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def status_of(data: bytes) -> tuple[int, list[bytes]]:
+    """What is made of an answer, and what was asked for it."""
+    webhooks = Webhooks(Mock(), Mock(), tuple, b"k" * 24, ("127.0.0.1",))
+    with answering(data) as (url, heard):
+        job = Job(id="m.1", lane=Lane("m", 1), state="done", created_at=0, deadline=0, webhook=url)
+        return webhooks._post(job, Telling("m.1", "s", b"1-0", 1)), heard
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 " + b"x" * 70_000, b"HTTP/1.1 many OK\r\n\r\n",
+     b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n"],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_not_heard(data: bytes) -> None:
+    assert status_of(data)[0] == 1
+
+
+@pytest.mark.parametrize("status", [200, 204, 404, 500])
+def test_the_status_is_what_counts(status: int) -> None:
+    data = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
+    assert status_of(data)[0] == status
+
+
+def test_no_redirect_is_followed() -> None:
+    data = b"HTTP/1.1 302 x\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n"
+    status, heard = status_of(data)
+    assert status == 302
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("host", ["example.org", "hooks.example.org", "HOOKS.Example.Org"])
+def test_hosts_are_named_in_any_case(host: str) -> None:
+    check_webhook(f"https://{host}:8443/path?q", ("Example.org", ".Example.org"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://example.org.evil/", "https://evil/example.org", "https://user@example.org/",
+     "https://a..example.org/", f"https://{'a' * 64}.example.org/", "https://example.org:65536/",
+     "https://example.org/" + "x" * 2048],
+)  # fmt: skip
+def test_what_may_not_be_called_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="webhook"):
+        check_webhook(url, ("example.org", ".example.org"))
+
+
+def test_a_secret_may_be_any_bytes(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"\xff" * 32)
+    assert read_secret(str(tmp_path / "secret")) == b"\xff" * 32
+
+
+@pytest.mark.parametrize(("file", "says"), [("", "name webhook_secret_file"), ("/none", "No such")])
+def test_a_secret_that_is_not_there_is_named(file: str, says: str) -> None:
+    with pytest.raises(SecretError, match=says):
+        read_secret(file)

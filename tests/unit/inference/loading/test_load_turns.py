@@ -1,0 +1,100 @@
+"""Versions load side by side where memory is ample, alone where it is short."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from services.inference.loading.load_turns import AMPLE, LoadTurns
+from services.queueing.records import Lane
+
+A, B, C = (Lane(name, 1) for name in "abc")
+
+
+class Loading:
+    """Loads that begin when they may, and end when told to."""
+
+    def __init__(self, most: int) -> None:
+        self.turns = LoadTurns(most)
+        self.begun: list[Lane] = []
+        self.shares: dict[Lane, float] = {}
+        self._end: dict[Lane, asyncio.Event] = {}
+        self._tasks: dict[Lane, asyncio.Task[None]] = {}
+
+    async def ask(self, lane: Lane, file_bytes: int, room: Callable[[], int]) -> None:
+        self._end[lane] = asyncio.Event()
+        self._tasks[lane] = asyncio.create_task(self._load(lane, file_bytes, room))
+        await settle()
+
+    async def end(self, lane: Lane) -> None:
+        self._end[lane].set()
+        await self._tasks[lane]
+        await settle()
+
+    async def _load(self, lane: Lane, file_bytes: int, room: Callable[[], int]) -> None:
+        async with self.turns.turn(lane, file_bytes, room) as load:
+            self.begun.append(lane)
+            await self._end[lane].wait()
+            self.shares[lane] = load.share
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_as_many_load_at_once_as_there_are_cores() -> None:
+    loading = Loading(2)
+    for lane in (A, B, C):
+        await loading.ask(lane, 10, lambda: 10_000)
+    assert loading.begun == [A, B]
+    assert not loading.turns.is_quiet
+    await loading.end(A)
+    assert loading.begun == [A, B, C]
+    await loading.end(B)
+    await loading.end(C)
+
+
+@pytest.mark.parametrize("room_bytes", [0, AMPLE * 20 - 1])
+async def test_where_memory_is_short_or_unknown_one_loads_alone(room_bytes: int) -> None:
+    loading = Loading(8)
+    for lane in (A, B):
+        await loading.ask(lane, 10, lambda: room_bytes)
+    assert loading.begun == [A]
+    assert loading.turns.is_quiet
+    await loading.end(A)
+    assert loading.begun == [A, B]
+    await loading.end(B)
+    assert loading.shares == {A: 1.0, B: 1.0}
+
+
+async def test_what_is_taken_is_divided_among_those_that_loaded_at_the_same_time() -> None:
+    loading = Loading(3)
+    await loading.ask(A, 10, lambda: 10_000)
+    await loading.ask(B, 30, lambda: 10_000)
+    await loading.end(A)
+    await loading.ask(C, 60, lambda: 10_000)
+    await loading.end(B)
+    await loading.end(C)
+    assert loading.shares == {A: 10 / 40, B: 30 / 100, C: 60 / 90}
+
+
+async def test_a_load_that_fails_gives_its_turn_back() -> None:
+    turns = LoadTurns(1)
+    with pytest.raises(ValueError, match="broken"):
+        async with turns.turn(A, 1, lambda: 0):
+            raise ValueError("broken")
+    async with turns.turn(B, 1, lambda: 0):
+        assert turns.is_quiet
+
+
+async def test_a_further_artifact_waits_for_versions_and_holds_up_none() -> None:
+    loading, further = Loading(1), A._replace(artifact="onnx")
+    await loading.ask(A, 10, lambda: 10_000)
+    await loading.ask(further, 10, lambda: 10_000)
+    assert loading.begun == [A]
+    await loading.end(A)
+    await loading.ask(B, 10, lambda: 10_000)
+    assert loading.begun == [A, further, B]
+    await loading.end(further)
+    await loading.end(B)
