@@ -192,7 +192,7 @@ dashboard-pictures: $(DEVELOPING) ## The same, and draws docs/images from what P
 
 .PHONY: docs
 docs: $(SERVING) ## Write docs/recipe.md, every key of a recipe, from the schema.
-	@$(BIN)/python -m training.recipe_reference
+	@$(BIN)/python -m training.recipe.reference
 
 .PHONY: bench
 bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.

@@ -20,9 +20,9 @@ from bench.verdicts import Verdict
 from training.datasets import load_splits
 from training.pipeline import run
 from training.publish import RECIPE, REPORT
-from training.recipe import Recipe
-from training.recipe_file import load_recipe, resolved_yaml
-from training.recipe_parts.export_entries import Export, QatEntry
+from training.recipe.file import load_recipe, resolved_yaml
+from training.recipe.parts.export_entries import Export, QatEntry
+from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report, print_table
 from training.run_folder import RunFolder
 

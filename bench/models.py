@@ -20,7 +20,7 @@ from model_store.store import ModelStore
 if TYPE_CHECKING:
     from torch import nn
 
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "bench" / "recipes"
@@ -39,7 +39,7 @@ def ensure_bench_models(store_url: str = str(STORE), only: str = "") -> None:
         TrainingError, StoreError: see `training.pipeline.run`.
     """
     from training.pipeline import run
-    from training.recipe_file import load_recipe
+    from training.recipe.file import load_recipe
 
     store = ModelStore(store_url)
     for path in sorted(RECIPES.glob("*.yaml")):
@@ -63,9 +63,9 @@ def load_network(store_url: str, model: str) -> "nn.Module":
     """
     from safetensors.torch import load
 
-    from training.model import build_model
+    from training.network.model import build_model
     from training.publish import CHECKPOINT, RECIPE
-    from training.recipe_file import parse_recipe
+    from training.recipe.file import parse_recipe
 
     store = ModelStore(store_url)
     manifest = _newest(store, model)
@@ -76,7 +76,7 @@ def load_network(store_url: str, model: str) -> "nn.Module":
 
 
 def _is_published(store: ModelStore, recipe: "Recipe") -> bool:
-    from training.recipe_file import resolved_yaml
+    from training.recipe.file import resolved_yaml
 
     try:
         manifest = _newest(store, recipe.publish.model)

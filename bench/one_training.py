@@ -15,16 +15,16 @@ from rich.console import Console
 
 from model_store.metric import MeasuredMetric
 from model_store.strict import StrictModel
-from training.file_digest import file_sha256
-from training.learning.checkpoint import CheckpointFolder
-from training.learning.loop import Trained, train
+from training.loop.checkpoint import CheckpointFolder
+from training.loop.loop import Trained, train
 from training.metrics.task_metric import TaskMetric
 from training.preparation import Prepared, prepare
-from training.proof.runners import module_runner
-from training.proof.verify import run_in_batches
-from training.recipe import Recipe
-from training.recipe_file import load_recipe
+from training.process.file_digest import file_sha256
+from training.recipe.file import load_recipe
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
+from training.verification.runners import module_runner
+from training.verification.verify import run_in_batches
 from training.watcher import NullWatcher
 
 

@@ -46,7 +46,7 @@ KEEPS_MEMORY = {
 }
 """Else the C library gives large tensors back to the system at every step of the CNN and asks for
 them again, which is a tenth of its time in one process, and a fifth in another of the same loop.
-Ours sees to that itself (`training.kept_memory`); here all have it, so that loops are compared."""
+Ours sees to that itself (`training.process.kept_memory`); here all have it: loops are compared."""
 WARM_UP = 1
 """Turns of a process that do not count."""
 CLIPPING = {"clip": "gradients clipped", "no-clip": "not clipped"}

@@ -29,9 +29,9 @@ from bench.results_file import write_results
 from bench.verdicts import Verdict, table
 from model_store.metric import metric_text
 from model_store.strict import StrictModel
-from training.file_digest import file_sha256
-from training.library_versions import library_versions
-from training.recipe_file import load_recipe
+from training.process.file_digest import file_sha256
+from training.process.library_versions import library_versions
+from training.recipe.file import load_recipe
 
 NAME = "train-table"
 PAGE = ROOT / "docs" / "training.md"

@@ -34,8 +34,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from bench.datasets import feature_vectors, images
 from bench.networks import Cnn, TinyMlp
 from training.datasets import Split, Splits
-from training.learning.loop import train
-from training.recipe import Recipe
+from training.loop.loop import train
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 SEED, LEARNING_RATE, CLIP_NORM = 7, 1e-3, 1.0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from model_store.manifest import Manifest
     from model_store.store import ModelStore
     from model_store.tensors import Array
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
 
 CLIENTS = 32
 MIN_ACCURACY = 0.97
@@ -123,8 +123,8 @@ def check_packages_of(store: str) -> None:
 
 def _recipe(store: "ModelStore", manifest: "Manifest") -> "Recipe":
     """The recipe that made a version, once its libraries are known to be here."""
-    from training.needed_packages import check_packages
-    from training.recipe_file import parse_recipe
+    from training.recipe.file import parse_recipe
+    from training.recipe.needed_packages import check_packages
 
     entry = manifest.file("recipe.resolved.yaml")
     if entry is None:

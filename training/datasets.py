@@ -4,9 +4,9 @@ A data set is a function that returns a mapping with `train`, `validation` and `
 `(inputs, labels)`. It is called with `args` of the recipe and, if it has a parameter `seed`, with
 the seed of the run. Inputs are NumPy arrays by tensor name, each [rows, ...], and labels are one
 array, [rows, ...], whose type and shape follow from the loss: whole numbers for classes, 0 and 1,
-or numbers (`training/rows/label_arrays.py`). For a sum of losses labels may be a mapping of several
+or numbers (`loading/label_arrays.py`). For a sum of losses labels may be a mapping of several
 arrays, of which `labels` judges the model. The names of the inputs become those of the published
-model. A split may also be an object that gives its rows one by one, see `training.rows.lazy_rows`:
+model. A split may also be an object that gives its rows one by one (`loading/lazy_rows.py`):
 training rows are then read as they are needed, and the rows of the other splits all at once. What
 recipes name instead of a function is in `training.sources`.
 """
@@ -27,20 +27,20 @@ from model_store.tensors import (
     object_array,
 )
 from training.errors import DataError
-from training.recipe import Recipe
-from training.recipe_parts.data_parts import Shares
-from training.recipe_parts.loss_parts import LABELS, LossPart
-from training.recipe_parts.preprocess import python_step
-from training.rows.label_arrays import IGNORED_LABEL as IGNORED_LABEL
-from training.rows.label_arrays import LabelArray, first_row, label_arrays
-from training.rows.lazy_rows import SAMPLE_ROWS, LazyRows, lazy_rows
-from training.rows.mixed_rows import array_of, first_odd_row
+from training.loading.label_arrays import IGNORED_LABEL as IGNORED_LABEL
+from training.loading.label_arrays import LabelArray, first_row, label_arrays
+from training.loading.lazy_rows import SAMPLE_ROWS, LazyRows, lazy_rows
+from training.loading.mixed_rows import array_of, first_odd_row
+from training.recipe.parts.data_parts import Shares
+from training.recipe.parts.loss_parts import LABELS, LossPart
+from training.recipe.parts.preprocess import python_step
+from training.recipe.recipe import Recipe
+from training.recipe.targets import call_target
 from training.sources.data_files import DataReach
 from training.sources.load import load_source
 from training.sources.paths import SPLITS
 from training.sources.scikit_learn import read_scikit_learn
 from training.sources.shares import put_apart
-from training.targets import call_target
 
 __all__ = ["IGNORED_LABEL", "Split", "Splits", "digits", "load_splits"]
 

@@ -10,7 +10,7 @@ version; events as JSON lines; an exit code.
     {"kind": "stopped", "text": "..."}                  the last one, exit code 75
     {"kind": "failed", "text": "...", "error": "..."}   the last one, exit code 1; an error's name
 
-A recipe for several processes is handed to torchrun (`training.together.launcher`), which starts
+A recipe for several processes is handed to torchrun (`training.distributed.launcher`), which starts
 this program once more for each of them; so may any other torchrun. The first one tells and
 publishes.
 
@@ -30,8 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from training.together.lifeline import hold_lifeline
-from training.together.signal_files import GO_ON, STOP
+from training.distributed.lifeline import hold_lifeline
+from training.distributed.signal_files import GO_ON, STOP
 
 if TYPE_CHECKING:
     from model_store.manifest import Manifest
@@ -129,7 +129,7 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
     from model_store.errors import StoreError
     from model_store.memory_limit import tells_of_memory
     from training.errors import MemoryRunOutError, StoppedError, TrainingError
-    from training.user_code import failure_in_words, own_lines
+    from training.recipe.user_code import failure_in_words, own_lines
 
     # A launcher has heard our last words; torchrun starts anew only what ends without any.
     stopped, failed = (STOPPED, 1) if asked.together is None else (0, 0)
@@ -175,17 +175,17 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
         TrainingError: see `training.errors`.
         StoreError: the store cannot be opened or written.
     """
-    from training.recipe_file import parse_recipe
+    from training.recipe.file import parse_recipe
 
     recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
-    from training.together.ranks import ALONE, join_ranks, started_by_torchrun
+    from training.distributed.ranks import ALONE, join_ranks, started_by_torchrun
 
     # Read before the ranks meet, and so before any of them can write it.
     ranks, resume = ALONE, is_to_resume(asked)
     if started_by_torchrun():
         ranks = join_ranks()
     elif recipe.train.processes > 1:
-        from training.together.launcher import run_together
+        from training.distributed.launcher import run_together
 
         run_together(recipe, _same_for_all(asked), events)
         return None

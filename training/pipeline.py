@@ -9,31 +9,31 @@ from model_store.manifest import Manifest
 from model_store.store import ModelStore, Sign
 from training.auto.attempts import prove_auto
 from training.datasets import Splits
+from training.distributed.ranks import ALONE, Ranks
 from training.exporters.export import export_all
-from training.learning.evaluation import evaluate
-from training.learning.loop import Trained, train
-from training.learning.loop import assist as assist_training
+from training.loop.evaluation import evaluate
+from training.loop.loop import Trained, train
+from training.loop.loop import assist as assist_training
 from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
-from training.needed_packages import check_packages
 from training.preparation import prepare
 from training.promotion import promote
-from training.proof.departure import was_refused, with_departure
-from training.proof.live_comparison import compare_with_live
-from training.proof.verify import Reference, checkpoint_report, reference, verify_apart
 from training.publish import check_bump, publish
-from training.recipe import Recipe
-from training.recipe_parts.auto_export import AutoPart
-from training.recipe_parts.loss_parts import LABELS
-from training.recipe_parts.promotion_condition import GUESS
+from training.recipe.needed_packages import check_packages
+from training.recipe.parts.auto_export import AutoPart
+from training.recipe.parts.loss_parts import LABELS
+from training.recipe.parts.promotion_condition import GUESS
+from training.recipe.recipe import Recipe
 from training.reporting.curves import read_curves
 from training.reporting.examiner import examine
 from training.reporting.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
 from training.sources.data_files import DataReach
 from training.sources.named_files import check_named_files
-from training.together.ranks import ALONE, Ranks
 from training.tracking.progress import say
+from training.verification.departure import was_refused, with_departure
+from training.verification.live_comparison import compare_with_live
+from training.verification.verify import Reference, checkpoint_report, reference, verify_apart
 from training.watcher import Watcher
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from model_store.store import ModelStore
 from training.datasets import Splits, load_splits, with_class_names
+from training.distributed.ranks import ALONE, Ranks
 from training.errors import RecipeError
-from training.learning.transfer import FirstWeights, with_parent
-from training.preprocessing import with_statistics
-from training.python_step import Step, open_recipe_step
-from training.recipe import Recipe
-from training.recipe_parts.parallel_part import check_shares
+from training.loop.transfer import FirstWeights, with_parent
+from training.network.preprocessing import with_statistics
+from training.network.python_step import Step, open_recipe_step
+from training.recipe.parts.parallel_part import check_shares
+from training.recipe.recipe import Recipe
 from training.sources.data_files import DataReach
-from training.together.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from model_store.errors import ConflictError, StalePointerError
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
-from training.recipe import Recipe
-from training.recipe_parts.promotion_condition import findings
+from training.recipe.parts.promotion_condition import findings
+from training.recipe.recipe import Recipe
 from training.reporting.report import LiveComparison
 
 MOST_ATTEMPTS = 10

@@ -33,15 +33,15 @@ from model_store.store import ModelStore, Sign
 from training.datasets import Splits
 from training.errors import NothingProvenError
 from training.exporters.triton_config import config_pbtxt
-from training.learning.loop import Trained
-from training.library_versions import library_versions
-from training.proof.final_replay import replay_files
-from training.proof.verify import Reference
-from training.python_step import Step, served_signature
-from training.recipe import Recipe
-from training.recipe_file import resolved_yaml
+from training.loop.loop import Trained
+from training.network.python_step import Step, served_signature
+from training.process.library_versions import library_versions
+from training.recipe.file import resolved_yaml
+from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report
 from training.reporting.report_page import report_page
+from training.verification.final_replay import replay_files
+from training.verification.verify import Reference
 
 REPORT, REPORT_PAGE = "report.json", "report.html"
 RECIPE, CHECKPOINT = "recipe.resolved.yaml", "checkpoint.safetensors"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from training.errors import RunBusyError
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 
 class PhaseFolder:

@@ -71,6 +71,6 @@ class RecipeCommand(SetCommand):
 
     def name_of(self, option: str) -> str | None:
         """`train.epochs` for `epochs`."""
-        from training.recipe_keys import key_named
+        from training.recipe.keys import key_named
 
         return key_named(option)

@@ -119,11 +119,11 @@ def sweep(
     from model_store.signing import signer_with
     from model_store.store import ModelStore
     from training.errors import DataError, RecipeError, TrainingError
-    from training.needed_packages import OPTUNA, check_packages
-    from training.recipe_file import load_recipe
+    from training.recipe.file import load_recipe
+    from training.recipe.needed_packages import OPTUNA, check_packages
+    from training.recipe.target_names import check_target_names
     from training.sources.named_files import check_named_files
     from training.sweep.parameter import check_parameters, parse_parameters
-    from training.target_names import check_target_names
 
     with (
         failing_with({RecipeError: 2, DataError: 2, TrainingError: 1, StoreError: 1, OSError: 1}),

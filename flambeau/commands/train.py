@@ -11,7 +11,7 @@ from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
 from model_store.install_advice import needing
 
 if TYPE_CHECKING:
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C stopped, as shells count it."""
@@ -64,7 +64,7 @@ def train(
     from model_store.signing import signer_with
     from training.errors import DataError, RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
-    from training.user_code import own_code_named
+    from training.recipe.user_code import own_code_named
 
     # The disk is the user's, so its failures are theirs to read.
     codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
@@ -75,7 +75,7 @@ def train(
         sign = signer_with(key) if key else None  # before training: a bad key fails here
         try:
             if loaded.train.processes > 1:
-                from training.together.launcher import train_together
+                from training.distributed.launcher import train_together
 
                 train_together(loaded, store, Path(runs_dir), resume=resume, private_key=key)
                 return
@@ -92,11 +92,11 @@ def train(
 def _load(source: str, overrides: list[str], store: str) -> "Recipe":
     """The recipe, once all that it names is there: torch takes a while to be imported."""
     from model_store.store import ModelStore
-    from training.needed_packages import check_packages
-    from training.recipe_file import load_recipe
+    from training.network.stored_version import stored_version
+    from training.recipe.file import load_recipe
+    from training.recipe.needed_packages import check_packages
+    from training.recipe.target_names import check_target_names
     from training.sources.named_files import check_named_files
-    from training.stored_version import stored_version
-    from training.target_names import check_target_names
 
     loaded = load_recipe(source, overrides)
     check_target_names(loaded)

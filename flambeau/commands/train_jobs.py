@@ -97,7 +97,7 @@ def submit(
 @train_app.command()
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors."""
-    from training.recipe_schema import recipe_schema
+    from training.recipe.schema import recipe_schema
 
     typer.echo(json.dumps(recipe_schema(), indent=2, ensure_ascii=False))
 
@@ -233,7 +233,7 @@ def _refusals() -> "Iterator[None]":
 
 def _recipe_text(source: str) -> tuple[str, str]:
     """A recipe's text and what messages call it; that of a function with every default."""
-    from training.recipe_file import load_recipe, read_recipe_text, resolved_yaml
+    from training.recipe.file import load_recipe, read_recipe_text, resolved_yaml
 
     if source.endswith((".yaml", ".yml", ".json")):
         return read_recipe_text(Path(source)), source

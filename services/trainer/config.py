@@ -9,7 +9,7 @@ from model_store.strict import StrictModel
 from services.access.config import AccessSettings
 from services.settings import ServiceSettings
 from services.tls import TlsSettings
-from training.targets import split_target
+from training.recipe.targets import split_target
 
 
 class KubeflowSettings(StrictModel):

@@ -11,7 +11,7 @@ or an argument that ends up as a target, is not overlooked.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from training.targets import split_target
+from training.recipe.targets import split_target
 
 SHIPPED_TARGETS = frozenset(
     {

@@ -33,8 +33,8 @@ from services.trainer.records import STATES, JobEvent, State, TrainingJob
 from services.trainer.stores import transitions
 from services.trainer.stores.job_store import JobStore, change, no_such_job
 from training.errors import RecipeError
-from training.recipe import Recipe
-from training.recipe_file import MAX_RECIPE_BYTES, parse_recipe, resolved_yaml
+from training.recipe.file import MAX_RECIPE_BYTES, parse_recipe, resolved_yaml
+from training.recipe.recipe import Recipe
 
 CHECKS_AT_ONCE = 2
 """Threads that read recipes or unpack bundles. Each holds the interpreter's lock for 5 ms at a

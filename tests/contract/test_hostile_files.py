@@ -28,7 +28,7 @@ from tests.fixtures.hostile_files import change, change_value, seal
 from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import draft_in, publish_in
 from training.errors import RecipeError
-from training.recipe_file import load_recipe
+from training.recipe.file import load_recipe
 
 SAMPLES = "digits/samples/20261122T145501.123456Z-1f2e3d4c.jsonl"
 CONTENTS = {

@@ -14,7 +14,7 @@ from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from services.inference.loading.loader import LoadOptions, load_version
 from training.pipeline import run
-from training.recipe_file import load_recipe
+from training.recipe.file import load_recipe
 from training.reporting.report import Report
 
 RECIPES = Path(__file__).parents[2] / "training/recipes"

@@ -20,8 +20,8 @@ from tests.fixtures.triton_client import TritonClient, TritonError
 from tests.fixtures.word_counter import WORDS
 from training.data_sets.digits import as_raw
 from training.pipeline import run
-from training.recipe import Recipe
-from training.recipe_file import load_recipe
+from training.recipe.file import load_recipe
+from training.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 KINDS = ["sun", "rain", "frost"]

@@ -21,7 +21,7 @@ from model_store.store import ModelStore
 from services.inference.loading.loader import LoadOptions, load_version
 from tests.fixtures.signing import key_in
 from training.datasets import load_splits
-from training.recipe_file import load_recipe, parse_recipe
+from training.recipe.file import load_recipe, parse_recipe
 from training.reporting.report import Report
 
 ROOT = Path(__file__).parents[2]

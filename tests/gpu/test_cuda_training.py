@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 
 from tests.unit.training.recipes import DATA, recipe, splits
-from training.learning.evaluation import evaluate
-from training.learning.loop import Trained, train
-from training.recipe import Recipe
+from training.loop.evaluation import evaluate
+from training.loop.loop import Trained, train
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 from training.watcher import NullWatcher
 

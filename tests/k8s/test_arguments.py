@@ -246,7 +246,7 @@ def test_it_knows_the_memory_it_has(pod: Workload, settings: Any) -> None:
 
 
 def test_the_job_trains_what_can_be_trained() -> None:
-    from training.recipe_file import load_recipe
+    from training.recipe.file import load_recipe
 
     (job,) = (pod for pod in workloads(render("overlays/dev")) if pod.kind == "Job")
     assert shlex.join(job.container["command"]) == "flambeau train"

@@ -14,8 +14,8 @@ from services.gateway.edges.rest_infer import TIMEOUT_HEADER
 from services.inference.config import ModelSettings
 from services.standalone.config import ServerConfig
 from services.telemetry.metrics import Metrics
-from training.recipe_reference import reference
-from training.recipe_schema import recipe_schema
+from training.recipe.reference import reference
+from training.recipe.schema import recipe_schema
 
 ROOT = Path(__file__).parents[2]
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}

@@ -94,8 +94,8 @@ def test_nothing_deserialises_by_pickle(path: Path) -> None:
 
 WHAT_OTHERS_ARE_TOLD = [
     "model_store/s3_credentials.py",
-    "training/isolated_run.py",
-    "training/kept_memory.py",
+    "training/process/isolated_run.py",
+    "training/process/kept_memory.py",
 ]
 """They look whether variables of others are set: of obstore, to name missing credentials, and of
 the C library, so as not to decide what a person has decided; or tell the Python that they start to

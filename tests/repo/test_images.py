@@ -16,8 +16,8 @@ from deploy.sbom import bill_of_materials, read_pins
 from tests.images.base_image import BaseImageError, make_base_image
 from tests.images.dockerfile import DockerfileError, Stage, read_dockerfile
 from tests.images.smoke import RECIPE
-from training.recipe_file import validate_recipe
-from training.targets import load_target
+from training.recipe.file import validate_recipe
+from training.recipe.targets import load_target
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

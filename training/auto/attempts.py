@@ -20,14 +20,14 @@ from training.auto.trial_table import EXPORTING, VERIFYING, TrialTable, open_tri
 from training.datasets import Splits
 from training.errors import IsolationError
 from training.exporters.export import DEPRECATION_NOTE, EXAMPLE_ROWS, Exported, export_entry
-from training.learning.loop import Trained
-from training.proof.departure import with_departure
-from training.proof.verify import Reference, latency_apart, verify_apart
-from training.recipe import Recipe
-from training.recipe_parts.auto_export import AutoExport
-from training.recipe_parts.export_entries import OnnxExport, TorchScriptExport
+from training.loop.loop import Trained
+from training.recipe.parts.auto_export import AutoExport
+from training.recipe.parts.export_entries import OnnxExport, TorchScriptExport
+from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport
 from training.tracking.progress import say
+from training.verification.departure import with_departure
+from training.verification.verify import Reference, latency_apart, verify_apart
 
 TRIES = "tries"
 """The folder in which every candidate has one of its own."""

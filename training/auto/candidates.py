@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from model_store.cpu_features import BF16_FEATURES, INT8_FEATURES
 from model_store.install_advice import install_command
 from model_store.manifest import ArtifactKind, Precision
-from training.recipe_parts.auto_export import AutoExport
-from training.recipe_parts.export_entries import (
+from training.recipe.parts.auto_export import AutoExport
+from training.recipe.parts.export_entries import (
     AotiBf16Export,
     AotiExport,
     AotiInt8Export,

@@ -19,7 +19,7 @@ from model_store.tensors import Array
 from training.auto.candidates import OF_8_BITS, PACKAGES, Machine, ModelContents
 from training.errors import ExportError
 from training.exporters.half_precision import half_device
-from training.model import for_export, run_model
+from training.network.model import for_export, run_model
 
 CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
 PRODUCTS = frozenset(

@@ -11,7 +11,7 @@ import torch
 
 from training.errors import ExportError
 from training.exporters.exported_program import whole_recurrent_layers
-from training.quiet import quiet
+from training.process.quiet import quiet
 
 
 def write_aoti(

@@ -24,13 +24,13 @@ from model_store.tensors import Array
 from training.datasets import Splits
 from training.errors import ExportError, IsolationError
 from training.exporters.half_precision import half_device
-from training.isolated_run import run_isolated
-from training.learning.loop import Trained
-from training.library_versions import library_versions
-from training.model import for_export
-from training.quiet import quiet
-from training.recipe import Recipe
-from training.recipe_parts.export_entries import (
+from training.loop.loop import Trained
+from training.network.model import for_export
+from training.network.trained_model import trained_model
+from training.process.isolated_run import run_isolated
+from training.process.library_versions import library_versions
+from training.process.quiet import quiet
+from training.recipe.parts.export_entries import (
     AotiInt8Export,
     Export,
     OnnxExport,
@@ -41,8 +41,8 @@ from training.recipe_parts.export_entries import (
     QatEntry,
     TorchScriptExport,
 )
+from training.recipe.recipe import Recipe
 from training.tracking.progress import say
-from training.trained_model import trained_model
 
 EXAMPLE_ROWS = 2
 """Exporters make 0 and 1 rows special cases, so the example has more."""

@@ -25,8 +25,8 @@ from training.exporters.dynamic_axes import axes_of_arguments
 from training.exporters.narrow_floats import NarrowFloats
 from training.exporters.own_operators import check_program
 from training.exporters.step_operations import is_of_step
-from training.preprocessing import change_network, network_of
-from training.quiet import quiet
+from training.network.preprocessing import change_network, network_of
+from training.process.quiet import quiet
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
 SEVEN_BITS = True

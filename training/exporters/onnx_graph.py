@@ -16,8 +16,8 @@ from training.exporters.dynamic_axes import axes_of_arguments
 from training.exporters.narrow_floats import NarrowFloats
 from training.exporters.own_operators import check_onnx
 from training.exporters.step_operations import ONNX_PREFIX
-from training.preprocessing import change_network, is_step
-from training.quiet import quiet
+from training.network.preprocessing import change_network, is_step
+from training.process.quiet import quiet
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -15,7 +15,7 @@ from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
 from training.exporters.step_operations import ONNX_PREFIX
-from training.quiet import quiet
+from training.process.quiet import quiet
 
 if TYPE_CHECKING:
     from onnx import ModelProto

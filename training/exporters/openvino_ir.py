@@ -21,7 +21,7 @@ from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
 from training.exporters.step_operations import ONNX_PREFIX, is_of_step
-from training.quiet import quiet
+from training.process.quiet import quiet
 
 CHATTY_LOGGERS = ("nncf", "openvino")
 RECURRENT = {"GRUSequence", "LSTMSequence", "RNNSequence"}

@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from training.errors import ExportError
-from training.root_cause import root_cause
+from training.process.root_cause import root_cause
 
 OF_TORCH = frozenset({"aten", "prim", "prims", "quantized", "quantized_decomposed", "torchao"})
 """Namespaces of the operators that every server has."""

@@ -30,7 +30,7 @@ from training.exporters.exported_program import (
     reexported,
     x86_quantizer,
 )
-from training.quiet import quiet
+from training.process.quiet import quiet
 
 
 class QuantizationAware(nn.Module):

@@ -5,7 +5,7 @@ Quantizers leave them as they are: raw inputs are not what their ranges are made
 
 import torch
 
-from training.preprocessing import is_step
+from training.network.preprocessing import is_step
 
 ONNX_PREFIX = "preprocess/"
 """How the names of their nodes start in an ONNX graph."""

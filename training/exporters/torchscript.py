@@ -13,9 +13,9 @@ from torch.jit._trace import TracerWarning
 
 from training.errors import ExportError
 from training.exporters.own_operators import check_script
-from training.preprocessing import change_network
-from training.quiet import quiet
-from training.user_code import place_in_words
+from training.network.preprocessing import change_network
+from training.process.quiet import quiet
+from training.recipe.user_code import place_in_words
 
 TORCHS_LAYERS = Path(nn.__file__).parent
 """Where warnings are about checks of shapes: layers of torch's own decide nothing by the data.

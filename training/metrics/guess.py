@@ -18,8 +18,8 @@ import numpy as np
 from model_store.metric import MeasuredMetric, is_better, metric_text
 from model_store.strict import StrictModel
 from model_store.tensors import Array
+from training.loading.label_arrays import LabelArray, counted
 from training.metrics.task_metric import TaskMetric
-from training.rows.label_arrays import LabelArray, counted
 
 MOST_SHOWN = 8
 """Columns of a label in a message."""

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from model_store.metric import MeasuredMetric, better_of
 from model_store.tensors import Array
+from training.loading.label_arrays import LabelArray, counted
 from training.metrics.confidence import ratio_interval, wilson_interval
-from training.recipe import Recipe
-from training.recipe_parts.task import METRICS, Task
-from training.rows.label_arrays import LabelArray, counted
+from training.recipe.parts.task import METRICS, Task
+from training.recipe.recipe import Recipe
 
 Sums = npt.NDArray[np.float64]
 
@@ -41,7 +41,7 @@ class Tally:
         return type(self)(self.task, self.sums + other.sums)
 
     def metrics(self) -> dict[str, float]:
-        """Every metric of the task, by name; see `training.recipe_parts.task.METRICS`.
+        """Every metric of the task, by name; see `training.recipe.parts.task.METRICS`.
 
         `accuracy` is a share of labels, `exact_match` of rows. `macro_f1` is the mean over the
         classes that occur, `f1` is of all labels together. `mae` and `rmse` are of all numbers

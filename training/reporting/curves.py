@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from model_store.strict import StrictModel
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 MAX_POINTS = 200

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.tensors import Array
+from training.loading.label_arrays import LabelArray, counted, spreads
 from training.metrics.task_metric import TaskMetric
 from training.reporting.examination import (
     CALIBRATION_BINS,
@@ -33,7 +34,6 @@ from training.reporting.examination import (
     cut,
 )
 from training.reporting.row_preview import preview
-from training.rows.label_arrays import LabelArray, counted, spreads
 
 NUMBERS_AT_ONCE = 1 << 20
 """Logits that are made probabilities at once."""

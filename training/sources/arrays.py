@@ -14,7 +14,7 @@ import numpy as np
 from model_store.strict import nearest_name
 from model_store.tensors import Array
 from training.errors import DataError
-from training.recipe_parts.data_parts import Arrays, Numpy, Safetensors
+from training.recipe.parts.data_parts import Arrays, Numpy, Safetensors
 from training.sources.data_files import DataFiles, DataReach
 from training.sources.paths import by_split, text_of
 from training.sources.rows import Rows

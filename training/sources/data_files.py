@@ -16,7 +16,7 @@ from pathlib import Path
 from model_store.manifest import DataFile
 from model_store.strict import nearest_name
 from training.errors import DataError
-from training.file_digest import file_sha256
+from training.process.file_digest import file_sha256
 
 GIB = 2**30
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.errors import DataError
-from training.recipe_parts.data_parts import HuggingFace
+from training.recipe.parts.data_parts import HuggingFace
 from training.sources.data_files import DataFiles, DataReach
 from training.sources.paths import SPLITS, paths_by_split
 from training.sources.rows import Rows

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from model_store.install_advice import install_command
 from model_store.tensors import Array
 from training.errors import DataError
-from training.recipe_parts.data_parts import ImageFolder
+from training.recipe.parts.data_parts import ImageFolder
 from training.sources.data_files import DataFiles, DataReach
 from training.sources.paths import paths_by_split
 from training.sources.rows import Rows

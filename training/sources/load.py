@@ -14,7 +14,7 @@ import numpy as np
 from model_store.manifest import DataFile
 from model_store.tensors import Array
 from training.errors import DataError
-from training.recipe_parts.data_parts import DataPart, Shares
+from training.recipe.parts.data_parts import DataPart, Shares
 from training.sources.arrays import read_numpy, read_safetensors
 from training.sources.class_names import numbered
 from training.sources.data_files import DataFiles, DataReach

@@ -11,7 +11,7 @@ import io
 from pathlib import Path
 
 from training.errors import DataError
-from training.recipe_parts.data_parts import Arrays, Csv, DataPart, ImageFolder, Table
+from training.recipe.parts.data_parts import Arrays, Csv, DataPart, ImageFolder, Table
 from training.sources.data_files import DataFiles, DataReach
 from training.sources.paths import paths_by_split
 from training.sources.table import columns_read

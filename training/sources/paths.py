@@ -1,6 +1,6 @@
 """Which path or name belongs to which split. Pure."""
 
-from training.recipe_parts.data_parts import BySplit
+from training.recipe.parts.data_parts import BySplit
 
 SPLITS = ("train", "validation", "test")
 

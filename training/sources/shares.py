@@ -9,7 +9,7 @@ import numpy as np
 
 from model_store.tensors import Array
 from training.errors import DataError
-from training.recipe_parts.data_parts import Shares
+from training.recipe.parts.data_parts import Shares
 from training.sources.rows import Rows
 
 

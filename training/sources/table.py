@@ -15,7 +15,7 @@ import numpy.typing as npt
 from model_store.strict import nearest_name
 from model_store.tensors import Array
 from training.errors import DataError
-from training.recipe_parts.data_parts import Columns, Table
+from training.recipe.parts.data_parts import Columns, Table
 from training.sources.data_files import DataReach
 from training.sources.paths import SPLITS
 from training.sources.rows import Rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_store.install_advice import install_command
 from training.errors import DataError
-from training.recipe_parts.data_parts import Csv, Parquet
+from training.recipe.parts.data_parts import Csv, Parquet
 from training.sources.data_files import DataFiles
 from training.sources.paths import paths_by_split
 from training.sources.rows import Rows

@@ -18,10 +18,10 @@ from typing import Any, Literal, get_args
 
 from model_store.strict import nearest_name
 from training.errors import RecipeError
-from training.recipe import Recipe
-from training.recipe_file import parse_value, set_value, validate_recipe
-from training.target_names import check_target_arguments
-from training.targets import check_target
+from training.recipe.file import parse_value, set_value, validate_recipe
+from training.recipe.recipe import Recipe
+from training.recipe.target_names import check_target_arguments
+from training.recipe.targets import check_target
 
 Kind = Literal["log", "float", "int", "choice"]
 Value = Any

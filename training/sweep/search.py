@@ -27,10 +27,10 @@ from rich.console import Console
 
 from model_store.store import ModelStore, Sign
 from training.errors import DataError, RecipeError, SweepError
-from training.recipe import Recipe
-from training.recipe_file import resolved_yaml
+from training.network.stored_version import with_parent_number
+from training.recipe.file import resolved_yaml
+from training.recipe.recipe import Recipe
 from training.run_folder import locked_folder, write_atomically
-from training.stored_version import with_parent_number
 from training.sweep.page import sweep_page
 from training.sweep.parameter import Parameter, check_parameters, with_values
 from training.sweep.records import Published, SweepRecord, TrialRecord

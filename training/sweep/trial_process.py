@@ -23,7 +23,7 @@ from typing import Any
 
 from model_store.memory_limit import GIB, explained
 from training.errors import StoppedError
-from training.isolated_run import (
+from training.process.isolated_run import (
     LEAVING_S,
     describe_exit,
     end_process,
@@ -31,8 +31,8 @@ from training.isolated_run import (
     process_context,
     start_process,
 )
-from training.recipe import Recipe
-from training.root_cause import root_cause
+from training.process.root_cause import root_cause
+from training.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +206,8 @@ def _train(
     from rich.console import Console
 
     from model_store.store import ModelStore
-    from training.learning.evaluation import evaluate
-    from training.learning.loop import train
+    from training.loop.evaluation import evaluate
+    from training.loop.loop import train
     from training.preparation import prepare
     from training.run_folder import RunFolder
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 from training.run_folder import PhaseFolder, write_atomically
 
 PARAMS_AT_ONCE, PARAM_CHARACTERS = 100, 6000

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from model_store.metric import is_share
-from training.recipe import Recipe
-from training.recipe_parts.task import METRICS
+from training.recipe.parts.task import METRICS
+from training.recipe.recipe import Recipe
 
 OPTIONAL = ("verb", "loss", "name", "rate")
 """Parts of the moving line that are left out where a terminal is narrow, in this order."""

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 from training.run_folder import PhaseFolder, write_atomically
 from training.tracking.experiment_trackers import MlflowTracker, WandbTracker
 

@@ -44,7 +44,7 @@ from services.request_path import decoded_path
 from services.trainer.edges.submission_body import MAX_BESIDE_BYTES, read_submission
 from services.trainer.records import JobEvent, TrainingJob
 from services.trainer.training_job_service import Submission, TrainingJobService
-from training.recipe_schema import recipe_schema
+from training.recipe.schema import recipe_schema
 
 logger = logging.getLogger("flambeau.trainer")
 

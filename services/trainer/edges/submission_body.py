@@ -19,7 +19,7 @@ import orjson
 
 from services.errors import InvalidRequestError, PayloadTooLargeError
 from services.trainer.training_job_service import Submission
-from training.recipe_file import MAX_RECIPE_BYTES
+from training.recipe.file import MAX_RECIPE_BYTES
 
 MAX_BESIDE_BYTES = 2 * MAX_RECIPE_BYTES
 """Of JSON beside the bundle: the recipe, with escapes, and its overrides."""

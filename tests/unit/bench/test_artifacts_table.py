@@ -7,10 +7,10 @@ from bench.artifacts import FAMILIES, NOT_TRAINED, every_export, page_block
 from bench.peers.flambeau_peer import ROOT
 from model_store.metric import MeasuredMetric
 from training.metrics.task_metric import TaskMetric
-from training.proof.gate import tolerance_of
-from training.recipe_file import load_recipe
-from training.recipe_parts.export_entries import Export, ExportEntry, OnnxExport
+from training.recipe.file import load_recipe
+from training.recipe.parts.export_entries import Export, ExportEntry, OnnxExport
 from training.reporting.report import ArtifactReport, CheckpointReport, Report
+from training.verification.gate import tolerance_of
 
 ACCURACY = MeasuredMetric(name="accuracy", value=0.9, better="higher")
 

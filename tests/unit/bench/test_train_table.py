@@ -77,11 +77,11 @@ def test_a_row_is_kept_for_the_same_recipe_and_the_same_code_alone(tmp_path: Pat
 
 
 def test_the_code_s_digest_sees_every_source(tmp_path: Path) -> None:
-    for name in ("training/rows/a.py", "model_store/b.py", "bench/one_training.py"):
+    for name in ("training/loading/a.py", "model_store/b.py", "bench/one_training.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("1")
     digests = [code_digest(tmp_path)]
-    for name in ("training/rows/a.py", "model_store/b.py", "bench/one_training.py"):
+    for name in ("training/loading/a.py", "model_store/b.py", "bench/one_training.py"):
         (tmp_path / name).write_text("2")
         digests.append(code_digest(tmp_path))
     (tmp_path / "training" / "c.py").touch()

@@ -18,7 +18,7 @@ from services.trainer.recipe_code import SHIPPED_TARGETS, foreign_targets
 from tests.fixtures.training_jobs import config
 from training.errors import TargetError
 from training.networks import SmallCnn
-from training.targets import load_target
+from training.recipe.targets import load_target
 
 ROOT = Path(__file__).parents[3]
 NET = "class Net: ...\n"
@@ -53,14 +53,14 @@ def test_foreign_code_is_found_wherever_a_recipe_names_it() -> None:
         "/tmp/a\nb.py:Net",
         "/tmp/né.py:Nét",
         "mödule:Net",
-        "training.together.launcher:torchrun",
-        "training.together.launcher:subprocess",
-        "training.isolated_run:run_isolated",
+        "training.distributed.launcher:torchrun",
+        "training.distributed.launcher:subprocess",
+        "training.process.isolated_run:run_isolated",
         "training.networks:nn",
         "training.networks:_convolution",
         "training.datasets:call_target",
         "training.models.encoder:functional",
-        "training.targets:load_target",
+        "training.recipe.targets:load_target",
         "training.networks:SmallCnn ",
         " training.networks:SmallCnn",
         "training.networks:SmallCnn.__init__",

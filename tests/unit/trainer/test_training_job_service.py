@@ -43,7 +43,7 @@ from services.trainer.training_job_service import CODE, RECIPE, Submission, Trai
 from tests.fixtures import training_jobs
 from tests.fixtures.training_jobs import BEARER, KEYS, TOKEN, config
 from tests.unit.trainer.test_code_bundle import tar_of
-from training.recipe_file import parse_recipe
+from training.recipe.file import parse_recipe
 
 GIVEN = Submission(recipe=training_jobs.RECIPE, name="tiny.yaml")
 OWN_CODE = replace(GIVEN, recipe=training_jobs.RECIPE.replace("training.networks:", "nets.py:"))
@@ -183,7 +183,7 @@ async def test_without_keys_only_shipped_code_runs(open_place: Place) -> None:
     hidden = replace(GIVEN, overrides=('data.args={a: [{target: "os:system"}]}',))
     with pytest.raises(CodeNotAllowedError, match=r"data\.args\.a\.0\.target: os:system"):
         await open_place.submit(hidden)
-    shell = replace(GIVEN, overrides=("model.target=training.together.launcher:torchrun",))
+    shell = replace(GIVEN, overrides=("model.target=training.distributed.launcher:torchrun",))
     with pytest.raises(CodeNotAllowedError, match=r"model\.target: training\.together\.launcher"):
         await open_place.submit(shell)
     blank = replace(GIVEN, overrides=('data.target="/tmp/a b.py:Net"',))
@@ -203,7 +203,7 @@ async def test_without_keys_only_shipped_code_runs(open_place: Place) -> None:
     ],
 )
 async def test_every_part_that_names_code_is_looked_at(open_place: Place, part: str) -> None:
-    for target in ("/tmp/a b.py:Net", "training.targets:call_target"):
+    for target in ("/tmp/a b.py:Net", "training.recipe.targets:call_target"):
         named = replace(GIVEN, overrides=(part.replace("TARGET", f'"{target}"'),))
         with pytest.raises(CodeNotAllowedError, match=f"target: {target}"):
             await open_place.submit(named)

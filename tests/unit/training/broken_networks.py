@@ -212,6 +212,6 @@ class PythonStep:
 
 
 def recipe() -> Any:
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
 
     return Recipe.model_validate({"name": "broken", "model": {"target": Net}})

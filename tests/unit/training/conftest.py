@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from training.proof import verify
+from training.verification import verify
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from training.datasets import Splits, load_splits
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 from training.sources.data_files import DataReach
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from model_store.tensors import Array
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 Found = dict[str, tuple[dict[str, Array], Any]]
 HERE = "tests.unit.training.number_tasks"

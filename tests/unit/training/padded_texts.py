@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from training.datasets import Split, Splits
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 CLASSES, VOCABULARY, LONGEST = 3, 20, 12
 PADDING: dict[str, Any] = {

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
+from training.distributed.lifeline import hold_lifeline
+from training.distributed.ranks import Ranks, join_ranks
 from training.job import EventWriter, is_to_resume
-from training.learning import compilation
-from training.learning.loop import assist, train
-from training.recipe import Recipe
+from training.loop import compilation
+from training.loop.loop import assist, train
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
-from training.together.lifeline import hold_lifeline
-from training.together.ranks import Ranks, join_ranks
 
 
 class StayingRanks(Ranks):

@@ -9,10 +9,10 @@ from safetensors.torch import save_model
 
 from training.datasets import Split, Splits
 from training.exporters.export import EXAMPLE_ROWS, Exported, ExportJob, export_one
-from training.learning.loop import Trained
-from training.learning.train_state import TrainState
-from training.model import build_model, try_model
-from training.recipe import Recipe
+from training.loop.loop import Trained
+from training.loop.train_state import TrainState
+from training.network.model import build_model, try_model
+from training.recipe.recipe import Recipe
 
 CLASSES = 3
 DATA = "0" * 64

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from tests.unit.training.recipes import CLASSES, DATA
 from training.datasets import load_splits
-from training.learning.loop import Trained, train
-from training.recipe import Recipe
+from training.loop.loop import Trained, train
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 from training.watcher import NullWatcher
 

@@ -9,7 +9,7 @@ import numpy as np
 from model_store.tensors import Array
 from tests.unit.training.recipes import CLASSES, recipe
 from training.datasets import Split, Splits
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 LONGEST = 8
 

@@ -16,7 +16,7 @@ from model_store.tensors import Array
 from tests.unit.training.named_data import splits
 from training.datasets import Splits
 from training.errors import DataError
-from training.recipe_parts.data_parts import Numpy, Safetensors
+from training.recipe.parts.data_parts import Numpy, Safetensors
 from training.sources.arrays import read_numpy, read_safetensors
 from training.sources.data_files import DataFiles, DataReach
 from training.sources.rows import Rows

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from training.errors import DataError, RecipeError, TargetError
-from training.recipe_parts.loading_parts import AugmentStep
-from training.rows.augmentation import Augmentation, Draws
+from training.loading.augmentation import Augmentation, Draws
+from training.recipe.parts.loading_parts import AugmentStep
 
 IMAGES = np.random.default_rng(0).random((64, 2, 6, 5), np.float32) + 1
 PLACES = np.arange(64)

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from training.errors import RecipeError
-from training.recipe import Recipe
-from training.recipe_file import load_recipe, parse_recipe, resolved_yaml
-from training.recipe_parts.auto_export import AutoExport, AutoPart
+from training.recipe.file import load_recipe, parse_recipe, resolved_yaml
+from training.recipe.parts.auto_export import AutoExport, AutoPart
+from training.recipe.recipe import Recipe
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from training.errors import CheckpointError
-from training.learning.checkpoint import CheckpointFolder
-from training.learning.train_state import TrainState
+from training.loop.checkpoint import CheckpointFolder
+from training.loop.train_state import TrainState
 
 STATE = TrainState(epoch=2, step=10, best_epoch=1, best_value=0.5, finished=False)
 

@@ -14,9 +14,9 @@ from torch._dynamo.backends.registry import lookup_backend
 from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_exact_resume import cut_off, trained
 from training.errors import RecipeError
-from training.learning import compilation
-from training.learning.loop import train
-from training.recipe import Recipe
+from training.loop import compilation
+from training.loop.loop import train
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 EVERYTHING: dict[str, Any] = {
@@ -143,7 +143,7 @@ def test_what_one_program_cannot_do_is_refused(changes: Any, words: str) -> None
 
 
 def test_training_for_8_bits_is_not_compiled(tmp_path: Path, programs: list[Any]) -> None:
-    from training.learning.later_phases import fine_tuning
+    from training.loop.compression.later_phases import fine_tuning
 
     assert not fine_tuning(short(qat={"epochs": 1}), "qat", epochs=1, lr_share=0.1).train.compile
     assert fine_tuning(short(), "pruned", epochs=1, lr_share=0.1).train.compile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.training.number_tasks import number_recipe
-from training.recipe_parts.compression import PrunePart
+from training.recipe.parts.compression import PrunePart
 from training.reporting.curves import MAX_POINTS, phase_curves, read_curves
 from training.run_folder import RunFolder
 

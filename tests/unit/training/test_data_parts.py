@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from tests.unit.training.named_data import recipe
 from training.errors import RecipeError
-from training.recipe_file import validate_recipe
-from training.recipe_parts.data_parts import BySplit, DataPart
+from training.recipe.file import validate_recipe
+from training.recipe.parts.data_parts import BySplit, DataPart
 
 CSV = {"path": "a.csv", "label": "kind"}
 SHARED = {"batch_size", "workers", "sampler", "augment"}

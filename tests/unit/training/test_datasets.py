@@ -10,8 +10,8 @@ import pytest
 from training import datasets
 from training.datasets import load_splits
 from training.errors import DataError, RecipeError
-from training.recipe import ModelPart, PublishPart, Recipe
-from training.recipe_parts.data_parts import DataPart
+from training.recipe.parts.data_parts import DataPart
+from training.recipe.recipe import ModelPart, PublishPart, Recipe
 
 
 def recipe(recipe_seed: int = 7, target: str = "training.datasets:digits", **args: Any) -> Recipe:
@@ -182,5 +182,5 @@ def refused(
 
 
 def test_reading_data_does_not_import_torch() -> None:
-    code = "import sys, training.datasets, training.recipe_file; sys.exit('torch' in sys.modules)"
+    code = "import sys, training.datasets, training.recipe.file; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

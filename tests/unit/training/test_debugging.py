@@ -16,15 +16,15 @@ from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_optimizers import batches, network, stepper
 from training import networks
 from training.errors import DivergedError, RecipeError
-from training.learning import optimizer_step
-from training.learning.checkpoint import CheckpointFolder
-from training.learning.debugging import watched
-from training.learning.loop import Trained, train
-from training.learning.optimizers import build_optimizer
-from training.model import build_model
-from training.recipe import Recipe
-from training.recipe_parts.debug_parts import DebugPart
-from training.rows.row_order import shuffled
+from training.loading.row_order import shuffled
+from training.loop.checkpoint import CheckpointFolder
+from training.loop.debugging import watched
+from training.loop.loop import Trained, train
+from training.loop.optimization import optimizer_step
+from training.loop.optimization.optimizers import build_optimizer
+from training.network.model import build_model
+from training.recipe.parts.debug_parts import DebugPart
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 EPOCH_STEPS = 5

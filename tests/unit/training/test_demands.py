@@ -9,7 +9,7 @@ from tests.fixtures.store_versions import draft_in
 from tests.unit.training.recipes import recipe
 from tests.unit.training.test_promotion import Place, comparison
 from training.promotion import Promotion, promote
-from training.recipe_parts.promotion_condition import parse_condition, parse_rule
+from training.recipe.parts.promotion_condition import parse_condition, parse_rule
 from training.reporting.report import LiveComparison
 
 

@@ -19,20 +19,20 @@ from training.exporters.exported_program import exported_program
 from training.exporters.onnx_graph import export_onnx
 from training.exporters.onnx_int8 import export_onnx_static_int8
 from training.exporters.pt2 import write_pt2
-from training.learning.loop import Trained
-from training.learning.train_state import TrainState
-from training.model import build_model, try_model
-from training.proof import departure
-from training.proof.departure import (
+from training.loop.loop import Trained
+from training.loop.train_state import TrainState
+from training.network.model import build_model, try_model
+from training.recipe.parts.export_entries import Export, OnnxExport, OnnxInt8Export, Pt2Export
+from training.reporting.report import ArtifactReport
+from training.verification import departure
+from training.verification.departure import (
     Departed,
     departs_at,
     find_departure,
     first_departure,
     with_departure,
 )
-from training.proof.verify import reference
-from training.recipe_parts.export_entries import Export, OnnxExport, OnnxInt8Export, Pt2Export
-from training.reporting.report import ArtifactReport
+from training.verification.verify import reference
 
 TOLERANCE = Tolerance(max_abs_difference=1e-4, min_agreement=0.9)
 EXAMPLE = (torch.rand(2, 1, 8, 8),)

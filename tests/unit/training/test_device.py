@@ -13,10 +13,10 @@ from torch import nn
 from tests.unit.training.recipes import DATA, recipe, splits
 from training import networks
 from training.errors import MemoryRunOutError, RecipeError
-from training.learning.device import CPU, device_of, training_device
-from training.learning.loop import Trained, train
-from training.learning.out_of_memory import memory_named
-from training.recipe import Recipe
+from training.loop.device import CPU, device_of, training_device
+from training.loop.loop import Trained, train
+from training.loop.out_of_memory import memory_named
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 

@@ -18,12 +18,12 @@ from tests.unit.training.recipes import recipe, splits, untrained
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.exporters.export import Exported, export_all
-from training.learning.loop import Trained
-from training.model import build_model, try_model
-from training.proof import verify as verify_module
-from training.proof.runners import module_runner
-from training.proof.verify import reference, verify
-from training.recipe import Recipe
+from training.loop.loop import Trained
+from training.network.model import build_model, try_model
+from training.recipe.recipe import Recipe
+from training.verification import verify as verify_module
+from training.verification.runners import module_runner
+from training.verification.verify import reference, verify
 
 DYNAMIC = {"image": {2: [6, 12], 3: [8, 16]}}
 EXPORTS = [{"kind": "onnx"}, {"kind": "torchscript"}, {"kind": "onnx", "precision": "int8"}]

@@ -15,7 +15,7 @@ from services.inference.loading.golden_replay import replay_everything
 from services.inference.loading.loader import replay
 from tests.unit.training.recipes import CLASSES, recipe, splits
 from training.errors import RecipeError
-from training.model import build_model, try_model
+from training.network.model import build_model, try_model
 from training.pipeline import run
 
 WIDTH = 16

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from tests.unit.training.recipes import DATA, recipe, splits
-from training.learning import loop
-from training.learning.loop import Trained, train
-from training.recipe import Recipe
+from training.loop import loop
+from training.loop.loop import Trained, train
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 EPOCHS, CUT = 4, 2

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from tests.unit.training.test_report import ALL
+from training.loading.label_arrays import IGNORED_LABEL
 from training.metrics.task_metric import TaskMetric
 from training.reporting import examiner
 from training.reporting.examination import (
@@ -22,7 +23,6 @@ from training.reporting.examination import (
 )
 from training.reporting.examiner import calibration, examine
 from training.reporting.report import Report
-from training.rows.label_arrays import IGNORED_LABEL
 
 CLASSES = TaskMetric()
 NUMBERS = TaskMetric("regression")

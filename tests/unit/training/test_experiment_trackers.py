@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.training.recipes import DATA, recipe
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 from training.tracking.trackers import open_trackers
 

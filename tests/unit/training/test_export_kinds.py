@@ -16,12 +16,12 @@ from tests.unit.training.recipes import export_here, recipe, splits, untrained
 from training.errors import ExportError
 from training.exporters import export
 from training.exporters.export import Exported
-from training.learning.loop import Trained
-from training.model import run_model
+from training.loop.loop import Trained
 from training.models.swish import SwishClassifier
-from training.proof.runners import file_runner
-from training.proof.verify import checkpoint_report, reference, verify_apart
-from training.recipe import Recipe
+from training.network.model import run_model
+from training.recipe.recipe import Recipe
+from training.verification.runners import file_runner
+from training.verification.verify import checkpoint_report, reference, verify_apart
 
 KINDS = {
     "torchscript": 1e-6,

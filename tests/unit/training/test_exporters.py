@@ -21,8 +21,8 @@ from training.datasets import Split, Splits
 from training.exporters.export import Exported, export_all
 from training.exporters.onnx_graph import export_onnx
 from training.exporters.onnx_int8 import export_onnx_dynamic_int8, export_onnx_static_int8
-from training.learning.loop import Trained
-from training.proof.runners import file_runner
+from training.loop.loop import Trained
+from training.verification.runners import file_runner
 
 ALL = [{"kind": "onnx", "precision": "int8"}, {"kind": "torchscript"}, {"kind": "onnx"}]
 

@@ -18,9 +18,9 @@ from tests.unit.training.small_families import FAMILIES
 from training.errors import ExportError
 from training.exporters.calibration import calibration_batches
 from training.exporters.openvino_ir import check_narrows
-from training.learning.loop import Trained
-from training.model import run_model
-from training.proof.runners import file_runner
+from training.loop.loop import Trained
+from training.network.model import run_model
+from training.verification.runners import file_runner
 
 MADE = {
     "mlp": ("pt2", "openvino"),

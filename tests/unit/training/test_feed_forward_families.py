@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from training.errors import TargetError
-from training.model import for_export
 from training.models.early_exit import EarlyExit
 from training.models.encoder import EncoderClassifier
 from training.models.mlp import Mlp
 from training.models.residual_cnn import ResidualCnn
 from training.models.swish import SwishClassifier, SwishFunction, swish
+from training.network.model import for_export
 from training.networks import SmallCnn
 
 IMAGES = torch.linspace(-1, 1, 40 * 64).sin().reshape(40, 1, 8, 8)

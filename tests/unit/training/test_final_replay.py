@@ -19,8 +19,8 @@ from tests.unit.training.recipes import CLASSES, recipe, splits
 from training.errors import NothingProvenError
 from training.exporters import export
 from training.pipeline import run
-from training.proof import final_replay, verify
-from training.proof.final_replay import first_failure
+from training.verification import final_replay, verify
+from training.verification.final_replay import first_failure
 
 MODEL = "small"
 

@@ -14,11 +14,11 @@ from model_store.metric import (
     metric_texts,
 )
 from model_store.tolerance import Tolerance
+from training.loading.label_arrays import spreads
 from training.metrics.task_metric import TaskMetric
-from training.proof.gate import no_difference, tolerance_of, too_far_off, too_much_worse
-from training.recipe_parts.export_entries import Fp32Tolerance, OnnxExport, OnnxInt8Export
-from training.recipe_parts.task import Task
-from training.rows.label_arrays import spreads
+from training.recipe.parts.export_entries import Fp32Tolerance, OnnxExport, OnnxInt8Export
+from training.recipe.parts.task import Task
+from training.verification.gate import no_difference, tolerance_of, too_far_off, too_much_worse
 
 LABELS = np.array([[1.0, 100.0], [3.0, 500.0]], np.float32)
 """Spreads of 1 and 200."""

@@ -12,12 +12,12 @@ from rich.status import Status
 from model_store.metric import MeasuredMetric
 from model_store.store import ModelStore
 from tests.unit.training.recipes import CLASSES, recipe
+from training.loading.label_arrays import IGNORED_LABEL
 from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
 from training.pipeline import run
 from training.reporting.report import Report
 from training.reporting.report_page import report_page
-from training.rows.label_arrays import IGNORED_LABEL
 from training.watcher import NullWatcher
 
 CLASS = TaskMetric("classes")

@@ -16,9 +16,9 @@ from training.errors import ExportError
 from training.exporters import half_precision
 from training.exporters.export import Exported
 from training.exporters.half_precision import half_device
-from training.proof import verify
-from training.proof.runners import Runner, file_runner, module_runner
-from training.proof.verify import Reference
+from training.verification import verify
+from training.verification.runners import Runner, file_runner, module_runner
+from training.verification.verify import Reference
 
 HALF = {"kind": "onnx", "precision": "fp16"}
 

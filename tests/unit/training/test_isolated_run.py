@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from training.errors import IsolationError
-from training.isolated_run import run_isolated
+from training.process.isolated_run import run_isolated
 
 MEMORY_BYTES = 8 * 2**30
 
@@ -66,7 +66,7 @@ def test_what_takes_too_long_is_ended() -> None:
 
 CALLING = """
 import signal
-from training.isolated_run import run_isolated
+from training.process.isolated_run import run_isolated
 
 if __name__ == "__mp_main__":
     signal.raise_signal(signal.SIGINT)  # Ctrl-C while the other process still prepares itself

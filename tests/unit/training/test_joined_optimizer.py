@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from tests.unit.training.recipes import CLASSES, DATA, recipe
 from training.datasets import Split, Splits
 from training.errors import RecipeError, StoppedError
-from training.learning.loop import train
-from training.learning.objective import make_objective
-from training.learning.optimizer_step import Stepper
-from training.learning.optimizers import build_optimizer
-from training.rows.batch import TrainingBatch
+from training.loading.batch import TrainingBatch
+from training.loop.loop import train
+from training.loop.objective import make_objective
+from training.loop.optimization.optimizer_step import Stepper
+from training.loop.optimization.optimizers import build_optimizer
 from training.run_folder import RunFolder
 from training.watcher import NullWatcher
 

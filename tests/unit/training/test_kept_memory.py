@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from tests.unit.training.recipes import DATA, recipe, splits
-from training import kept_memory
-from training.kept_memory import (
+from training.loop.loop import train
+from training.process import kept_memory
+from training.process.kept_memory import (
     HIGHEST_MMAP_THRESHOLD,
     LARGEST,
     MMAP_THRESHOLD,
@@ -20,7 +21,6 @@ from training.kept_memory import (
     TRIM_THRESHOLD,
     freed_memory_kept,
 )
-from training.learning.loop import train
 from training.run_folder import RunFolder
 from training.watcher import NullWatcher
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 MIB = 2**20
 ALLOCATING = f"""
 import numpy as np
-from training.kept_memory import freed_memory_kept
+from training.process.kept_memory import freed_memory_kept
 
 def taken():
     return int(open("/proc/self/statm").read().split()[1]) * {os.sysconf("SC_PAGE_SIZE")}

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tests.unit.training.number_tasks import number_recipe
 from training.datasets import load_splits
 from training.errors import DataError, TargetError
-from training.model import build_model, try_model
+from training.network.model import build_model, try_model
 
 CE: dict[str, Any] = {"cross_entropy": {}}
 HUGE = 1e300

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.training.recipes import recipe
+from training.distributed import launcher
 from training.errors import StoppedError, TargetError, TrainingError
-from training.together import launcher
 
 TOGETHER = recipe(train={"parallel": "ddp", "processes": 2})
 PROLOGUE = f"""{launcher._START}
@@ -31,7 +31,7 @@ class Told:
         self._act = act
 
     def write(self, kind: str, **fields: Any) -> None:
-        """See `training.together.launcher.Events`."""
+        """See `training.distributed.launcher.Events`."""
         self.events.append({"kind": kind, **fields})
         self._act()
 
@@ -91,7 +91,7 @@ def test_nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C ends a rank too, which torchrun has put into a session of its own."""
     rank = (
         "import sys; sys.path.insert(0, sys.argv[1]); events = open(sys.argv[2], 'a');"
-        "from training.together.lifeline import hold_lifeline; hold_lifeline();"
+        "from training.distributed.lifeline import hold_lifeline; hold_lifeline();"
         'import os, time; print(\'{"kind": "begun", "pid": %d}\' % os.getpid(), file=events,'
         " flush=True); time.sleep(60)"
     )

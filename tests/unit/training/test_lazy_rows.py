@@ -15,8 +15,14 @@ from tests.unit.training.padded_texts import text_recipe
 from tests.unit.training.row_sets import Places, lazy_document
 from training.datasets import IGNORED_LABEL, load_splits
 from training.errors import DataError
-from training.recipe import Recipe
-from training.rows.lazy_rows import SAMPLE_ROWS, RowsByPlace, RowStream, lazy_rows, own_randomness
+from training.loading.lazy_rows import (
+    SAMPLE_ROWS,
+    RowsByPlace,
+    RowStream,
+    lazy_rows,
+    own_randomness,
+)
+from training.recipe.recipe import Recipe
 
 TEXTS = [({"tokens": np.arange(1, length + 1)}, length % 3) for length in (3, 1, 4, 2, 9)]
 

@@ -16,17 +16,17 @@ from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_optimizers import batches, stepper
 from training import networks
 from training.errors import RecipeError
-from training.learning.evaluation import evaluate
-from training.learning.freezing import Freezing
-from training.learning.later_phases import fine_tuning
-from training.learning.loop import Trained, train
-from training.learning.objective import make_objective
-from training.learning.optimizer_step import Stepper
-from training.learning.optimizers import build_optimizer
-from training.learning.weight_average import WeightAverage
-from training.model import build_model
-from training.recipe import Recipe
-from training.recipe_parts.model_parts import FreezePart
+from training.loop.compression.later_phases import fine_tuning
+from training.loop.evaluation import evaluate
+from training.loop.freezing import Freezing
+from training.loop.loop import Trained, train
+from training.loop.objective import make_objective
+from training.loop.optimization.optimizer_step import Stepper
+from training.loop.optimization.optimizers import build_optimizer
+from training.loop.optimization.weight_average import WeightAverage
+from training.network.model import build_model
+from training.recipe.parts.model_parts import FreezePart
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 MODEL = recipe().document()["model"]
@@ -149,7 +149,7 @@ def test_recomputed_activations_change_no_bit(patterns: list[str], tmp_path: Pat
 
 def test_recomputing_keeps_fewer_activations() -> None:
     def kept(patterns: list[str]) -> int:
-        from training.learning.activation_checkpoint import activations_recomputed
+        from training.loop.activation_checkpoint import activations_recomputed
 
         model, found = fresh(), list[int]()
 
@@ -189,7 +189,7 @@ def test_fp16_scales_what_would_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
 
     fine = stepper(fresh(), recipe()).step(batches()[:1], 0, 1.0)
-    monkeypatch.setattr("training.learning.optimizer_step._scaler", scaler)
+    monkeypatch.setattr("training.loop.optimization.optimizer_step._scaler", scaler)
     model = fresh()
     moved = stepper(model, recipe(train={"precision": "fp16"}))
     for step, batch in enumerate(batches()[:2]):

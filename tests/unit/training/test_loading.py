@@ -13,11 +13,11 @@ from tests.unit.training.padded_texts import text_recipe, text_splits
 from tests.unit.training.recipes import recipe, splits
 from tests.unit.training.row_sets import lazy_document
 from training.datasets import Split, Splits, load_splits
+from training.distributed.ranks import Ranks
 from training.errors import DataError, RecipeError
-from training.recipe import Recipe
-from training.rows.batch import TrainingBatch
-from training.rows.loading import Loader
-from training.together.ranks import Ranks
+from training.loading.batch import TrainingBatch
+from training.loading.loader import Loader
+from training.recipe.recipe import Recipe
 
 
 def weigh(inputs: dict[str, np.ndarray], labels: np.ndarray, often: int) -> np.ndarray:

@@ -18,12 +18,12 @@ from tests.unit.training.recipes import DATA, recipe, splits
 from training import networks
 from training.datasets import Split
 from training.errors import DataError, DivergedError, RunBusyError, StoppedError, TargetError
-from training.learning.checkpoint import CheckpointFolder
-from training.learning.evaluation import evaluate
-from training.learning.loop import Trained, train
-from training.learning.optimizers import build_optimizer
-from training.model import build_model
-from training.recipe import Recipe
+from training.loop.checkpoint import CheckpointFolder
+from training.loop.evaluation import evaluate
+from training.loop.loop import Trained, train
+from training.loop.optimization.optimizers import build_optimizer
+from training.network.model import build_model
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 
@@ -57,7 +57,7 @@ def test_a_finished_run_is_not_trained_again(
 ) -> None:
     chosen = recipe(train={"epochs": 2})
     first = trained(tmp_path, chosen)
-    monkeypatch.setattr("training.learning.loop._train_epoch", None)
+    monkeypatch.setattr("training.loop.loop._train_epoch", None)
     assert trained(tmp_path, chosen, resume=True).state == first.state
 
 
@@ -97,7 +97,7 @@ def test_the_best_weights_are_read_again_only_where_the_model_has_others(
         read.append(weights)
         load_model(model, weights)
 
-    monkeypatch.setattr("training.learning.loop.load_model", load)
+    monkeypatch.setattr("training.loop.loop.load_model", load)
     found = trained(tmp_path, recipe(**{"train": {"epochs": 3}, **changes}))
     assert (found.state.best_epoch, len(read)) == (best, reads)
     expected = load_file(found.weights)
@@ -130,7 +130,9 @@ def test_gradients_are_clipped(tmp_path: Path) -> None:
 def test_the_schedule_sets_the_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.learning.optimizer_step.learning_rate_factor", lambda *_: 0.0)
+    monkeypatch.setattr(
+        "training.loop.optimization.optimizer_step.learning_rate_factor", lambda *_: 0.0
+    )
     assert moved(tmp_path) == 0
 
 
@@ -306,7 +308,10 @@ def test_several_outputs_are_named_by_the_recipe(
         ({"target": "no/such/file.py:Net"}, "there is no file"),
         ({"target": "SmallCnn"}, "write path/file.py:Name or package.module:Name"),
         ({"target": "training.networks:__doc__"}, "is a str; name a class or function"),
-        ({"target": "training.learning.schedule:math.pi"}, "write path/file.py:Name or package"),
+        (
+            {"target": "training.loop.optimization.schedule:math.pi"},
+            "write path/file.py:Name or package",
+        ),
         ({"target": "builtins:dict"}, "made a dict; name a torch.nn.Module"),
         (
             {"target": "training.networks:SmallCnn", "args": {"witdh": 4}},

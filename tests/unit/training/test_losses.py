@@ -12,7 +12,7 @@ from torch.nn import functional
 from tests.unit.training.recipes import recipe
 from training.datasets import IGNORED_LABEL
 from training.errors import RecipeError, TargetError
-from training.learning.losses import Loss, make_loss
+from training.loop.losses import Loss, make_loss
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 MINE = """

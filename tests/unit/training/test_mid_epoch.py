@@ -18,9 +18,9 @@ from torch import Tensor
 from tests.unit.training.recipes import DATA
 from tests.unit.training.row_sets import Dropping, lazy_document, losses, run, weights
 from training.errors import StoppedError
-from training.learning.checkpoint import CheckpointFolder
-from training.learning.train_state import TrainState
-from training.recipe import Recipe
+from training.loop.checkpoint import CheckpointFolder
+from training.loop.train_state import TrainState
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 EPOCH_STEPS = 6

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_exact_resume import cut_off, trained
 from training.errors import RecipeError, StoppedError
-from training.learning.later_phases import fine_tuning
-from training.learning.loop import train
-from training.learning.train_state import TrainState, after_epoch
-from training.recipe import Recipe
+from training.loop.compression.later_phases import fine_tuning
+from training.loop.loop import train
+from training.loop.train_state import TrainState, after_epoch
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 from training.watcher import LaterPhase, NullWatcher
 

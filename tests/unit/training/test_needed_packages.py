@@ -12,7 +12,7 @@ import pytest
 from model_store.install_advice import install_command
 from tests.unit.training.recipes import recipe
 from training.errors import RecipeError
-from training.needed_packages import OPTUNA, check_packages
+from training.recipe.needed_packages import OPTUNA, check_packages
 
 CSV = {"csv": {"path": "nowhere.csv", "label": "price"}}
 NEEDS: list[tuple[dict[str, Any], str, str]] = [

@@ -10,9 +10,9 @@ from torch import nn
 
 from tests.unit.training.recipes import recipe
 from training.datasets import Split
+from training.distributed.ranks import Ranks
 from training.errors import RecipeError
-from training.learning.norm_rows import check_norm_rows
-from training.together.ranks import Ranks
+from training.loop.norm_rows import check_norm_rows
 
 FLAT = Split({"x": np.ones((4, 3), np.float32)}, np.zeros(4, np.int64))
 IMAGES = Split({"x": np.ones((4, 3, 2, 2), np.float32)}, np.zeros(4, np.int64))

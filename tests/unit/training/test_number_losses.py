@@ -11,14 +11,14 @@ from tests.unit.training.number_tasks import number_recipe
 from tests.unit.training.recipes import recipe
 from training.datasets import load_splits
 from training.errors import RecipeError
-from training.learning.evaluation import evaluate
-from training.learning.losses import Loss, make_loss
-from training.learning.objective import make_objective
-from training.learning.optimizer_step import Stepper
-from training.learning.optimizers import build_optimizer
-from training.model import build_model
-from training.recipe import Recipe
-from training.rows.batch import TrainingBatch
+from training.loading.batch import TrainingBatch
+from training.loop.evaluation import evaluate
+from training.loop.losses import Loss, make_loss
+from training.loop.objective import make_objective
+from training.loop.optimization.optimizer_step import Stepper
+from training.loop.optimization.optimizers import build_optimizer
+from training.network.model import build_model
+from training.recipe.recipe import Recipe
 
 torch.manual_seed(1)
 OUTPUTS = torch.randn(8, 3)

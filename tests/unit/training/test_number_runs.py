@@ -16,15 +16,15 @@ from services.inference.loading.kept_artifacts import accuracy_loss, is_accurate
 from tests.unit.training.number_tasks import number_recipe
 from training.datasets import load_splits
 from training.exporters import export
-from training.learning.loop import train
+from training.loop.loop import train
 from training.pipeline import run
-from training.proof import final_replay, verify
-from training.proof.recipe_judge import RecipeJudge
-from training.proof.runners import file_runner
-from training.recipe_file import load_recipe, parse_recipe
-from training.recipe_parts.export_entries import OnnxExport
+from training.recipe.file import load_recipe, parse_recipe
+from training.recipe.parts.export_entries import OnnxExport
 from training.reporting.report import Report
 from training.run_folder import RunFolder
+from training.verification import final_replay, verify
+from training.verification.recipe_judge import RecipeJudge
+from training.verification.runners import file_runner
 from training.watcher import NullWatcher
 
 DIABETES = str(Path(__file__).parents[3] / "training/recipes/diabetes_mlp.yaml")

@@ -10,12 +10,12 @@ from torch import nn
 from tests.unit.training.recipes import CLASSES, recipe, splits
 from training import networks
 from training.errors import RecipeError
-from training.learning.objective import make_objective
-from training.learning.optimizer_step import Stepper
-from training.learning.optimizers import build_optimizer, parameter_groups
-from training.recipe import Recipe
-from training.recipe_parts.optimizer_parts import OptimPart
-from training.rows.batch import TrainingBatch
+from training.loading.batch import TrainingBatch
+from training.loop.objective import make_objective
+from training.loop.optimization.optimizer_step import Stepper
+from training.loop.optimization.optimizers import build_optimizer, parameter_groups
+from training.recipe.parts.optimizer_parts import OptimPart
+from training.recipe.recipe import Recipe
 
 TORCH: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}),

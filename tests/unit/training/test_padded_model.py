@@ -23,12 +23,12 @@ from tests.unit.training.recipes import untrained
 from training.datasets import Split, Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.exporters.export import Exported, export_all
-from training.learning.loop import Trained
-from training.model import try_model
-from training.proof import verify as verify_module
-from training.proof.runners import file_runner, module_runner
-from training.proof.verify import Reference, reference, replay_padded, verify
-from training.recipe_parts.export_entries import OnnxExport
+from training.loop.loop import Trained
+from training.network.model import try_model
+from training.recipe.parts.export_entries import OnnxExport
+from training.verification import verify as verify_module
+from training.verification.runners import file_runner, module_runner
+from training.verification.verify import Reference, reference, replay_padded, verify
 
 EXPORTS = [{"kind": "onnx"}, {"kind": "torchscript"}, {"kind": "onnx", "precision": "int8"}]
 

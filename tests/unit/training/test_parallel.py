@@ -10,15 +10,15 @@ from torch import nn
 
 from tests.unit.training.recipes import recipe, splits
 from training.datasets import IGNORED_LABEL
-from training.learning.objective import make_objective
-from training.learning.optimizer_step import Stepper
-from training.learning.optimizers import build_optimizer
-from training.learning.weight_average import WeightAverage
-from training.model import build_model
-from training.recipe import Recipe
-from training.rows.batch import TrainingBatch
-from training.together.ranks import ALONE, Ranks
-from training.together.replica import Replica, blocks, whole_tensors
+from training.distributed.ranks import ALONE, Ranks
+from training.distributed.replica import Replica, blocks, whole_tensors
+from training.loading.batch import TrainingBatch
+from training.loop.objective import make_objective
+from training.loop.optimization.optimizer_step import Stepper
+from training.loop.optimization.optimizers import build_optimizer
+from training.loop.optimization.weight_average import WeightAverage
+from training.network.model import build_model
+from training.recipe.recipe import Recipe
 
 TOGETHER = {"parallel": "ddp", "processes": 2}
 

@@ -18,14 +18,14 @@ from tests.unit.training.recipes import recipe
 from training.datasets import Split, Splits
 from training.errors import DataError, ExportError, RecipeError, TargetError
 from training.exporters.export import Exported, ExportJob, export_one
-from training.learning.loop import Trained
-from training.learning.train_state import TrainState
-from training.model import build_model, run_model, try_model
-from training.preprocessing import LookupLayer, network_of, with_statistics
-from training.proof.verify import Reference, reference, verify
-from training.recipe import Recipe
-from training.recipe_file import parse_recipe, resolved_yaml
-from training.recipe_parts.preprocess import Lookup
+from training.loop.loop import Trained
+from training.loop.train_state import TrainState
+from training.network.model import build_model, run_model, try_model
+from training.network.preprocessing import LookupLayer, network_of, with_statistics
+from training.recipe.file import parse_recipe, resolved_yaml
+from training.recipe.parts.preprocess import Lookup
+from training.recipe.recipe import Recipe
+from training.verification.verify import Reference, reference, verify
 
 DYNAMIC = {"image": {2: [6, 20], 3: [6, 16]}}
 EXPORTS = [

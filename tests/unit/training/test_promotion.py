@@ -20,19 +20,19 @@ from tests.fixtures.store_versions import artifact_in, draft_in
 from tests.unit.training.recipes import recipe
 from training.datasets import Split, Splits
 from training.errors import IsolationError
-from training.learning.evaluation import evaluate
-from training.learning.loop import Trained
-from training.learning.train_state import TrainState
+from training.loop.evaluation import evaluate
+from training.loop.loop import Trained
+from training.loop.train_state import TrainState
 from training.metrics.confidence import paired_interval
 from training.promotion import Promotion, promote
-from training.proof import live_comparison
-from training.proof.live_comparison import compare_with_live
-from training.proof.runners import module_runner
-from training.proof.verify import Reference
-from training.recipe import Recipe
-from training.recipe_parts.promotion_condition import Condition, parse_condition
-from training.recipe_parts.promotion_rule import PromotePart
+from training.recipe.parts.promotion_condition import Condition, parse_condition
+from training.recipe.parts.promotion_rule import PromotePart
+from training.recipe.recipe import Recipe
 from training.reporting.report import LiveComparison
+from training.verification import live_comparison
+from training.verification.live_comparison import compare_with_live
+from training.verification.runners import module_runner
+from training.verification.verify import Reference
 
 ROWS, CLASSES = 40, 10
 SIGNATURE = Signature(

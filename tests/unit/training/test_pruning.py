@@ -16,16 +16,16 @@ from torch.nn.utils import prune as torch_prune
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import RecipeError
 from training.exporters.export import ExportJob, export_one
-from training.learning.channel_removal import removable, remove_channels, resize_like
-from training.learning.loop import Trained, train
-from training.learning.pruning import zero_share, zero_smallest, zeros_held
+from training.loop.compression.channel_removal import removable, remove_channels, resize_like
+from training.loop.compression.pruning import zero_share, zero_smallest, zeros_held
+from training.loop.loop import Trained, train
 from training.models.mlp import Mlp
 from training.models.residual_cnn import ResidualCnn
 from training.networks import SmallCnn
-from training.proof.runners import file_runner
-from training.recipe import Recipe
-from training.recipe_parts.compression import PrunePart
+from training.recipe.parts.compression import PrunePart
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
+from training.verification.runners import file_runner
 
 EXPORT = [{"kind": "pt2"}]
 SHORT: dict[str, Any] = {"train": {"epochs": 1}, "export": EXPORT, "track": []}
@@ -110,7 +110,7 @@ def test_a_resumed_pruning_ends_with_the_same_bits(
 ) -> None:
     chosen = pruned(structured=structured)
     whole = trained(tmp_path / "whole", chosen)
-    from training.learning import loop
+    from training.loop import loop
 
     learn, calls = loop._train_epoch, []
 

@@ -12,8 +12,8 @@ from tests.fixtures.word_counter import WORDS, forecasts
 from tests.unit.training.recipes import recipe
 from training.datasets import Splits, load_splits
 from training.errors import DataError, TargetError, TrainingError
-from training.python_step import open_recipe_step
-from training.recipe import Recipe
+from training.network.python_step import open_recipe_step
+from training.recipe.recipe import Recipe
 
 COUNTER = "tests/fixtures/word_counter.py:WordCounter"
 

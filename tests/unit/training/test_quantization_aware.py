@@ -20,12 +20,12 @@ from training.errors import ExportError, RecipeError
 from training.exporters.export import Exported, ExportJob, export_one
 from training.exporters.exported_program import exported_program, weights_program
 from training.exporters.quantization_aware import QuantizationAware
-from training.learning import loop
-from training.learning.loop import Trained, train
+from training.loop import loop
+from training.loop.loop import Trained, train
 from training.networks import SmallCnn
-from training.proof.verify import reference, verify
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
+from training.verification.verify import reference, verify
 
 QAT = {"kind": "pt2", "precision": "int8", "method": "qat"}
 SIGNATURE = Signature(

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
-from training.learning import compilation
-from training.learning.loop import train
-from training.recipe import CheckpointPart, Recipe
+from training.distributed import launcher
+from training.distributed.launcher import run_together
+from training.loop import compilation
+from training.loop.loop import train
+from training.recipe.recipe import CheckpointPart, Recipe
 from training.run_folder import RunFolder
-from training.together import launcher
-from training.together.launcher import run_together
 
 PROGRAM = (
     f"{launcher._START} sys.path.append('.'); "
@@ -82,7 +82,7 @@ class Told:
         self.kinds: list[str] = []
 
     def write(self, kind: str, **fields: Any) -> None:
-        """See `training.together.launcher.Events`."""
+        """See `training.distributed.launcher.Events`."""
         self.kinds.append(kind)
 
 

@@ -9,9 +9,9 @@ import yaml
 from pydantic import BaseModel
 
 from training.errors import RecipeError
-from training.recipe import Recipe
-from training.recipe_file import load_recipe, parse_recipe, resolved_yaml
-from training.recipe_parts.export_entries import PRECISIONS, SUFFIXES, OnnxInt8Export
+from training.recipe.file import load_recipe, parse_recipe, resolved_yaml
+from training.recipe.parts.export_entries import PRECISIONS, SUFFIXES, OnnxInt8Export
+from training.recipe.recipe import Recipe
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
 SMALLEST = """
@@ -184,7 +184,7 @@ def test_a_missing_file_names_those_that_are_there() -> None:
 
 def test_a_python_function_gives_the_same_object_and_takes_overrides(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from training.recipe_file import parse_recipe\n"
+        "from training.recipe.file import parse_recipe\n"
         f"def recipe(): return parse_recipe({SMALLEST!r}, 'mine.py')\n"
         "def nothing(): return 7\n"
     )

@@ -16,10 +16,10 @@ from tests.fixtures.store_versions import artifact_in, draft_in
 from tests.unit.training.recipes import recipe, splits
 from training.datasets import Split
 from training.errors import DataError, TargetError
-from training.model import build_model, try_model
-from training.proof.recipe_judge import RecipeJudge
-from training.proof.runners import Runner, module_runner
-from training.recipe import Recipe
+from training.network.model import build_model, try_model
+from training.recipe.recipe import Recipe
+from training.verification.recipe_judge import RecipeJudge
+from training.verification.runners import Runner, module_runner
 
 
 def data(seed: int) -> dict[str, tuple[dict[str, Array], Array]]:

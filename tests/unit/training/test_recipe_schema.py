@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flambeau.cli import app
-from training.recipe_file import load_recipe, parse_value
-from training.recipe_reference import reference
-from training.recipe_schema import recipe_schema
+from training.recipe.file import load_recipe, parse_value
+from training.recipe.reference import reference
+from training.recipe.schema import recipe_schema
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.errors import RecipeError
-from training.rows.row_order import bucketed, checked_weights, class_weights, drawn, shuffled
+from training.loading.row_order import bucketed, checked_weights, class_weights, drawn, shuffled
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

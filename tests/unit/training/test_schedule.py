@@ -8,9 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from tests.unit.training.recipes import recipe
-from training.learning.schedule import learning_rate_factor
-from training.learning.train_state import TrainState, after_epoch
-from training.recipe_parts.schedule_parts import Cosine, SchedulePart
+from training.loop.optimization.schedule import learning_rate_factor
+from training.loop.train_state import TrainState, after_epoch
+from training.recipe.parts.schedule_parts import Cosine, SchedulePart
 
 
 def factors(total: int, warmup_share: float, final_lr_share: float) -> list[float]:

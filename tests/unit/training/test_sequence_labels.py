@@ -12,12 +12,12 @@ from rich.console import Console
 from model_store.tensors import Array
 from training.datasets import IGNORED_LABEL, Splits, load_splits
 from training.errors import DataError, RecipeError, TargetError
-from training.learning import loop
-from training.learning.evaluation import evaluate
-from training.learning.loop import Trained, train
-from training.learning.schedule import teacher_forcing_share
-from training.model import build_model, try_model
-from training.recipe import Recipe, TeacherForcing
+from training.loop import loop
+from training.loop.evaluation import evaluate
+from training.loop.loop import Trained, train
+from training.loop.optimization.schedule import teacher_forcing_share
+from training.network.model import build_model, try_model
+from training.recipe.recipe import Recipe, TeacherForcing
 from training.run_folder import RunFolder
 
 PADDED, END = -1, 3

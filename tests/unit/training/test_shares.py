@@ -11,7 +11,7 @@ from model_store.tensors import Array
 from tests.unit.training.named_data import recipe, splits
 from training.datasets import load_splits, with_class_names
 from training.errors import DataError
-from training.recipe_parts.data_parts import Shares
+from training.recipe.parts.data_parts import Shares
 from training.sources.rows import Rows
 from training.sources.shares import put_apart
 

@@ -24,9 +24,9 @@ from model_store.store import ModelStore
 from tests.fixtures.store_versions import draft_in, entry_in
 from tests.unit.training.recipes import recipe
 from training.errors import DataError, RecipeError, RunBusyError, SweepError
-from training.model import build_model
-from training.recipe import Recipe
-from training.recipe_file import load_recipe
+from training.network.model import build_model
+from training.recipe.file import load_recipe
+from training.recipe.recipe import Recipe
 from training.run_folder import locked_folder
 from training.sweep import search as search_module
 from training.sweep.page import sweep_page

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.training.recipes import recipe
 from training.errors import RecipeError
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 from training.sweep.parameter import (
     Parameter,
     check_parameters,

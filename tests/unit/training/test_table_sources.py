@@ -13,7 +13,7 @@ from pyarrow import csv, parquet
 from tests.unit.training.named_data import splits
 from training.datasets import Splits
 from training.errors import DataError
-from training.recipe_parts.data_parts import Csv, Parquet
+from training.recipe.parts.data_parts import Csv, Parquet
 from training.sources.data_files import DataFiles, DataReach
 from training.sources.rows import Rows
 from training.sources.table_files import read_csv, read_parquet

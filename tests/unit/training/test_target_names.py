@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.training.recipes import recipe
 from training.errors import TargetError
-from training.recipe_file import load_recipe
-from training.target_names import check_target_names
+from training.recipe.file import load_recipe
+from training.recipe.target_names import check_target_names
 
 DIGITS = "training/recipes/digits_cnn.yaml"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from training.errors import TargetError
-from training.targets import call_target, check_target, load_target
+from training.recipe.targets import call_target, check_target, load_target
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from sklearn import metrics as sklearn_metrics
 
 from model_store.metric import BETTER, SHARES
 from model_store.tensors import Array
+from training.loading.label_arrays import IGNORED_LABEL, LabelArray
 from training.metrics.task_metric import Tally, TaskMetric
-from training.recipe_parts.task import METRICS, Task
-from training.rows.label_arrays import IGNORED_LABEL, LabelArray
+from training.recipe.parts.task import METRICS, Task
 
 LOGITS = np.eye(4, dtype=np.float32)
 """The top classes of four rows are 0, 1, 2 and 3."""

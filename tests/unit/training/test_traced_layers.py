@@ -13,7 +13,7 @@ from tests.unit.training.recipes import CLASSES, export_here, recipe, untrained
 from training.datasets import Split, Splits
 from training.errors import ExportError
 from training.exporters.torchscript import export_torchscript
-from training.proof.verify import reference, verify
+from training.verification.verify import reference, verify
 
 CHANNELS, STEPS = 6, 5
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from training.errors import DivergedError
-from training.learning.train_state import TrainState, after_epoch
-from training.recipe import ModelPart, PublishPart, Recipe, StopPart, TrainPart
-from training.recipe_parts.data_parts import DataPart
-from training.recipe_parts.loss_parts import LossPart, Mse
+from training.loop.train_state import TrainState, after_epoch
+from training.recipe.parts.data_parts import DataPart
+from training.recipe.parts.loss_parts import LossPart, Mse
+from training.recipe.recipe import ModelPart, PublishPart, Recipe, StopPart, TrainPart
 
 
 def recipe_of(stop: StopPart, epochs: int) -> Recipe:

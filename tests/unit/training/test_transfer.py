@@ -18,13 +18,13 @@ from model_store.store import ModelStore
 from tests.fixtures.store_versions import draft_in, entry_in
 from tests.unit.training.recipes import CLASSES, DATA, recipe, splits
 from training.errors import RecipeError
-from training.learning.loop import train
-from training.learning.transfer import CHECKPOINT, FirstWeights, with_parent
-from training.model import build_model
-from training.recipe import Recipe
-from training.recipe_file import parse_recipe, resolved_yaml
+from training.loop.loop import train
+from training.loop.transfer import CHECKPOINT, FirstWeights, with_parent
+from training.network.model import build_model
+from training.network.stored_version import with_parent_number
+from training.recipe.file import parse_recipe, resolved_yaml
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
-from training.stored_version import with_parent_number
 
 PARENT = Parent(model="digits", version=1, checkpoint_sha256="4" * 64)
 

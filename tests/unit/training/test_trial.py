@@ -16,12 +16,11 @@ from training.auto.candidates import Candidate
 from training.auto.trial import Trial, run_trial
 from training.auto.trial_table import TrialLines, open_trial_table
 from training.datasets import Split, Splits
-from training.learning.loop import Trained
-from training.learning.train_state import TrainState
-from training.model import build_model, try_model
-from training.proof.verify import reference
-from training.recipe_parts.auto_export import AutoExport
-from training.recipe_parts.export_entries import (
+from training.loop.loop import Trained
+from training.loop.train_state import TrainState
+from training.network.model import build_model, try_model
+from training.recipe.parts.auto_export import AutoExport
+from training.recipe.parts.export_entries import (
     AotiExport,
     Export,
     OnnxExport,
@@ -31,6 +30,7 @@ from training.recipe_parts.export_entries import (
     Pt2Export,
 )
 from training.reporting.report import ArtifactReport, AutoReport
+from training.verification.verify import reference
 
 
 class Attempts:

@@ -14,11 +14,11 @@ from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.datasets import Split
 from training.exporters.export import Exported
-from training.proof import verify as verify_module
-from training.proof.row_dependence import depends_on_others, rows_alone
-from training.proof.runners import Runner
-from training.proof.verify import Reference, replay, run_in_batches, verify
-from training.recipe_parts.export_entries import OnnxExport, OnnxInt8Export
+from training.network.row_dependence import depends_on_others, rows_alone
+from training.recipe.parts.export_entries import OnnxExport, OnnxInt8Export
+from training.verification import verify as verify_module
+from training.verification.runners import Runner
+from training.verification.verify import Reference, replay, run_in_batches, verify
 
 ROWS, CLASSES = 100, 4
 TIGHT = Tolerance(max_abs_difference=1e-4, min_agreement=1.0)

@@ -16,10 +16,10 @@ from services.settings import ConfigError, ProcessSettings, checked
 from services.standalone.config import ServerConfig
 from services.trainer.config import TrainerConfig
 from training.errors import TrainingError
-from training.needed_packages import check_packages
-from training.recipe_file import load_recipe
-from training.recipe_schema import recipe_schema
-from training.target_names import check_target_names
+from training.recipe.file import load_recipe
+from training.recipe.needed_packages import check_packages
+from training.recipe.schema import recipe_schema
+from training.recipe.target_names import check_target_names
 
 VALUES = (
     *("1", "-1", "0.5", "1e400", ".nan", "99999999999999999999999"),

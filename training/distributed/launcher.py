@@ -1,0 +1,229 @@
+"""Runs a recipe in several processes of this machine: torchrun starts them, and starts them again.
+
+    us ── torchrun ── python -m training.job, rank 0
+                  └── python -m training.job, rank 1 …
+
+In: a recipe, and arguments of `training.job`. Out: events, as if one process had written them, and
+the last of them as a value or an error.
+
+Rules kept here: the first last words of any rank are those of the run, and end all of them; a rank
+that ends without any is lost, and torchrun has all ranks go on from the last checkpoint, at most
+`RESTARTS` times; the end of our process is theirs (`training.distributed.lifeline`).
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import training
+from training import errors
+from training.distributed.lifeline import hold_lifeline
+from training.distributed.signal_files import STOP
+from training.errors import StoppedError, TrainingError
+from training.recipe.file import resolved_yaml
+from training.recipe.recipe import Recipe
+
+RESTARTS = 3
+"""How often lost ranks are started again."""
+GRACE_S = 20.0
+"""How long ranks may take to end once the run is over."""
+TERMINAL_EVENTS = ("published", "stopped", "failed")
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+"""As the training service does: our package is found first, wherever the run works."""
+_AGENT = f"{_START} from training.distributed.launcher import torchrun; torchrun(sys.argv[1:])"
+_RANK = f"{_START} from training.job import main; sys.exit(main(sys.argv[1:]))"
+
+
+class Events(Protocol):
+    """Who is told, and may have the run stopped."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """One event."""
+
+
+def run_together(recipe: Recipe, arguments: Sequence[str], events: Events) -> None:
+    """Runs the recipe, and returns once it has published.
+
+    SIGTERM, while it runs, has it write a checkpoint and stop.
+
+    Args:
+        recipe: says how many processes.
+        arguments: of each of them; see `training.job`.
+        events: told what they tell.
+
+    Raises:
+        TrainingError: what the run failed with; `StoppedError` if it was asked to stop.
+        OSError: it failed with one, or cannot be started.
+    """
+    with _Group(recipe, arguments) as group, _stopping_by(group):
+        last, crash = None, ""
+        for event in group.events():
+            if event["kind"] == "crashed":
+                crash = f": {event['text']}"
+            elif event["kind"] in TERMINAL_EVENTS:
+                last = event
+                break
+            else:
+                events.write(**event)
+        else:
+            raise TrainingError(
+                f"{recipe.train.processes} processes were lost {RESTARTS + 1} times{crash}; the "
+                "last checkpoint is kept: resume to go on"
+            )
+        if last["kind"] == "published":
+            group.let_end()
+    if last["kind"] == "published":
+        events.write(**last)
+        return
+    raise _error(last)
+
+
+def train_together(
+    recipe: Recipe, store: str, runs_dir: Path, *, resume: bool, private_key: Path | None
+) -> None:
+    """Runs the recipe in as many processes as it says, as `training.pipeline.run` does in one.
+
+    Args:
+        recipe: the run.
+        store: the model store's URL.
+        runs_dir: the folder of all runs.
+        resume: goes on from the newest checkpoint.
+        private_key: signs the version.
+
+    Raises:
+        TrainingError: see `run_together`.
+    """
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+        path = Path(folder, "recipe.yaml")
+        path.write_text(resolved_yaml(recipe), encoding="utf-8")
+        arguments = ["--recipe", str(path), "--store", store, "--runs-dir", str(runs_dir)]
+        arguments += [] if resume else ["--anew"]
+        arguments += [] if private_key is None else ["--sign-with", str(private_key)]
+        run_together(recipe, arguments, _Nobody())
+
+
+class _Nobody:
+    """A person sees what rank 0 prints."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Tells nobody."""
+
+
+class _Group:
+    """torchrun and its ranks; ended with the block."""
+
+    def __init__(self, recipe: Recipe, arguments: Sequence[str]) -> None:
+        self._stack = contextlib.ExitStack()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="flambeau-"))
+        self.folder = Path(folder)
+        pipe = self.folder / "events"
+        os.mkfifo(pipe)
+        self._events = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self._stack.callback(os.close, self._events)
+        # While we hold it open ourselves, no rank means no end.
+        self._held_open = os.open(pipe, os.O_WRONLY)
+        root, processes = str(Path(training.__file__).parents[1]), recipe.train.processes
+        python = (sys.executable, "-P", "-c")
+        command = [
+            *python, _AGENT, root, "--standalone", "--nproc-per-node", str(processes),
+            "--max-restarts", str(RESTARTS), "--no-python",
+            *python, _RANK, root, *arguments,
+            "--events", str(pipe), "--together", str(folder), "--lifeline",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def __enter__(self) -> "_Group":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Cuts the lifeline, and returns when all are gone: nobody holds the events any more."""
+        with self._stack:
+            assert self._process.stdin is not None, "it is a pipe"
+            self._process.stdin.close()
+            os.close(self._held_open)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            deadline = time.monotonic() + GRACE_S
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._events, selectors.EVENT_READ)
+                while (left := deadline - time.monotonic()) > 0 and selector.select(left):
+                    if not os.read(self._events, 2**16):
+                        return
+
+    def ask_to_stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """A handler of signals: the ranks stop after their step, with a checkpoint."""
+        (self.folder / STOP).touch()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the ranks tell, until torchrun ends."""
+        rest = b""
+        handle = os.pidfd_open(self._process.pid)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._events, selectors.EVENT_READ)
+                selector.register(handle, selectors.EVENT_READ)
+                while True:
+                    ready = {key.fd for key, _ in selector.select()}
+                    if self._events in ready:
+                        *lines, rest = (rest + os.read(self._events, 2**16)).split(b"\n")
+                        yield from (json.loads(line) for line in lines)
+                    elif ready:
+                        return
+        finally:
+            os.close(handle)
+
+    def let_end(self) -> None:
+        """Waits a while for all to end by themselves."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+
+
+@contextlib.contextmanager
+def _stopping_by(group: _Group) -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, group.ask_to_stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _error(last: dict[str, Any]) -> Exception:
+    """The error whose words a rank has left."""
+    if last["kind"] == "stopped":
+        return StoppedError(last["text"])
+    kind = getattr(errors, last["error"], None)
+    if isinstance(kind, type) and issubclass(kind, TrainingError):
+        return kind(last["text"])
+    return TrainingError(last["text"])
+
+
+def torchrun(arguments: Sequence[str]) -> None:
+    """`python -m torch.distributed.run`, which ends with whoever has started it.
+
+    Args:
+        arguments: of torchrun.
+    """
+    hold_lifeline()
+    # With the store shared, ranks that start again find what those before them left, and hang.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all of them are here
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of what torch finds slow, every step
+    processes = int(arguments[arguments.index("--nproc-per-node") + 1])
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
+    from torch.distributed.run import main
+
+    main(list(arguments))

@@ -1,0 +1,264 @@
+"""Data sets that are read row by row: those with `__getitem__`, and streams.
+
+In: an object of the data's own. Out: batches of its rows, and a split of some of them.
+
+A data set of rows has `__len__`, and `__getitem__(i)` that returns (inputs by name, label). It may
+have `labels` and `lengths`, [rows], for samplers that must know them beforehand, and `sha256`, text
+that says which data it is. A stream has `__iter__`, which yields such pairs, or functions without
+arguments that return one: then only the process that needs the row calls it. It may have `__len__`,
+`set_epoch(epoch)`, called before each `__iter__`, and `sha256`. Each epoch walks it from its
+beginning, and must see the same rows in the same order whenever it is walked.
+
+Rule kept here: what is random in `__getitem__` is seeded for each batch, and the generators of the
+process are put back behind it.
+"""
+
+import contextlib
+import itertools
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from model_store.tensors import Array
+from training.errors import DataError
+from training.loading.joined_rows import Row, RowJoiner
+from training.loading.row_order import Places
+from training.recipe.parts.loss_parts import LABELS
+from training.recipe.recipe import Recipe
+from training.recipe.user_code import failure_in_words
+
+SAMPLE_ROWS = 1024
+"""Training rows that are read beforehand: for the signature, statistics, class weights and
+calibration."""
+
+
+class LazyRows(Protocol):
+    """Rows that are not in memory."""
+
+    rows: int
+    """Of one epoch."""
+    random_access: bool
+    """Whether any row can be read alone."""
+    labels: Array | None
+    """Of all rows, [rows], where the data set tells; of classes as `training.datasets.Split` has
+    them."""
+    lengths: Places | None
+    """Of all rows, [rows], where the data set tells."""
+    sha256: str
+    """Says which data it is, with its number of rows."""
+
+    def take(self, rows: Places, epoch: int, seed: int) -> tuple[dict[str, Array], Array]:
+        """Inputs and labels of some rows.
+
+        Args:
+            rows: their places, [N]; ascending for a stream.
+            epoch: from 0.
+            seed: of what is random in reading them.
+
+        Raises:
+            DataError: one cannot be read, or does not fit the others; it is named.
+        """
+
+    def read(self, most: int | None) -> tuple[dict[str, Array], Array]:
+        """Inputs and labels of some rows, evenly spread, or of all; padded to the largest bucket.
+
+        Args:
+            most: how many; None for all.
+
+        Raises:
+            DataError: as `take`, or there is no row.
+        """
+
+    def places(self, number: int) -> Places:
+        """Where the rows stand that `read` gives, if it gives so many, [number]."""
+
+
+def lazy_rows(found: object, where: str, recipe: Recipe) -> LazyRows | None:
+    """What a recipe's data gave for one split, if it is to be read row by row.
+
+    Args:
+        found: what it gave.
+        where: names it in messages.
+        recipe: the run.
+
+    Raises:
+        DataError: it has no rows, attributes that contradict its length, or too few labels.
+    """
+    if isinstance(found, tuple | str | bytes | Mapping | np.ndarray):
+        return None
+    several = sorted({term.labels for term in recipe.loss.terms} - {LABELS})
+    if several:
+        raise DataError(
+            f"{where} is read row by row, and a row has one label, but loss.sum names {several} "
+            "too; give arrays"
+        )
+    if hasattr(found, "__getitem__") and hasattr(found, "__len__"):
+        return RowsByPlace(found, where, recipe)
+    return RowStream(found, where, recipe) if isinstance(found, Iterable) else None
+
+
+class RowsByPlace:
+    """A data set with `__len__` and `__getitem__`.
+
+    Args:
+        data: the data set.
+        where: names it.
+        recipe: the run.
+
+    Raises:
+        DataError: it is empty, its first row is no row, or `labels` or `lengths` has another
+            number of rows.
+    """
+
+    random_access = True
+
+    def __init__(self, data: Any, where: str, recipe: Recipe) -> None:
+        self._data, self._where, self._joiner = data, where, RowJoiner(recipe, where)
+        self.rows = len(data)
+        if self.rows == 0:
+            raise DataError(f"{where} has no rows; give at least one")
+        self.labels = self._known("labels")
+        if self.labels is not None and recipe.loss.judged_task == "classes":
+            whole = self.labels.dtype.kind in "iu"  # what else there is, the rows themselves tell
+            self.labels = self._joiner.classes(self.labels) if whole else self.labels
+        lengths = self._known("lengths")
+        self.lengths = None if lengths is None else lengths.astype(np.int64)
+        self.sha256 = f"{getattr(data, 'sha256', '')} {self.rows}"
+        with own_randomness(recipe.seed, 0, 0):
+            self._like = self._row(0)
+
+    def take(self, rows: Places, epoch: int, seed: int) -> tuple[dict[str, Array], Array]:
+        """See `LazyRows.take`."""
+        with own_randomness(seed, epoch, int(rows[0]) if len(rows) else 0):
+            return self._joined(rows)
+
+    def read(self, most: int | None) -> tuple[dict[str, Array], Array]:
+        """See `LazyRows.read`."""
+        rows = min(self.rows, most or self.rows)
+        with own_randomness(0, 0, 0):
+            return self._joined(self.places(rows), full=True)
+
+    def places(self, number: int) -> Places:
+        """See `LazyRows.places`."""
+        return np.arange(number) * self.rows // number
+
+    def _joined(self, rows: Places, full: bool = False) -> tuple[dict[str, Array], Array]:
+        places = rows.tolist()
+        found = [self._row(row) for row in places]
+        return self._joiner.join(found, places, self._like, full)
+
+    def _row(self, row: int) -> Row:
+        return self._joiner.read(lambda: self._data[row], row)
+
+    def _known(self, name: str) -> Array | None:
+        told = getattr(self._data, name, None)
+        if told is None:
+            return None
+        found = np.asarray(told)
+        if len(found) != self.rows:
+            raise DataError(
+                f"{self._where} has {self.rows} rows and {len(found)} {name}; give one for each"
+            )
+        return found
+
+
+class RowStream:
+    """A data set with `__iter__`.
+
+    Args:
+        data: the data set.
+        where: names it.
+        recipe: the run.
+
+    Raises:
+        DataError: it is empty, or its first row is no row.
+    """
+
+    random_access = False
+    labels: Array | None = None
+    lengths: Places | None = None
+
+    def __init__(self, data: Any, where: str, recipe: Recipe) -> None:
+        self._data, self._where, self._joiner = data, where, RowJoiner(recipe, where)
+        self._walk: Iterator[Any] = iter(())
+        self._epoch, self._place = -1, 0
+        first = list(itertools.islice(self._open(0), 1))
+        if not first:
+            raise DataError(f"{where} yields no rows; give at least one")
+        self._like = self._row(first[0], 0)
+        self.rows = self._counted(recipe)
+        self.sha256 = f"{getattr(data, 'sha256', '')} {self.rows}"
+
+    def take(self, rows: Places, epoch: int, seed: int) -> tuple[dict[str, Array], Array]:
+        """See `LazyRows.take`; what lies between is walked over."""
+        if len(rows) and (epoch != self._epoch or rows[0] < self._place):
+            self._walk, self._epoch, self._place = self._open(epoch), epoch, 0
+        found = []
+        for row in rows.tolist():
+            item = next(itertools.islice(self._walk, row - self._place, None), None)
+            if item is None:
+                self._epoch = -1
+                raise DataError(
+                    f"{self._where} ended before row {row}, and an epoch has {self.rows}; lower "
+                    "train.steps_per_epoch"
+                )
+            self._place = row + 1
+            found.append(self._row(item, row))
+        return self._joiner.join(found, rows.tolist(), self._like)
+
+    def read(self, most: int | None) -> tuple[dict[str, Array], Array]:
+        """See `LazyRows.read`; the first rows, as a stream has no other ones yet."""
+        items = itertools.islice(self._open(0), most)
+        found = [self._row(item, row) for row, item in enumerate(items)]
+        return self._joiner.join(found, range(len(found)), self._like, full=True)
+
+    def places(self, number: int) -> Places:
+        """See `LazyRows.places`."""
+        return np.arange(number)
+
+    def _open(self, epoch: int) -> Iterator[Any]:
+        set_epoch = getattr(self._data, "set_epoch", None)
+        try:
+            if set_epoch is not None:
+                set_epoch(epoch)
+            yield from self._data
+        except Exception as error:  # the data set is the user's: it may raise anything
+            told = failure_in_words(error)
+            raise DataError(f"{self._where} cannot be read: {told}") from error
+
+    def _row(self, item: Any, row: int) -> Row:
+        return self._joiner.read(item if callable(item) else lambda: item, row)
+
+    def _counted(self, recipe: Recipe) -> int:
+        """Rows of an epoch: told by the recipe, by the stream, or found by walking it once."""
+        if recipe.train.steps_per_epoch is not None:
+            batches = recipe.train.steps_per_epoch * recipe.optim.accumulate
+            return batches * recipe.data.batch_size
+        if hasattr(self._data, "__len__"):
+            return len(self._data)
+        return sum(1 for _ in self._open(0))
+
+
+@contextlib.contextmanager
+def own_randomness(*seeds: int) -> Iterator[None]:
+    """Seeds the generators of the process, and puts them back as they were behind the block.
+
+    Torch's is left alone where nothing has imported torch.
+    """
+    seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+    torch = sys.modules.get("torch")
+    before = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    if torch is not None:
+        torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch is not None:
+            torch.set_rng_state(before[2])

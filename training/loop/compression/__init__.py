@@ -1,0 +1,1 @@
+"""Pruning, removal of channels, and the phases behind the training itself."""

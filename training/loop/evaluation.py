@@ -1,0 +1,70 @@
+"""How good a model is over a split: its loss, and every metric of its task."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from training.datasets import Split
+from training.distributed.ranks import ALONE, Ranks
+from training.loading.batch import TrainingBatch
+from training.loading.row_order import Places
+from training.loop.device import device_of
+from training.loop.objective import Objective, make_objective
+from training.metrics.task_metric import Tally, TaskMetric
+from training.network.model import outputs_of
+from training.recipe.recipe import Recipe
+
+
+def evaluate(
+    model: nn.Module,
+    split: Split,
+    recipe: Recipe,
+    name: str,
+    loss: Objective | None = None,
+    ranks: Ranks = ALONE,
+) -> dict[str, float]:
+    """Loss and every metric of the task over a split, of a model.
+
+    Args:
+        model: put into evaluation mode.
+        split: the rows.
+        recipe: gives the batch size and the task.
+        name: goes before the metrics' names, as in `val/accuracy`.
+        loss: what is minimised; None makes it from the recipe and this split.
+        ranks: who shares the rows, each of which counts once; all of them get the same figures.
+    """
+    model.eval()
+    device = device_of(model)
+    metric, answers = TaskMetric.of(recipe), Tally()
+    loss_sums, weight_sums = np.zeros(0), np.zeros(0)  # of each loss, once one is seen
+    with torch.inference_mode():
+        for start in range(0, split.rows, recipe.data.batch_size):
+            rows = np.arange(start, min(start + recipe.data.batch_size, split.rows))
+            batch = _batch(split, rows, ranks)
+            found = outputs_of(model(*batch.on(device).inputs))
+            outputs = tuple(output.cpu() for output in found)
+            widths = [output.shape[-1] for output in outputs]
+            loss = loss or make_objective(recipe, split.every_labels(), widths)
+            if not loss_sums.size:
+                loss_sums, weight_sums = np.zeros((2, len(loss.terms)))
+            if not batch.counts:
+                continue
+            labels = batch.every_labels()
+            weights = loss.weights(labels)
+            means = np.array([mean.item() for mean in loss.means(outputs, labels)])
+            # The mean over no label is no number, and counts for nothing.
+            loss_sums = loss_sums + np.where(weights > 0, means, 0.0) * weights
+            weight_sums = weight_sums + weights
+            answers += metric.tally(outputs[0].numpy(), split.labels[batch.rows])
+    assert loss is not None, "a split has rows"
+    loss_sums, weight_sums = np.split(np.array(ranks.sums(*loss_sums, *weight_sums)), 2)
+    answers = sum(ranks.gather(answers), Tally())
+    metrics = {"loss": loss.value(loss_sums / weight_sums), **answers.metrics()}
+    return {f"{name}/{metric}": value for metric, value in metrics.items()}
+
+
+def _batch(split: Split, rows: Places, ranks: Ranks) -> TrainingBatch:
+    rows, counts = ranks.share(rows)
+    inputs = {name: array[rows] for name, array in split.inputs.items()}
+    labels = {name: array[rows] for name, array in split.every_labels().items()}
+    return TrainingBatch.of(rows, inputs, labels, counts)

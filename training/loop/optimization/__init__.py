@@ -1,0 +1,1 @@
+"""Optimizers, their steps and schedules."""

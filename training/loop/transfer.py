@@ -1,0 +1,158 @@
+"""Weights to begin with, from a version in the store.
+
+In: `model.from` of a recipe, such as `digits@3`, `digits@production` or `digits@^1.2`, and a
+network. Out: the network with whatever of the version's checkpoint fits it, and a report of what
+did not.
+
+Rules kept here: bytes are checked against the manifest's digest before they are read; a checkpoint
+is safetensors, which is data. `training.network.stored_version` finds the version.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from model_store.errors import StoreError
+from model_store.manifest import Parent
+from model_store.store import ModelStore
+from training.errors import RecipeError
+from training.network.preprocessing import network_of
+from training.network.stored_version import beginning_with, stored_version
+from training.recipe.recipe import Recipe
+
+CHECKPOINT = "checkpoint.safetensors"
+NETWORK = "network."
+"""Before the names of weights whose network has `preprocess` in front of it."""
+NAMES_SAID = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """Which weights went where; names are those of the network without its `preprocess`."""
+
+    taken: tuple[str, ...]
+    """Set from the checkpoint."""
+    skipped: dict[str, str]
+    """In both, with another shape or kind of number: what each has."""
+    missing: tuple[str, ...]
+    """Only in the network: they begin as without `from`."""
+    unexpected: tuple[str, ...]
+    """Only in the checkpoint."""
+
+    def lines(self) -> list[str]:
+        """For people, a line for each kind that there is."""
+        skipped = [f"{name} ({why})" for name, why in self.skipped.items()]
+        rest = (
+            ("skipped for their shape", skipped),
+            ("missing there", self.missing),
+            ("unexpected here", self.unexpected),
+        )
+        return [f"{len(self.taken)} weights taken"] + [
+            f"{len(names)} {what}: {', '.join(names[:NAMES_SAID])}"
+            + (" and more" if len(names) > NAMES_SAID else "")
+            for what, names in rest
+            if names
+        ]
+
+    def to_json(self) -> bytes:
+        """For the folder of the run."""
+        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstWeights:
+    """The checkpoint of a version that another begins with."""
+
+    parent: Parent
+    """The version, for the lineage."""
+    tensors: dict[str, Tensor]
+    """By the names they had there."""
+
+    def put_into(self, model: nn.Module) -> TransferReport:
+        """Copies what fits.
+
+        Raises:
+            RecipeError: nothing does.
+        """
+        own = network_of(model).state_dict()
+        behind_steps = {
+            name.removeprefix(NETWORK): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith(NETWORK)
+        }
+        most = max(self.tensors, behind_steps, key=lambda names: len(own.keys() & names.keys()))
+        given = dict(sorted(most.items()))
+        skipped = {
+            name: f"{_kind(tensor)} there, {_kind(own[name])} here"
+            for name, tensor in given.items()
+            if name in own and _kind(tensor) != _kind(own[name])
+        }
+        taken = [name for name in given if name in own and name not in skipped]
+        if not taken:
+            raise RecipeError(
+                f"model.from {self.parent.words}: none of its weights fits the network; it has "
+                f"{_some(given)}, and the network {_some(own)}"
+            )
+        with torch.no_grad():
+            for name in taken:
+                own[name].copy_(given[name])
+        # Layers that share a weight have it under one name in a file, and under each in a network.
+        places = {(own[name].data_ptr(), own[name].shape) for name in taken}
+        here = {(n, (t.data_ptr(), t.shape)) for n, t in own.items() if n not in given}
+        return TransferReport(
+            taken=tuple(taken),
+            skipped=skipped,
+            missing=tuple(sorted(name for name, place in here if place not in places)),
+            unexpected=tuple(name for name in given if name not in own),
+        )
+
+
+def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights | None]:
+    """The recipe with the number of the version it begins with, and that version's weights.
+
+    Args:
+        recipe: the run.
+        store: holds the version.
+
+    Raises:
+        RecipeError: there is no such model, version or alias, or it has no checkpoint.
+        StoreError: the version is damaged: a file is not the one its manifest names.
+    """
+    if recipe.model.from_ is None:
+        return recipe, None
+    manifest = stored_version(store, recipe.model.from_)
+    name = manifest.model
+    entry = manifest.file(CHECKPOINT)
+    if entry is None:
+        raise RecipeError(
+            f"model.from {name}@{manifest.version}: the version was published without "
+            f"{CHECKPOINT}; take another"
+        )
+    data = store.read_file(manifest, entry)
+    try:
+        tensors = load(data)
+    except Exception as error:  # its parts raise what they like
+        raise StoreError(
+            f"{name}@{manifest.version}: {CHECKPOINT} cannot be read as safetensors: {error}; "
+            "take another version"
+        ) from error
+    parent = Parent(
+        model=name,
+        version=manifest.version,
+        checkpoint_sha256=entry.sha256,
+        semver=manifest.semver,
+    )
+    return beginning_with(recipe, manifest), FirstWeights(parent, tensors)
+
+
+def _kind(tensor: Tensor) -> str:
+    number = "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{list(tensor.shape)}{number}"
+
+
+def _some(tensors: dict[str, Tensor]) -> str:
+    found = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    return ", ".join(found[:NAMES_SAID]) + (" and more" if len(found) > NAMES_SAID else "")

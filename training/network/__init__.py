@@ -1,0 +1,1 @@
+"""The network of a recipe: made, initialised, tried, and what is computed before it."""

@@ -1,0 +1,56 @@
+"""Names inside a model, and the patterns of a recipe that pick some of them.
+
+Rule kept here: names are those that the network itself gives, with or without `preprocess` in
+front of it, and a pattern that fits nothing is an error that tells what there is.
+"""
+
+import fnmatch
+from collections.abc import Iterable
+
+from torch import nn
+
+from training.errors import RecipeError
+from training.network.preprocessing import Preprocessed
+
+NAMES_TOLD = 40
+"""Names of the model that a message about a pattern lists."""
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Each parameter once, in the model's order."""
+    return {_own(name, model): parameter for name, parameter in model.named_parameters()}
+
+
+def named_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Each module once, but for the model itself."""
+    found = {_own(name, model): module for name, module in model.named_modules()}
+    return {name: module for name, module in found.items() if name not in ("", "network")}
+
+
+def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
+    """The names that a pattern fits.
+
+    Args:
+        pattern: as in a shell, such as `head.*`.
+        names: what there is.
+        key: where the recipe says so, for messages.
+
+    Raises:
+        RecipeError: it fits none.
+    """
+    known = list(names)
+    found = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        shown = ", ".join(known[:NAMES_TOLD]) + (" and more" if len(known) > NAMES_TOLD else "")
+        raise RecipeError(f"{key} {pattern!r} fits nothing of the model, which has {shown}")
+    return found
+
+
+def matching_any(patterns: Iterable[str], names: Iterable[str], key: str) -> list[str]:
+    """The names that one of the patterns fits, each once; arguments and errors as of `matching`."""
+    known = list(names)
+    return list(dict.fromkeys(n for pattern in patterns for n in matching(pattern, known, key)))
+
+
+def _own(name: str, model: nn.Module) -> str:
+    return name.removeprefix("network.") if isinstance(model, Preprocessed) else name

@@ -1,0 +1,1 @@
+"""The recipe: its schema, files, and the targets that it names."""

@@ -1,0 +1,101 @@
+"""The parts of a recipe that make a trained network smaller: pruning, and training for 8 bits.
+
+Pure rules. Both are phases of their own behind the ordinary training: pruning changes the
+checkpoint, training for 8 bits leaves it as it is and yields a second file of weights. Pruning may
+also happen within the training.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from training.recipe.parts.recipe_part import RecipePart
+
+MOMENT = r"^([0-9]+(\.[0-9]+)?%|[0-9]+ epochs?|[0-9]+ steps?)$"
+"""`60%`, `12 epochs` or `500 steps`."""
+
+
+class PrunePart(RecipePart):
+    """Takes away the smallest weights of the network, and trains what is left."""
+
+    amount: float = Field(gt=0, lt=1)
+    """Share of each layer to take away: of its weights, or of its channels where `structured`.
+    Raise it until accuracy falls."""
+    structured: bool = False
+    """Whether whole channels go, and the layers really become smaller: that makes every artifact
+    smaller and faster. Without it single weights become 0: the file packs better, and nothing
+    runs faster."""
+    layers: tuple[str, ...] = Field(default=("*",), min_length=1)
+    """Patterns of names of layers, such as `features.*`, or of their types, such as `Conv2d`.
+    Narrow it to spare layers that accuracy depends on."""
+    at: Annotated[str, Field(pattern=MOMENT)] | None = None
+    """When in the training single weights go: behind `60%` of its steps, `12 epochs` or `500
+    steps`; the rest of the training makes up for it. null takes them from the trained network. Give
+    it to train once, at full learning rates, and not to tune afterwards."""
+    fine_tune_epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Passes over the training rows, behind the training, that make up for what was taken: 5 unless
+    told, none with `at`. Raise it while the validation metric still climbs."""
+    lr_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Peak learning rate of these epochs, as a share of the training's: 0.1 unless told. Raise it
+    when much was taken."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuned_behind_the_training(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("at") is not None:
+            return data
+        told = {key: value for key, value in data.items() if value is not None}
+        return {"fine_tune_epochs": 5, "lr_share": 0.1, **told}
+
+    @model_validator(mode="after")
+    def _within_the_training(self) -> "PrunePart":
+        if self.at is None:
+            return self
+        if self.structured:
+            raise ValueError(
+                "prune.at takes single weights; channels leave a network that is trained, so drop "
+                "at, or take structured: false"
+            )
+        if self.fine_tune_epochs is not None or self.lr_share is not None:
+            raise ValueError(
+                f"prune.at is {self.at}, and what is left of the training makes up for it; drop "
+                "fine_tune_epochs and lr_share, or at"
+            )
+        if self.at.endswith("%") and not 0 < float(self.at[:-1]) < 100:
+            raise ValueError(f"prune.at is {self.at}; give more than 0% and less than 100%")
+        return self
+
+    @property
+    def fine_tuning(self) -> tuple[int, float]:
+        """Epochs and share of the learning rate of the training behind it; not with `at`."""
+        assert self.fine_tune_epochs is not None, "without `at` there are some"
+        assert self.lr_share is not None, "without `at` there is one"
+        return self.fine_tune_epochs, self.lr_share
+
+    def first_step(self, epochs: int, epoch_steps: int) -> int | None:
+        """The step of the training, from 0, that is the first with fewer weights.
+
+        Args:
+            epochs: of the training.
+            epoch_steps: steps of each.
+
+        Returns:
+            None, if they go behind the training.
+        """
+        if self.at is None:
+            return None
+        if self.at.endswith("%"):
+            return round(epochs * epoch_steps * float(self.at[:-1]) / 100)
+        number, unit = self.at.split()
+        return int(number) * (epoch_steps if unit.startswith("epoch") else 1)
+
+
+class QatPart(RecipePart):
+    """Fine-tunes with weights and activations rounded to 8 bits, for entries of `method: qat`."""
+
+    epochs: int = Field(default=3, ge=1, le=100_000)
+    """Passes over the training rows. Raise it while the validation metric still climbs."""
+    lr_share: float = Field(default=0.01, gt=0, le=1)
+    """Peak learning rate of these epochs, as a share of the training's. Raise it when quantizing
+    costs much accuracy; lower it when agreement with the checkpoint matters more."""

@@ -1,0 +1,93 @@
+"""The part of a recipe that says which alias moves to a new version, and when. Pure rules.
+
+    publish: {model: digits, alias: canary}
+    publish: {model: digits, alias: production, if: test/accuracy >= live - 0.5pp}
+    publish: {model: digits, if: first and test/accuracy >= 90% and test/accuracy > guess}
+
+In: the keys as they stand in a recipe, or `promote` of older ones. Out: an alias and a rule, every
+default written out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from model_store.errors import BadNameError
+from model_store.pointers import PRODUCTION, check_alias
+from training.recipe.parts.promotion_condition import ALWAYS, FIRST, PromotionRule, parse_rule
+from training.recipe.parts.recipe_part import RecipePart
+
+_PROMOTE: dict[object, dict[str, str | None]] = {
+    "never": {"alias": None},
+    "first": {"alias": PRODUCTION, "if": FIRST},
+    "always": {"alias": PRODUCTION, "if": ALWAYS},
+}
+"""What `promote` of older recipes means."""
+
+
+class PromotePart(RecipePart):
+    """Which alias moves to the new version, and when."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    alias: str | None = PRODUCTION
+    """The alias that moves to the new version; null for none. Take `canary` to try a version on a
+    part of the traffic, null where somebody must look first."""
+    condition: str | None = Field(default=None, alias="if")
+    """When it moves: `first`, only if the alias names no version yet; `always`; or comparisons on
+    the test rows of this run, joined by `and`: with a number (`test/accuracy >= 90%`, `test/rmse <=
+    2.5`), with one answer for every row (`test/accuracy > guess`), with what `production` names
+    (`test/accuracy >= live`), and a margin as in `live - 0.5pp`. `production` moves `first` unless
+    told otherwise, other aliases `always`. Give comparisons where versions are trained without
+    anybody looking."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        keys = dict(data)
+        if "promote" in keys:
+            keys = _without_promote(keys)
+        alias = keys.get("alias", PRODUCTION)
+        if keys.get("if") is None and alias is not None:
+            keys["if"] = FIRST if alias == PRODUCTION else ALWAYS
+        return keys
+
+    @field_validator("alias")
+    @classmethod
+    def _alias_name(cls, value: str | None) -> str | None:
+        try:
+            return None if value is None else check_alias(value)
+        except BadNameError as error:
+            raise ValueError(str(error)) from error
+
+    @field_validator("condition")
+    @classmethod
+    def _condition_as_read(cls, value: str | None) -> str | None:
+        return None if value is None else str(parse_rule(value))
+
+    @model_validator(mode="after")
+    def _condition_has_an_alias(self) -> "PromotePart":
+        if self.alias is None and self.condition is not None:
+            raise ValueError(f"if is {self.condition!r} and alias null; name an alias to move")
+        return self
+
+    def rule(self) -> PromotionRule:
+        """When the alias moves; always, where none does."""
+        return parse_rule(self.condition or ALWAYS)
+
+
+def _without_promote(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe that is older than `alias` and `if`."""
+    promote = keys.pop("promote")
+    if promote not in _PROMOTE:
+        raise ValueError(
+            f"promote is {promote!r}; it was never, first or always, and is now alias: null, "
+            f"if: {FIRST} and if: {ALWAYS}"
+        )
+    newer = [key for key in ("alias", "if") if key in keys]
+    if newer:
+        raise ValueError(f"promote says the same as {' and '.join(newer)}; drop promote")
+    return keys | _PROMOTE[promote]

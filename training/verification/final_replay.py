@@ -1,0 +1,80 @@
+"""Replays the files of a version as they lie in their folder, right before it is published.
+
+In: a draft and the folder with its files. Out: nothing, or a refusal.
+
+Rule kept here: nothing is taken from memory. The golden rows come out of the golden file and the
+artifacts out of their own files, as on a server, so that rows that were written wrongly are found
+before an alias can move to a version that every server would refuse.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from model_store.golden import GoldenRows, parse_golden
+from model_store.manifest import Draft
+from model_store.memory_limit import GIB
+from model_store.parity import compare_rows
+from model_store.tensors import Array
+from training.errors import IsolationError, NothingProvenError
+from training.network.python_step import Step
+from training.process.isolated_run import run_isolated
+from training.recipe.recipe import ExportLimits
+from training.verification.runners import file_runner
+from training.verification.verify import run_in_batches
+
+
+def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLimits) -> None:
+    """Runs the stored golden inputs through every artifact, in a process of its own.
+
+    Args:
+        draft: what is about to be published.
+        folder: where its files lie.
+        step: the Python step that the golden inputs go through first.
+        limits: what one artifact may cost.
+
+    Raises:
+        NothingProvenError: an artifact does not give the stored golden outputs.
+        GoldenMismatchError: the golden file does not fit the signature.
+    """
+    golden = parse_golden((folder / draft.golden.file.file).read_bytes(), draft)
+    inputs = golden.inputs if step is None else step.run(golden.inputs)
+    try:
+        failure = run_isolated(
+            first_failure,
+            draft,
+            folder,
+            GoldenRows(inputs, golden.outputs),
+            time_limit_s=limits.time_s * len(draft.artifacts),
+            memory_limit_bytes=int(limits.memory_gib * GIB),
+        )
+    except IsolationError as error:
+        failure = f"the artifacts do not run any more: {error}"
+    if failure is not None:
+        raise NothingProvenError(
+            f"the files of '{draft.model}' are not what was proven, so nothing is published "
+            f"({failure}); train again with --resume, and report it if it happens again: the disk "
+            f"below {folder} is damaged, or flambeau wrote a file wrongly"
+        )
+
+
+def first_failure(draft: Draft, folder: Path, golden: GoldenRows) -> str | None:
+    """Says which artifact does not give the golden outputs, and where; None if all do.
+
+    Args:
+        draft: names the artifacts and their tolerances.
+        folder: where their files lie.
+        golden: the stored rows, behind the Python step.
+    """
+    torch.set_num_threads(1)
+    signature = draft.signature.model_copy(update={"inputs": draft.artifact_inputs()})
+    for artifact in draft.artifacts:
+        path, tolerance = folder / artifact.file.file, artifact.verification.tolerance
+        run = file_runner(artifact.kind, artifact.precision, path, signature)
+        found: Mapping[str, Array] = run_in_batches(run, golden.inputs, signature.max_batch_size)
+        where, by_cosine = f"{artifact.name}: the stored golden rows", tolerance.embeddings
+        failure = compare_rows(where, golden.outputs, found, by_cosine).failure(tolerance)
+        if failure is not None:
+            return failure
+    return None

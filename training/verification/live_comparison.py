@@ -1,0 +1,235 @@
+"""A new version against the one that is live, on the same test rows.
+
+In: what was trained, its test split, and the store. Out: both values, how sure the difference is,
+and whether the recipe's condition is met. What cannot be compared is said and is no error: the new
+version is proven, and somebody can still look at it.
+
+Rules kept here: the live version runs as its artifact nearest to its checkpoint, in a process of
+its own with the limits of exports; nothing is opened before its digest is checked, and no code that
+comes from a store others can write to.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from model_store.errors import StoreError
+from model_store.manifest import CODE_KINDS, Artifact, Manifest
+from model_store.memory_limit import GIB
+from model_store.onnx_safety import check_onnx
+from model_store.pointers import PRODUCTION
+from model_store.python_step import PythonStepError
+from model_store.signature import Signature
+from model_store.store import ModelStore
+from model_store.tensors import Array
+from training.datasets import IGNORED_LABEL, Split, Splits
+from training.errors import IsolationError
+from training.loop.evaluation import evaluate
+from training.loop.loop import Trained
+from training.metrics.confidence import paired_interval, wilson_interval
+from training.metrics.task_metric import TaskMetric
+from training.network.python_step import Step
+from training.process.isolated_run import run_isolated
+from training.recipe.parts.promotion_condition import Condition
+from training.recipe.recipe import Recipe
+from training.reporting.report import LiveComparison
+from training.verification.gate import no_difference
+from training.verification.runners import file_runner
+from training.verification.verify import Reference, run_in_batches
+
+ACCURACY = "test/accuracy"
+
+
+class _NotComparableError(Exception):
+    """The live version cannot be compared; the message says why."""
+
+
+def compare_with_live(
+    recipe: Recipe,
+    trained: Trained,
+    splits: Splits,
+    expected: Reference,
+    metrics: dict[str, float],
+    store: ModelStore,
+    step: Step | None = None,
+) -> LiveComparison | None:
+    """Compares as the recipe's `publish.if` says.
+
+    Args:
+        recipe: the run.
+        trained: the new model.
+        splits: the data, behind the Python step.
+        expected: the new checkpoint's answers.
+        metrics: the new checkpoint's.
+        store: has the live version.
+        step: the recipe's Python step.
+
+    Returns:
+        What was found; None if the recipe compares nothing.
+
+    Raises:
+        StorageError: the store is out of reach.
+    """
+    condition = recipe.publish.rule().live
+    if condition is None:
+        return None
+    pointers = store.pointers(recipe.publish.model)
+    live = None if pointers is None else pointers.aliases.get(PRODUCTION)
+    found = LiveComparison(
+        condition=str(condition), version=live, new=metrics.get(condition.metric), met=live is None
+    )
+    if live is None:
+        return found
+    try:
+        return _compared(found, condition, recipe, trained, splits, expected, store, live, step)
+    except (_NotComparableError, IsolationError, StoreError, PythonStepError) as error:
+        return found.model_copy(update={"refusal": str(error)})
+
+
+def _compared(
+    found: LiveComparison,
+    condition: Condition,
+    recipe: Recipe,
+    trained: Trained,
+    splits: Splits,
+    expected: Reference,
+    store: ModelStore,
+    live: int,
+    step: Step | None,
+) -> LiveComparison:
+    """The comparison with figures."""
+    if found.new is None:
+        raise _NotComparableError(f"this run has no {condition.metric}")
+    manifest = store.manifest(recipe.publish.model, live)
+    _check_comparable(manifest, trained.signature, step)
+    artifact = _nearest_to_checkpoint(manifest, store.is_local)
+    outputs = _outputs(recipe, manifest, artifact, store, splits.test)
+    theirs = _value(condition.metric, recipe, trained, outputs, splits.test)
+    rounding = no_difference(condition.metric, recipe.loss.judged_task, splits.test.labels, theirs)
+    figures: dict[str, object] = {
+        "artifact": artifact.name,
+        "live": theirs,
+        "met": condition.met(found.new, theirs, rounding),
+    }
+    if condition.metric == ACCURACY:
+        ours = expected.test_outputs[trained.signature.outputs[0].name]
+        figures |= _intervals(ours, outputs, splits.test, found.new, theirs)
+    return found.model_copy(update=figures)
+
+
+def _value(metric: str, recipe: Recipe, trained: Trained, outputs: Array, test: Split) -> float:
+    """A metric of the live version.
+
+    Raises:
+        _NotComparableError: it is about more than the first output.
+    """
+    name = metric.rpartition("/")[2]
+    if name != "loss":
+        return TaskMetric.of(recipe).tally(outputs, test.labels).metrics()[name]
+    first = recipe.model.outputs[0]
+    if any(term.output not in (None, first) for term in recipe.loss.terms):
+        raise _NotComparableError("the loss is about several outputs; compare another metric")
+    return evaluate(_Replayed(outputs), test, recipe, "test", trained.loss)[metric]
+
+
+def _check_comparable(manifest: Manifest, signature: Signature, step: Step | None) -> None:
+    """The live version takes the same rows and means the same by its answers.
+
+    Raises:
+        _NotComparableError: it does not.
+    """
+    theirs = manifest.python_step
+    steps = (
+        None if theirs is None else (theirs.file.sha256, theirs.name, theirs.args),
+        None if step is None else (step.source_sha256(), step.name, step.args),
+    )
+    if steps[0] != steps[1]:
+        raise _NotComparableError("its Python step is another")
+    pairs = (
+        ("takes", manifest.artifact_inputs(), signature.inputs),
+        ("gives", manifest.signature.outputs, signature.outputs),
+    )
+    for verb, live, new in pairs:
+        if live != new:
+            texts = [
+                ", ".join(f"{s.name} {s.datatype} {list(s.shape)}" for s in specs)
+                for specs in (live, new)
+            ]
+            raise _NotComparableError(f"it {verb} {texts[0]}, and the new version {texts[1]}")
+    if manifest.signature.labels != signature.labels:
+        raise _NotComparableError("the names of its classes are others")
+
+
+def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact:
+    """In FP32 before others, as ONNX before others; none that is code from elsewhere."""
+    allowed = [a for a in manifest.artifacts if store_is_local or a.kind not in CODE_KINDS]
+    if not allowed:
+        raise _NotComparableError("it has only artifacts that are code, and the store is remote")
+    return min(allowed, key=lambda a: (a.precision != "fp32", a.kind != "onnx", a.speed_key()))
+
+
+def _outputs(
+    recipe: Recipe, manifest: Manifest, artifact: Artifact, store: ModelStore, test: Split
+) -> Array:
+    """The first output of the live version for every test row."""
+    signature = manifest.signature.model_copy(update={"inputs": manifest.artifact_inputs()})
+    with tempfile.TemporaryDirectory(prefix="flambeau-live-") as folder:
+        for entry in artifact.all_files():
+            data = store.read_file(manifest, entry)
+            if artifact.kind == "onnx":
+                check_onnx(data, entry.file)
+            (Path(folder) / entry.file).write_bytes(data)
+        return run_isolated(
+            _run_file,
+            artifact,
+            Path(folder) / artifact.file.file,
+            signature,
+            test.inputs,
+            time_limit_s=recipe.export_limits.time_s,
+            memory_limit_bytes=int(recipe.export_limits.memory_gib * GIB),
+        )
+
+
+def _run_file(
+    artifact: Artifact, path: Path, signature: Signature, inputs: dict[str, Array]
+) -> Array:
+    """In a process of its own."""
+    run = file_runner(artifact.kind, artifact.precision, path, signature)
+    found = run_in_batches(run, inputs, signature.max_batch_size)
+    return found[signature.outputs[0].name]
+
+
+class _Replayed(nn.Module):
+    """Gives outputs that are known already, in order, so that one function measures all models.
+
+    Args:
+        outputs: of every row, [rows, ...].
+    """
+
+    def __init__(self, outputs: Array) -> None:
+        super().__init__()
+        self._outputs, self._next = outputs, 0
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The outputs of the next rows, as many as there are in the inputs."""
+        start, self._next = self._next, self._next + len(inputs[0])
+        return torch.from_numpy(np.ascontiguousarray(self._outputs[start : self._next]))
+
+
+def _intervals(
+    ours: Array, theirs: Array, test: Split, new: float, live: float
+) -> dict[str, object]:
+    """Where both accuracies and their difference lie, with 95 % confidence; none if untold."""
+    counts = test.labels != IGNORED_LABEL
+    if ours.shape[:-1] != test.labels.shape or ours.shape != theirs.shape:
+        return {}
+    right = [(logits.argmax(axis=-1) == test.labels)[counts] for logits in (ours, theirs)]
+    labels = int(counts.sum())
+    return {
+        "new_interval": wilson_interval(new, labels),
+        "live_interval": wilson_interval(live, labels),
+        "difference_interval": paired_interval(right[0].astype(float) - right[1].astype(float)),
+    }

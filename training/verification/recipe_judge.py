@@ -1,0 +1,152 @@
+"""What the recipe of a published version adds to its proof: the checkpoint and the test split.
+
+In: the files of a version, and the recipe's own code on this machine. Out: for each artifact how it
+does on held-out rows, and the task metric.
+
+Rules kept here: the code and the data must be those that the version was made of: other data has
+another digest, and other code gives other golden outputs; both are refused, for what they would
+show is no property of the artifact.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from model_store.golden import GoldenRows
+from model_store.manifest import Artifact, Manifest
+from model_store.parity import Comparison, compare, compare_rows
+from model_store.python_step import StepFunction
+from model_store.sized_rows import at_other_sizes
+from model_store.tensors import Array
+from model_store.tolerance import Tolerance
+from training.auto.candidates import ModelContents, possible_entries
+from training.datasets import load_splits
+from training.errors import DataError, TargetError
+from training.metrics.task_metric import TaskMetric
+from training.network.python_step import open_recipe_step
+from training.network.trained_model import trained_model
+from training.recipe.parts.auto_export import AutoPart
+from training.recipe.parts.export_entries import Export
+from training.recipe.recipe import Recipe
+from training.verification.departure import Departed, departs_at
+from training.verification.gate import too_far_off, too_much_worse
+from training.verification.runners import module_runner
+from training.verification.verify import SIZED_ROWS, replay_sized, run_in_batches
+
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+SAME_CHECKPOINT = Tolerance(
+    max_abs_difference=1e-2, min_agreement=0.98, max_probability_shift=0.01, min_cosine=0.999
+)
+"""How far the checkpoint may lie from itself on another machine and with another torch."""
+
+
+class RecipeJudge:
+    """Knows what the checkpoint gives for the test split, and at other sizes.
+
+    Args:
+        recipe: of the version.
+        manifest: of the version.
+        weights: its checkpoint, as safetensors.
+        golden: its golden rows.
+
+    Raises:
+        TargetError: the recipe's code is not here, or is no longer what made the version.
+        DataError: the data is not here, or is not what the version was made of.
+    """
+
+    def __init__(
+        self, recipe: Recipe, manifest: Manifest, weights: Path, golden: GoldenRows
+    ) -> None:
+        self._recipe, self._signature = recipe, manifest.signature
+        self._weights, self._golden = weights, golden
+        splits = load_splits(recipe)
+        if (found := splits.sha256()) != manifest.lineage.data_sha256:
+            raise DataError(
+                f"the data of {recipe.data.name} has sha256 {found[:12]}… here, and "
+                f"{manifest.model} {manifest.version} was made of "
+                f"{manifest.lineage.data_sha256[:12]}…; verify it without the data, or where it is"
+            )
+        self._test, self._metric = splits.test, TaskMetric.of(recipe)
+        # A Python step makes the inputs of the artifacts out of those that callers send.
+        step, inner = open_recipe_step(recipe), manifest.artifact_inputs()
+        self._prepared: StepFunction = dict if step is None else step.run
+        self._inner = self._signature.model_copy(update={"inputs": inner})
+        model = trained_model(recipe, weights, [spec.name for spec in inner])
+        run_model = module_runner(model, self._inner)
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            return run_model(self._prepared(inputs))
+
+        size = self._signature.max_batch_size
+        self._embeddings = recipe.model.embeddings
+        outputs = run_in_batches(run, golden.inputs, size)
+        again = compare(golden.outputs, outputs, self._embeddings)
+        if failure := again.failure(SAME_CHECKPOINT):
+            raise TargetError(
+                f"{recipe.model.target} does not give the golden outputs of {manifest.model} "
+                f"{manifest.version} any more ({failure}); check out the commit it was made at, "
+                f"{manifest.lineage.git_commit or 'which nobody noted'}"
+            )
+        self._outputs = run_in_batches(run, self._test.inputs, size)
+        few = {n: a[: min(SIZED_ROWS, size)] for n, a in golden.inputs.items()}
+        self._sized = [(x, run(x)) for x in at_other_sizes(few, self._signature)]
+
+    def judge(
+        self, run: Run, artifact: Artifact
+    ) -> tuple[list[Comparison], dict[str, float], str | None]:
+        """Runs the test split through an artifact.
+
+        Returns:
+            Comparisons with the checkpoint; the task's metrics; and why they refuse the artifact,
+            or None.
+        """
+        size = self._signature.max_batch_size
+        found = replay_sized(run, self._sized, self._embeddings)
+        outputs = run_in_batches(run, self._test.inputs, size)
+        found.append(compare_rows("the test split", self._outputs, outputs, self._embeddings))
+        judged = self._signature.outputs[0].name
+        expected, answers = self._outputs[judged], outputs[judged]
+        labels, entry = self._test.labels, _entry(self._recipe, artifact.name)
+        metrics = self._metric.tally(answers, labels).metrics()
+        refusal = None
+        if entry is not None:
+            before, after = (self._metric.measured(one, labels) for one in (expected, answers))
+            if judged not in self._embeddings:
+                refusal = too_far_off(entry, self._metric, labels, expected, answers)
+            refusal = refusal or too_much_worse(before, after, entry, labels)
+        return found, {n: v for n, v in metrics.items() if np.isfinite(v)}, refusal
+
+    def departs_at(self, artifact: Artifact, path: Path) -> str | None:
+        """Where a failed artifact departs from the checkpoint, if that can be told.
+
+        Args:
+            artifact: what the manifest says of it.
+            path: its file.
+        """
+        entry = _entry(self._recipe, artifact.name)
+        if entry is None:
+            return None
+        case = Departed(
+            recipe=self._recipe,
+            weights=self._weights,
+            entry=entry,
+            path=path,
+            signature=self._inner,
+            tolerance=artifact.verification.tolerance,
+            rows=[
+                self._prepared(rows)
+                for rows in (self._golden.inputs, *(x for x, _ in self._sized), self._test.inputs)
+            ],
+        )
+        limits = self._recipe.export_limits
+        return departs_at(case, limits.time_s, limits.memory_gib)
+
+
+def _entry(recipe: Recipe, name: str) -> Export | None:
+    """The entry of the recipe that an artifact was made by: its limits, whichever its method."""
+    entries: Iterable[Export] = recipe.listed_exports()
+    if isinstance(recipe.export, AutoPart):
+        entries = possible_entries(recipe.export.auto, ModelContents(qat=recipe.qat is not None))
+    return next((entry for entry in entries if entry.name == name), None)
