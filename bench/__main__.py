@@ -11,17 +11,17 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from bench.golden_model import BENCH_STORE, newest_manifest, served_artifact
+from bench.figures.results_file import bench_store, write_results
+from bench.figures.verdicts import MISSING, Verdict, table
 from bench.lengths import MODEL as LENGTHS_MODEL
 from bench.lengths import LengthFigures, length_verdicts, measure_lengths
+from bench.measured.golden_model import BENCH_STORE, newest_manifest, served_artifact
 from bench.peers.peer import Form
-from bench.pinned_server import end_with_exception
-from bench.pinning import become_client
-from bench.results_file import bench_store, write_results
 from bench.served_figures import ModelFigures, measure_model
+from bench.servers.pinned_server import end_with_exception
+from bench.servers.pinning import become_client
+from bench.servers.yardstick import YardstickFigures, measure_against_yardstick
 from bench.start_figures import LagFigures, StartFigures, measure_lag, measure_starts
-from bench.verdicts import MISSING, Verdict, table
-from bench.yardstick import YardstickFigures, measure_against_yardstick
 from model_store.manifest import Manifest
 
 MODELS = ("tiny-mlp", "cnn", "encoder")

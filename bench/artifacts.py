@@ -13,10 +13,10 @@ from typing import Any, get_args
 
 from rich.console import Console
 
+from bench.figures.performance_page import with_block
+from bench.figures.results_file import write_results
+from bench.figures.verdicts import Verdict
 from bench.peers.flambeau_peer import ROOT
-from bench.performance_page import with_block
-from bench.results_file import write_results
-from bench.verdicts import Verdict
 from training.datasets import load_splits
 from training.pipeline import run
 from training.publish import RECIPE, REPORT

@@ -15,7 +15,10 @@ from statistics import mean
 import numpy as np
 import torch
 
-from bench.golden_model import (
+from bench.figures.results_file import bench_store, write_results
+from bench.figures.verdicts import Verdict
+from bench.loads.closed_loop import closed_loop, warm_up
+from bench.measured.golden_model import (
     BENCH_STORE,
     ask_for,
     check_answers,
@@ -23,12 +26,9 @@ from bench.golden_model import (
     newest_manifest,
     read_golden,
 )
-from bench.load import closed_loop, warm_up
+from bench.measured.raw_model import runs_per_second
 from bench.peers.peer import Form
-from bench.pinned_server import end_with_exception, pinned_server
-from bench.raw_model import runs_per_second
-from bench.results_file import bench_store, write_results
-from bench.verdicts import Verdict
+from bench.servers.pinned_server import end_with_exception, pinned_server
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from model_store.tensors import Array

@@ -13,8 +13,8 @@ from statistics import median
 
 import numpy as np
 
-from bench.golden_model import BENCH_STORE, newest_manifest, read_golden, served_artifact
-from bench.results_file import bench_store
+from bench.figures.results_file import bench_store
+from bench.measured.golden_model import BENCH_STORE, newest_manifest, read_golden, served_artifact
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions

@@ -21,8 +21,11 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from bench.datasets import LONGEST, SHORTEST
-from bench.golden_model import (
+from bench.figures.results_file import bench_store, write_results
+from bench.figures.verdicts import Verdict, ratio
+from bench.loads.closed_loop import different_load
+from bench.measured.datasets import LONGEST, SHORTEST
+from bench.measured.golden_model import (
     BENCH_STORE,
     ask_for,
     check_answers,
@@ -30,17 +33,14 @@ from bench.golden_model import (
     newest_manifest,
     served_artifact,
 )
-from bench.load import different_load
-from bench.metrics_page import read_metrics
-from bench.networks import VOCABULARY
+from bench.measured.networks import VOCABULARY
+from bench.measured.raw_model import open_artifact, runs_per_second
+from bench.measured.version_copy import copy_changed
 from bench.peers.load import NothingAnsweredError
 from bench.peers.peer import Ask, Form
-from bench.pinned_server import end_with_exception, pinned_server
-from bench.pinning import SERVER_CORE, become_client, pinned_to
-from bench.raw_model import open_artifact, runs_per_second
-from bench.results_file import bench_store, write_results
-from bench.verdicts import Verdict, ratio
-from bench.version_copy import copy_changed
+from bench.servers.metrics_page import read_metrics
+from bench.servers.pinned_server import end_with_exception, pinned_server
+from bench.servers.pinning import SERVER_CORE, become_client, pinned_to
 from flambeau.server_process import ServerProcess
 from model_store.manifest import Manifest
 from model_store.signature import Padding

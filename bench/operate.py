@@ -4,7 +4,7 @@ Four servers of the tiny MLP, each with one thing more than the one before, are 
 over REST. Each figure is the median of the rounds' own ratios, of requests a second and of
 processor time a request. Prints a table and verdicts, and writes `bench/results/operate.json`.
 
-- *bare*: metrics that count nothing (`bench/uncounted_server.py`);
+- *bare*: metrics that count nothing (`bench/servers/uncounted_server.py`);
 - *metrics*: a server as it is by default;
 - *keys*: every request has an API key, which has a rate of requests and one of rows;
 - *traces*: a hundredth of the requests is traced too, and sent to a collector.
@@ -24,21 +24,21 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from bench.golden_model import (
+from bench.figures.results_file import bench_store, write_results
+from bench.figures.verdicts import Verdict, percentile, ratio, table
+from bench.loads.closed_loop import different_load, generator_of
+from bench.measured.golden_model import (
     BENCH_STORE,
     ask_for,
     check_answers,
     golden_model,
     newest_manifest,
 )
-from bench.load import different_load, generator_of
-from bench.metrics_page import read_metrics
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
-from bench.pinned_server import end_with_exception, pinned_server
-from bench.pinning import become_client
-from bench.results_file import bench_store, write_results
-from bench.verdicts import Verdict, percentile, ratio, table
+from bench.servers.metrics_page import read_metrics
+from bench.servers.pinned_server import end_with_exception, pinned_server
+from bench.servers.pinning import become_client
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key
@@ -197,7 +197,7 @@ def _variants(store: ModelStore, keys: int) -> Iterator[dict[str, Variant]]:
             return stack.enter_context(server)
 
         found = {
-            BARE: Variant(start(module="bench.uncounted_server"), [ask]),
+            BARE: Variant(start(module="bench.servers.uncounted_server"), [ask]),
             METRICS: Variant(start(), [ask]),
             WITH_KEYS: Variant(start(door), with_keys),
             WITH_TRACES: Variant(start(door, *traces), with_keys),

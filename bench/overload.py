@@ -17,7 +17,13 @@ from statistics import median
 
 import uvloop
 
-from bench.golden_model import (
+from bench.figures.results_file import bench_store, write_results
+from bench.figures.verdicts import Verdict, percentile, ratio, table
+from bench.loads.closed_loop import closed_loop, warm_up
+from bench.loads.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.loads.shooter import Outcome
+from bench.loads.shooters import open_shooter
+from bench.measured.golden_model import (
     BENCH_STORE,
     ask_for,
     check_answers,
@@ -25,15 +31,9 @@ from bench.golden_model import (
     newest_manifest,
     served_artifact,
 )
-from bench.load import closed_loop, warm_up
-from bench.open_loop import OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Ask, Form
-from bench.pinned_server import end_with_exception, pinned_server
-from bench.pinning import become_client
-from bench.results_file import bench_store, write_results
-from bench.shooter import Outcome
-from bench.shooters import open_shooter
-from bench.verdicts import Verdict, percentile, ratio, table
+from bench.servers.pinned_server import end_with_exception, pinned_server
+from bench.servers.pinning import become_client
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 

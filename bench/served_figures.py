@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import mean, median
 
-from bench.golden_model import ask_for, check_answers, golden_model
-from bench.load import PYTHON, closed_loop, generator_of, steady_load, warm_up
-from bench.metrics_page import read_metrics
+from bench.loads.closed_loop import PYTHON, closed_loop, generator_of, steady_load, warm_up
+from bench.measured.golden_model import ask_for, check_answers, golden_model
+from bench.measured.raw_model import raw_model, raw_rates
 from bench.peers.peer import Form
 from bench.peers.process_tree import cpu_seconds
 from bench.peers.served_model import ServedModel
-from bench.pinned_server import pinned_server
-from bench.raw_model import raw_model, raw_rates
+from bench.servers.metrics_page import read_metrics
+from bench.servers.pinned_server import pinned_server
 from flambeau.server_process import ServerProcess
 from model_store.manifest import Manifest
 from model_store.store import ModelStore

@@ -19,26 +19,26 @@ from statistics import median
 
 import uvloop
 
-from bench.capacity import Stream, find_capacity
-from bench.golden_model import (
+from bench.figures.line_chart import draw_line
+from bench.figures.results_file import RESULTS, bench_store, write_results
+from bench.figures.verdicts import MISSING, Verdict, percentile
+from bench.loads.capacity import Stream, find_capacity
+from bench.loads.closed_loop import closed_loop, warm_up
+from bench.loads.open_loop import LAST_ANSWERS_S, OpenLoop, Shots, poisson_arrivals
+from bench.loads.shooter import Outcome, Shooter
+from bench.loads.shooters import open_shooter
+from bench.measured.golden_model import (
     BENCH_STORE,
     ask_for,
     check_answers,
     golden_model,
     newest_manifest,
 )
-from bench.line_chart import draw_line
-from bench.load import closed_loop, warm_up
-from bench.open_loop import LAST_ANSWERS_S, OpenLoop, Shots, poisson_arrivals
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
-from bench.pinned_server import end_with_exception, pinned_server
-from bench.pinning import SERVER_CORE, become_client
-from bench.process_figures import resident_mebibytes, stolen_seconds
-from bench.results_file import RESULTS, bench_store, write_results
-from bench.shooter import Outcome, Shooter
-from bench.shooters import open_shooter
-from bench.verdicts import MISSING, Verdict, percentile
+from bench.servers.pinned_server import end_with_exception, pinned_server
+from bench.servers.pinning import SERVER_CORE, become_client
+from bench.servers.process_figures import resident_mebibytes, stolen_seconds
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 from protos import open_inference_pb2 as pb

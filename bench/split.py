@@ -16,7 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.golden_model import (
+from bench.figures.results_file import bench_store, write_results
+from bench.figures.verdicts import Verdict, table
+from bench.loads.closed_loop import closed_loop, warm_up
+from bench.measured.golden_model import (
     BENCH_STORE,
     ask_for,
     check_answers,
@@ -25,16 +28,13 @@ from bench.golden_model import (
     read_golden,
     served_artifact,
 )
-from bench.load import closed_loop, warm_up
-from bench.metrics_page import read_metrics
+from bench.measured.raw_model import raw_rates
 from bench.peers.load import Load
 from bench.peers.peer import Form
 from bench.peers.process_tree import cpu_seconds
-from bench.pinned_server import end_with_exception, pinned_child, pinned_server
-from bench.pinning import become_client
-from bench.raw_model import raw_rates
-from bench.results_file import bench_store, write_results
-from bench.verdicts import Verdict, table
+from bench.servers.metrics_page import read_metrics
+from bench.servers.pinned_server import end_with_exception, pinned_child, pinned_server
+from bench.servers.pinning import become_client
 from flambeau.server_process import ServerProcess
 from flambeau.split_processes import SplitProcess, redis_process, split_process
 from model_store.store import ModelStore

@@ -23,14 +23,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.golden_model import BENCH_STORE, newest_manifest
-from bench.models import ensure_bench_models
+from bench.figures.results_file import write_results
+from bench.figures.verdicts import Verdict, ratio, table
+from bench.measured.golden_model import BENCH_STORE, newest_manifest
+from bench.measured.models import ensure_bench_models
+from bench.measured.version_copy import publish_copy
 from bench.peers.flambeau_peer import ROOT
-from bench.pinned_server import end_with_exception
-from bench.process_figures import resident_mebibytes
-from bench.results_file import write_results
-from bench.verdicts import Verdict, ratio, table
-from bench.version_copy import publish_copy
+from bench.servers.pinned_server import end_with_exception
+from bench.servers.process_figures import resident_mebibytes
 from flambeau.server_process import ServerProcess, server_process
 from model_store.store import ModelStore
 

@@ -7,16 +7,16 @@ from statistics import median
 
 import uvloop
 
-from bench.golden_model import ask_for, first_answer, golden_model
-from bench.metrics_page import read_metrics
-from bench.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.figures.verdicts import percentile
+from bench.loads.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.loads.rest_shooter import RestShooter
+from bench.loads.shooter import Outcome
+from bench.measured.golden_model import ask_for, first_answer, golden_model
 from bench.peers.peer import Form
-from bench.pinned_server import pinned_server
-from bench.process_figures import resident_mebibytes
-from bench.rest_shooter import RestShooter
 from bench.served_figures import LAG_BOUND_S
-from bench.shooter import Outcome
-from bench.verdicts import percentile
+from bench.servers.metrics_page import read_metrics
+from bench.servers.pinned_server import pinned_server
+from bench.servers.process_figures import resident_mebibytes
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 

@@ -23,24 +23,24 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import uvloop
 
-from bench.capacity import Stream, find_capacity
-from bench.golden_model import (
+from bench.figures.results_file import bench_store, write_results
+from bench.figures.verdicts import Verdict, percentile, ratio, table
+from bench.loads.capacity import Stream, find_capacity
+from bench.loads.closed_loop import closed_loop, warm_up
+from bench.loads.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.loads.rest_shooter import RestShooter
+from bench.loads.shooter import Outcome
+from bench.measured.golden_model import (
     BENCH_STORE,
     ask_for,
     check_answers,
     golden_model,
     newest_manifest,
 )
-from bench.load import closed_loop, warm_up
-from bench.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.measured.version_copy import copy_changed
 from bench.peers.peer import Ask, Form
-from bench.pinned_server import end_with_exception, pinned_server
-from bench.pinning import become_client
-from bench.rest_shooter import RestShooter
-from bench.results_file import bench_store, write_results
-from bench.shooter import Outcome
-from bench.verdicts import Verdict, percentile, ratio, table
-from bench.version_copy import copy_changed
+from bench.servers.pinned_server import end_with_exception, pinned_server
+from bench.servers.pinning import become_client
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 
@@ -236,7 +236,7 @@ async def _publisher(folder: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that publishes when told to, so that its work is not this one's."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.version_copy", folder, stdin=pipe, stdout=pipe
+        sys.executable, "-m", "bench.measured.version_copy", folder, stdin=pipe, stdout=pipe
     )
     try:
         await _line_of(process)  # it has started, and waits

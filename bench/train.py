@@ -22,18 +22,18 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from bench.figures.results_file import write_results
+from bench.figures.verdicts import MISSING, Verdict
 from bench.peers.environment import Environment
 from bench.peers.flambeau_peer import ROOT
-from bench.pinning import CLIENT_CORE, pinned_to
-from bench.results_file import write_results
-from bench.training_loops import CLIPS, TASKS
-from bench.verdicts import MISSING, Verdict
+from bench.servers.pinning import CLIENT_CORE, pinned_to
+from bench.training.training_loops import CLIPS, TASKS
 
 FABRIC = "lightning-fabric==2.6.6"
 """2.6.2 and 2.6.3 of Lightning were not made by its authors: never take those."""
 OUR_NEEDS = ("pydantic", "pyyaml", "rich", "obstore")
 LOOPS = {"ours": "ours", "bare": "bare", "bare again": "bare", "fabric": "fabric"}
-"""What `bench.training_loops` calls each."""
+"""What `bench.training.training_loops` calls each."""
 TARGETS = {"tiny-mlp": 1.10, "cnn": 1.03}
 SHARE_TARGETS = {"cnn": 0.05}
 """Of the time between the end of a step and the next forward pass, by network."""
@@ -156,11 +156,11 @@ def _round(python: str, name: str, clip: str, found: dict[str, Measured], *, lis
 
 @contextlib.contextmanager
 def _training(python: str, *asked: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of `bench.training_loops`, which waits for its first turn or is on its way there.
+    """A process of `bench.training.training_loops`, until it waits for its first turn.
 
     What it printed as it failed is shown.
     """
-    argv = (python, "-m", "bench.training_loops", *asked)
+    argv = (python, "-m", "bench.training.training_loops", *asked)
     pipe = subprocess.PIPE
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(

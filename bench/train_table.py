@@ -22,11 +22,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from bench.one_training import Figures
+from bench.figures.performance_page import with_block
+from bench.figures.results_file import write_results
+from bench.figures.verdicts import Verdict, table
 from bench.peers.flambeau_peer import ROOT
-from bench.performance_page import with_block
-from bench.results_file import write_results
-from bench.verdicts import Verdict, table
+from bench.training.one_training import Figures
 from model_store.metric import metric_text
 from model_store.strict import StrictModel
 from training.process.file_digest import file_sha256
@@ -156,7 +156,7 @@ def code_digest(root: Path = ROOT) -> str:
     """Of the sources that train, and of the versions of what they train with."""
     digest = hashlib.sha256(json.dumps(library_versions(LIBRARIES)).encode())
     sources = [path for part in CODE for path in (root / part).rglob("*.py")]
-    for path in sorted([*sources, root / "bench" / "one_training.py"]):
+    for path in sorted([*sources, root / "bench" / "training" / "one_training.py"]):
         digest.update(f"\n{path.relative_to(root)} {file_sha256(path)}".encode())
     return digest.hexdigest()
 
@@ -210,7 +210,7 @@ def _trained(recipe: Path, folder: Path, *options: str, code: int = 0) -> str:
     """The last line that a training printed, which ended as it should."""
     print(f"  training {' '.join(options)}".rstrip(), end=" ", flush=True)
     begun_s = time.monotonic()
-    argv = [sys.executable, "-m", "bench.one_training", str(recipe), str(folder), *options]
+    argv = [sys.executable, "-m", "bench.training.one_training", str(recipe), str(folder), *options]
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

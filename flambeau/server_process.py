@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from model_store.own_process import PACKAGES, own_command
+from model_store.host.own_process import PACKAGES, own_command
 
 STOP_TIMEOUT_S = 60
 

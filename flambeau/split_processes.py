@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_store.install_advice import install_command
-from model_store.own_process import own_command
+from model_store.host.install_advice import install_command
+from model_store.host.own_process import own_command
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0

@@ -24,7 +24,7 @@ from flambeau.channel import (
     open_channel,
 )
 from flambeau.errors import ServerError
-from model_store.certificate import Certificate, parse_certificate
+from model_store.certificates.certificate import Certificate, parse_certificate
 from protos.flambeau.v1 import verification_pb2 as pb
 
 SERVICE = "flambeau.v1.VerificationService"

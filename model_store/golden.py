@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_store.arrays.tensor_file import encode_tensors
 from model_store.document import DocumentLimits, parse_document
 from model_store.errors import DocumentError, GoldenMismatchError
 from model_store.manifest import Draft, Manifest
 from model_store.signature import Signature, SignatureError, TensorSpec
 from model_store.strict import nearest_name
-from model_store.tensor_file import encode_tensors
 from model_store.tensors import (
     Array,
     TensorError,

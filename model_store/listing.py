@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from model_store.errors import StorageError
 from model_store.manifest import CLAIM, MANIFEST, is_name
-from model_store.storage import Storage
+from model_store.storage.storage import Storage
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 _POINTER_FILE = re.compile(r"[0-9]{8}\.json")

@@ -107,8 +107,8 @@ class MadeWith(StrictModel):
     libraries: dict[str, str] = Field(default={})
     """Versions of the libraries that wrote it and ran it, by the name PyPI knows them by."""
     cpu_features: tuple[str, ...] = ()
-    """Of the processor it was made on, as `model_store.cpu_features` names them; compiled kinds
-    run only where all of them are."""
+    """Of the processor it was made on, as `host/cpu_features.py` names them; compiled kinds run
+    only where all of them are."""
     device: Literal["cpu", "cuda"] = "cpu"
     """What it was made for, where the kind is for one device only."""
 

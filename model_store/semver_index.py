@@ -36,7 +36,7 @@ from model_store.semver import (
     bump_at_least,
     parse_semver,
 )
-from model_store.storage import Storage
+from model_store.storage.storage import Storage
 from model_store.strict import StrictModel
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
-from model_store.datatypes import DATATYPE_NAMES
+from model_store.arrays.datatypes import DATATYPE_NAMES
 from model_store.strict import StrictModel, nearest_name
 
 TensorName = Annotated[str, Field(min_length=1, max_length=256)]

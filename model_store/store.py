@@ -39,7 +39,6 @@ from model_store.errors import (
     TooLargeError,
     VersionNotFoundError,
 )
-from model_store.key_folder import TrustedKey
 from model_store.listing import ModelListing, list_models
 from model_store.manifest import (
     CLAIM,
@@ -53,8 +52,9 @@ from model_store.manifest import (
 )
 from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
 from model_store.semver import Bump
-from model_store.signing import MAX_SIGNATURE_BYTES, Digests, verify
-from model_store.storage import MissingFileError, Storage
+from model_store.signatures.key_folder import TrustedKey
+from model_store.signatures.signing import MAX_SIGNATURE_BYTES, Digests, verify
+from model_store.storage.storage import MissingFileError, Storage
 from model_store.strict import nearest_name
 
 MAX_CLAIM_ATTEMPTS = 100
@@ -64,7 +64,7 @@ Progress = Callable[[str, int], None]
 """Called with a file's name and the bytes just finished."""
 
 Sign = Callable[[Digests], bytes]
-"""Makes the signature over the files of a version, as `model_store.signing.signer_with` does."""
+"""Makes the signature over the files of a version, as `signatures.signing.signer_with` does."""
 
 
 class ModelStore:

@@ -4,7 +4,7 @@ import re
 import ssl
 from pathlib import Path
 
-from model_store.plain_file import read_plain_file
+from model_store.storage.plain_file import read_plain_file
 from services.certificate_dates import not_after_s
 from services.settings import ConfigError
 

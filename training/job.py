@@ -127,7 +127,7 @@ def _limit(kind: int, value: int) -> None:
 
 def _run(asked: argparse.Namespace, events: EventWriter) -> int:
     from model_store.errors import StoreError
-    from model_store.memory_limit import tells_of_memory
+    from model_store.host.memory_limit import tells_of_memory
     from training.errors import MemoryRunOutError, StoppedError, TrainingError
     from training.recipe.user_code import failure_in_words, own_lines
 
@@ -200,7 +200,7 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
         return None
     sign = None
     if asked.sign_with is not None:
-        from model_store.signing import signer_with
+        from model_store.signatures.signing import signer_with
 
         sign = signer_with(asked.sign_with)
 

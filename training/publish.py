@@ -27,7 +27,7 @@ from model_store.manifest import (
     PythonStep,
     Verification,
 )
-from model_store.onnx_safety import check_onnx
+from model_store.safety.onnx_safety import check_onnx
 from model_store.signature import Signature
 from model_store.store import ModelStore, Sign
 from training.datasets import Splits

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from bench.golden_model import BENCH_STORE
+from bench.figures.performance_page import write_block
+from bench.figures.results_file import RESULTS, bench_store
+from bench.measured.golden_model import BENCH_STORE
 from bench.peers.bentoml_peer import BentoMl
 from bench.peers.flambeau_peer import Flambeau
 from bench.peers.litserve_peer import LitServe
@@ -26,10 +28,8 @@ from bench.peers.served_model import CLIENTS, served_model
 from bench.peers.session import Session
 from bench.peers.torchserve_peer import TorchServe
 from bench.peers.triton_peer import Triton
-from bench.performance_page import write_block
-from bench.pinned_server import end_with_exception
-from bench.pinning import CLIENT_CORE, pinned_to
-from bench.results_file import RESULTS, bench_store
+from bench.servers.pinned_server import end_with_exception
+from bench.servers.pinning import CLIENT_CORE, pinned_to
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.peers.peer import Ask, PeerError
-from bench.pinning import CLIENT_CORE, pinned_to
+from bench.servers.pinning import CLIENT_CORE, pinned_to
 
 SCRIPT = Path(__file__).with_name("wrk_request.lua")
 MOST_CONNECTIONS = 8

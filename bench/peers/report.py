@@ -7,10 +7,10 @@ bold. Medians over the rounds.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.figures.verdicts import MISSING, Verdict, markdown_table, ratio
 from bench.peers.bar_chart import Group, Panel, draw, short
 from bench.peers.figures import Figure, Start, median_figures, median_starts
 from bench.peers.peer import Form
-from bench.verdicts import MISSING, Verdict, markdown_table, ratio
 
 TITLES = {
     "tiny-mlp": "Tiny MLP, 64 → 256 → 10",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.peers.peer import Launch, PeerError
 from bench.peers.process_tree import end_tree
-from bench.pinning import SERVER_CORE, pinned_to
+from bench.servers.pinning import SERVER_CORE, pinned_to
 
 START_TIMEOUT_S = 180.0
 POLL_S = 0.01

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import networks
+from bench.measured import networks
 from bench.peers.services import peer_network
 from model_store.golden import parse_golden
 from model_store.store import ModelStore
@@ -28,7 +28,7 @@ class ServedModel:
     name: str
     """In the store, and in every server."""
     network: str
-    """Class in `bench/networks.py`."""
+    """Class in `bench/measured/networks.py`."""
     input: str
     output: str
     datatype: str
@@ -80,7 +80,7 @@ def served_model(url: str, name: str, clients: tuple[int, ...] | None = None) ->
     import torch
     from safetensors.torch import save
 
-    from bench.models import load_network
+    from bench.measured.models import load_network
 
     store = ModelStore(url)
     manifest = store.manifest(name, store.versions(name)[-1])

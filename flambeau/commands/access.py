@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from flambeau.commands.audit_option import AuditLog, written_down
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.tables import UNKNOWN, columns
-from flambeau.commands.verb_classes import Verbs
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.audit import AuditLog, written_down
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.tables import UNKNOWN, columns
 
 access_app = Verbs(
     no_args_is_help=True, help="Give out, list and revoke API keys (a server's api_keys_file)."

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson
-from flambeau.commands.output_option import writable_file
-from flambeau.commands.store_option import (
+from flambeau.commands.options.as_json import AsJson
+from flambeau.commands.options.output import writable_file
+from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
     StoreUrl,
     existing_store,
 )
+from flambeau.commands.text.failures import failing_with
 
 
 @failing_with({**STORE_FAILURES, OSError: 1})

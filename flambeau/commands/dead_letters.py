@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from flambeau.commands.audit_option import AuditLog, written_down
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.tables import columns
-from flambeau.commands.verb_classes import Verbs
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.audit import AuditLog, written_down
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.tables import columns
 
 if TYPE_CHECKING:
     from services.queueing.records import InferRequest

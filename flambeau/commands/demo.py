@@ -2,10 +2,10 @@
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.text.failures import failing_with
 from flambeau.commands.up import EXTRAS, FirstRecipe, fill_if_empty
-from model_store.install_advice import needing
+from model_store.host.install_advice import needing
 
 
 def demo(

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.model_option import ModelName
-from flambeau.commands.tls_options import chosen_tls
-from flambeau.commands.token_option import TokenFile, read_token
+from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.tls import chosen_tls
+from flambeau.commands.options.token import TokenFile, read_token
+from flambeau.commands.text.failures import failing_with
 
 if TYPE_CHECKING:
     from flambeau.model import Model

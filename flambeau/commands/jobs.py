@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
 from flambeau.commands.infer import fit_inputs, read_inputs
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.model_option import ModelName
-from flambeau.commands.output_option import writable_file, writable_folder
-from flambeau.commands.tables import UNKNOWN, columns
-from flambeau.commands.tls_options import chosen_tls
-from flambeau.commands.token_option import TokenFile, read_token
-from flambeau.commands.verb_classes import Verbs
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.output import writable_file, writable_folder
+from flambeau.commands.options.tls import chosen_tls
+from flambeau.commands.options.token import TokenFile, read_token
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.tables import UNKNOWN, columns
 
 if TYPE_CHECKING:
     from flambeau.batch_files import Item

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.keys_option import KeysFolder
-from flambeau.commands.tables import UNKNOWN, columns
-from flambeau.commands.verb_classes import Verbs
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.keys import KeysFolder
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.tables import UNKNOWN, columns
 from model_store.errors import StoreError
 
 keys_app = Verbs(no_args_is_help=True, help="Make, trust and list keys that sign versions.")
@@ -24,7 +24,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Make a key pair: what is published from now on is signed with it."""
-    from model_store.key_folder import KeyFolder
+    from model_store.signatures.key_folder import KeyFolder
 
     key = KeyFolder(keys).new(name)
     if as_json:
@@ -46,7 +46,7 @@ def trust(
     as_json: AsJson = False,
 ) -> None:
     """Trust a public key: code signed with it is loaded from any store."""
-    from model_store.key_folder import KeyFolder
+    from model_store.signatures.key_folder import KeyFolder
 
     key = KeyFolder(keys).trust(file, name)
     if as_json:
@@ -62,7 +62,7 @@ def list_keys(
     as_json: AsJson = False,
 ) -> None:
     """List the keys: fingerprint, whether one signs here, whether it is trusted."""
-    from model_store.key_folder import KeyFolder
+    from model_store.signatures.key_folder import KeyFolder
 
     folder = KeyFolder(keys)
     found = folder.keys()

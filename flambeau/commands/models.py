@@ -5,17 +5,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.keys_option import KeysFolder
-from flambeau.commands.model_option import (
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.keys import KeysFolder
+from flambeau.commands.options.model import (
     ModelName,
     VersionOrDefault,
     model_and_version,
     named_version,
     parse_version,
 )
-from flambeau.commands.model_text import (
+from flambeau.commands.options.store import (
+    DEFAULT_STORE,
+    STORE_FAILURES,
+    StoreUrl,
+    existing_store,
+)
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.model import (
     METRIC,
     PRODUCTION,
     ModelSummary,
@@ -23,14 +30,7 @@ from flambeau.commands.model_text import (
     list_lines,
     show_lines,
 )
-from flambeau.commands.store_option import (
-    DEFAULT_STORE,
-    STORE_FAILURES,
-    StoreUrl,
-    existing_store,
-)
-from flambeau.commands.tables import columns
-from flambeau.commands.verb_classes import Verbs
+from flambeau.commands.text.tables import columns
 from model_store.errors import SignatureMismatchError, StoreError
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
 
 def _certificate_lines(store: "ModelStore", manifest: "Manifest") -> list[str]:
     """Where the version was verified; one that cannot be read must not hide the version."""
-    from flambeau.commands.certificate_text import list_lines
-    from model_store.certificates import certificates
+    from flambeau.commands.text.certificate import list_lines
+    from model_store.certificates.certificates import certificates
 
     try:
         found = certificates(store, manifest)
@@ -241,7 +241,7 @@ def _failure(store: "ModelStore", manifest: "Manifest", entry: "FileEntry") -> s
 
 def _signed(store: "ModelStore", manifest: "Manifest", keys: str) -> tuple[str, str | None]:
     """Who signed a version, as far as that is known here; and what is wrong with that, or None."""
-    from model_store.key_folder import KeyFolder, trusted_keys
+    from model_store.signatures.key_folder import KeyFolder, trusted_keys
 
     if store.signature(manifest.model, manifest.version) is None:
         return "none", None

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.model_option import ModelName, VersionOrDefault
 from flambeau.commands.models import open_version
-from flambeau.commands.output_option import writable_file
-from flambeau.commands.store_option import DEFAULT_STORE, STORE_FAILURES, StoreUrl
+from flambeau.commands.options.model import ModelName, VersionOrDefault
+from flambeau.commands.options.output import writable_file
+from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
+from flambeau.commands.text.failures import failing_with
 
 JSON, PAGE = "report.json", "report.html"
 MAX_REPORT_BYTES = 2**26

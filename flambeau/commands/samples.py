@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.audit_option import AuditLog, written_down
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.model_option import ModelName
-from flambeau.commands.store_option import (
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.audit import AuditLog, written_down
+from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
     StoreUrl,
     existing_store,
 )
-from flambeau.commands.tables import UNKNOWN, columns
-from flambeau.commands.verb_classes import Verbs
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.tables import UNKNOWN, columns
 from model_store.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
-    from model_store.payload_sample import PayloadSample, SampledTensor
+    from model_store.samples.payload_sample import PayloadSample, SampledTensor
 
 samples_app = Verbs(no_args_is_help=True, help="Read and delete samples of requests and answers.")
 
@@ -127,7 +127,7 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete samples of a model. A server that samples may write further ones."""
-    from model_store.payload_samples import delete_samples
+    from model_store.samples.payload_samples import delete_samples
 
     with written_down("delete samples", f"{model} {request_id or ''}".strip(), audit_log):
         chosen = None if request_id is None else lambda one: one.request_id == request_id
@@ -144,7 +144,7 @@ def delete(
 
 def _samples(store: str, model: str) -> "list[PayloadSample]":
     """All of a model, by time."""
-    from model_store.payload_samples import read_samples
+    from model_store.samples.payload_samples import read_samples
 
     return sorted(
         read_samples(existing_store(store).storage, model), key=lambda sample: sample.time

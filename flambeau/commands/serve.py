@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.model_option import models_that_begin
-from model_store.install_advice import needing
+from flambeau.commands.options.model import models_that_begin
+from flambeau.commands.text.failures import failing_with
+from model_store.host.install_advice import needing
 
 
 def serve(
@@ -50,7 +50,7 @@ def serve(
 def run(settings: dict[str, Any]) -> None:
     """Serves until SIGTERM or Ctrl-C; settings are those of `ServerConfig`."""
     with needing("serve"):
-        from flambeau.commands.listening import print_listening
+        from flambeau.commands.text.listening import print_listening
         from model_store.errors import StoreError
         from services.ports import PortError
         from services.process import end_past_held_threads

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import Any
 
-from flambeau.commands.verb_classes import Verb
+from flambeau.commands.options.verb_classes import Verb
 
 
 class SetCommand(Verb):

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.output_option import writable_folder
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.options.output import writable_folder
+from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.text.failures import failing_with
 from flambeau.commands.train import INTERRUPTED, RecipeSource
-from model_store.install_advice import needing
+from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,8 +115,8 @@ def sweep(
     when anything else is.
     """
     from model_store.errors import StoreError
-    from model_store.key_folder import KeyFolder
-    from model_store.signing import signer_with
+    from model_store.signatures.key_folder import KeyFolder
+    from model_store.signatures.signing import signer_with
     from model_store.store import ModelStore
     from training.errors import DataError, RecipeError, TrainingError
     from training.recipe.file import load_recipe

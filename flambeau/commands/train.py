@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.keys_option import KeysFolder
-from flambeau.commands.output_option import writable_folder
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from model_store.install_advice import needing
+from flambeau.commands.options.keys import KeysFolder
+from flambeau.commands.options.output import writable_folder
+from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.text.failures import failing_with
+from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
     from training.recipe.recipe import Recipe
@@ -60,8 +60,8 @@ def train(
     from pathlib import Path
 
     from model_store.errors import StoreError
-    from model_store.key_folder import KeyFolder
-    from model_store.signing import signer_with
+    from model_store.signatures.key_folder import KeyFolder
+    from model_store.signatures.signing import signer_with
     from training.errors import DataError, RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
     from training.recipe.user_code import own_code_named

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.model_option import named_version, parse_version, versions_that_begin
-from flambeau.commands.store_option import (
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.model import named_version, parse_version, versions_that_begin
+from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
     StoreUrl,
     existing_store,
 )
-from flambeau.commands.tables import size_text
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.tables import size_text
 
 if TYPE_CHECKING:
     from model_store.store import Progress

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from flambeau.commands.failures import failing_with
+from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.serve import parse_settings, run
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
-from model_store.install_advice import needing
-from model_store.own_process import own_command
+from flambeau.commands.text.failures import failing_with
+from model_store.host.install_advice import needing
+from model_store.host.own_process import own_command
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXTRAS = "serve,train"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flambeau.commands.failures import failing_with
+from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.serve import parse_settings
-from flambeau.commands.store_option import DEFAULT_STORE, StoreUrl
+from flambeau.commands.text.failures import failing_with
 from flambeau.commands.up import FirstRecipe, fill_if_empty
-from model_store.install_advice import needing
+from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
     from flambeau.split_processes import RedisProcess

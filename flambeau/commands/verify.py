@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.certificate_text import certificate_lines, list_lines
-from flambeau.commands.failures import failing_with
-from flambeau.commands.json_option import AsJson, print_json
-from flambeau.commands.keys_option import KeysFolder
-from flambeau.commands.model_option import ModelName, VersionOrDefault, model_and_version
 from flambeau.commands.models import open_version
-from flambeau.commands.store_option import DEFAULT_STORE, STORE_FAILURES, StoreUrl
-from flambeau.commands.tls_options import chosen_tls
-from flambeau.commands.token_option import TokenFile, read_token
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.keys import KeysFolder
+from flambeau.commands.options.model import ModelName, VersionOrDefault, model_and_version
+from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
+from flambeau.commands.options.tls import chosen_tls
+from flambeau.commands.options.token import TokenFile, read_token
+from flambeau.commands.text.certificate import certificate_lines, list_lines
+from flambeau.commands.text.failures import failing_with
 from model_store.errors import StoreError
-from model_store.install_advice import needing
+from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
-    from model_store.certificate import Certificate
+    from model_store.certificates.certificate import Certificate
     from model_store.manifest import Manifest
     from model_store.store import ModelStore
     from training.verification.recipe_judge import RecipeJudge
@@ -73,7 +73,7 @@ def verify(
             return
         certificate = _verify_here(opened, manifest, device, threads, keys, data)
         _print(certificate, as_json)
-        from model_store.certificates import record
+        from model_store.certificates.certificates import record
 
         path = record(opened, manifest, certificate)
         typer.echo(f"recorded as {path}", err=True)
@@ -88,7 +88,7 @@ def _verify_here(
         from services.inference.backends.device import parse_device
         from services.inference.certifying.certification import CertifyOptions, certify
         from services.inference.trust import Trust
-    from model_store.key_folder import KeyFolder
+    from model_store.signatures.key_folder import KeyFolder
 
     try:
         parsed = parse_device(device)
@@ -133,7 +133,7 @@ def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -
             for it: it names code to call.
     """
     from model_store.golden import read_golden
-    from model_store.key_folder import KeyFolder, trusted_keys
+    from model_store.signatures.key_folder import KeyFolder, trusted_keys
     from training.publish import CHECKPOINT, RECIPE
     from training.recipe.file import parse_recipe
     from training.verification.recipe_judge import RecipeJudge
@@ -179,7 +179,7 @@ def _verify_elsewhere(model: str, version: int | None, on: str, token: str, as_j
 
 
 def _list(store: "ModelStore", manifest: "Manifest", as_json: bool) -> None:
-    from model_store.certificates import certificates
+    from model_store.certificates.certificates import certificates
 
     found = certificates(store, manifest)
     if as_json:

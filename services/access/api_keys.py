@@ -32,7 +32,7 @@ from typing import Annotated
 import yaml
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, model_validator
 
-from model_store.plain_file import read_plain_file
+from model_store.storage.plain_file import read_plain_file
 from model_store.strict import StrictModel, explain, nearest_name
 from model_store.yaml_text import YamlError, read_yaml
 from services.access.grants import Grant, parse_grant

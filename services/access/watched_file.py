@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from model_store.plain_file import read_plain_file
+from model_store.storage.plain_file import read_plain_file
 
 MAX_BYTES = 4 * 2**20
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from services.access.config import AccessSettings
 from services.access.grants import Grant, parse_grant
 from services.access.key_set import KeySet

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from model_store.install_advice import needing
+from model_store.host.install_advice import needing
 
 
 def main(arguments: Sequence[str]) -> int:

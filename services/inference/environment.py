@@ -8,8 +8,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from model_store.certificate import Environment
-from model_store.cpu_features import cpu_features
+from model_store.certificates.certificate import Environment
+from model_store.host.cpu_features import cpu_features
 from services.inference.backends.device import Device
 
 LIBRARIES = ("numpy", "onnxruntime", "onnxruntime-gpu", "openvino", "torch", "torchao")

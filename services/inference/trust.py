@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from model_store.errors import CryptographicSignatureError, KeyFileError
-from model_store.key_folder import KeyFolder, TrustedKey, trusted_keys
 from model_store.manifest import CODE_KINDS, Artifact, Manifest
+from model_store.signatures.key_folder import KeyFolder, TrustedKey, trusted_keys
 from model_store.store import ModelStore
 
 SignatureScope = Literal["remote_code", "code", "everything"]

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as installed_version
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from services.process import process_name
 from services.settings import ConfigError, ProcessSettings
 from services.telemetry.metrics import Metrics

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
-from model_store.install_advice import needing
+from model_store.host.install_advice import needing
 
 SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
 

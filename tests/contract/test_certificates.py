@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from model_store.certificate import (
+from model_store.certificates.certificate import (
     ArtifactResult,
     Certificate,
     Environment,
     parse_certificate,
 )
-from model_store.certificates import certificates, manifest_sha256, record
+from model_store.certificates.certificates import certificates, manifest_sha256, record
 from model_store.errors import CertificateError
 from model_store.manifest import Manifest
 from model_store.store import ModelStore

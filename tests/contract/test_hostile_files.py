@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.certificate import ArtifactResult, Certificate, Environment
-from model_store.certificates import certificates, manifest_sha256
+from model_store.certificates.certificate import ArtifactResult, Certificate, Environment
+from model_store.certificates.certificates import certificates, manifest_sha256
 from model_store.errors import StoreError
 from model_store.golden import read_golden
-from model_store.payload_sample import PayloadSample, with_values
-from model_store.payload_samples import read_samples
+from model_store.samples.payload_sample import PayloadSample, with_values
+from model_store.samples.payload_samples import read_samples
 from model_store.semver import SemverRange, parse_range
 from model_store.semver_index import fitting
 from model_store.store import ModelStore

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from model_store import payload_samples
 from model_store.errors import StorageError
-from model_store.payload_sample import PARTS, PayloadSample, SampleLimits
-from model_store.payload_samples import (
+from model_store.samples import payload_samples
+from model_store.samples.payload_sample import PARTS, PayloadSample, SampleLimits
+from model_store.samples.payload_samples import (
     SampleWriter,
     delete_samples,
     leaving,
     read_samples,
 )
-from model_store.storage import Storage
+from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 

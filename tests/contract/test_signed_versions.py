@@ -16,10 +16,10 @@ from model_store.errors import (
     SignatureMissingError,
     StorageError,
 )
-from model_store.key_folder import KeyFolder, TrustedKey
 from model_store.manifest import Manifest
-from model_store.signing import Digests, signer_with
-from model_store.storage import Storage
+from model_store.signatures.key_folder import KeyFolder, TrustedKey
+from model_store.signatures.signing import Digests, signer_with
+from model_store.storage.storage import Storage
 from model_store.store import ModelStore, Sign
 from model_store.transfer import copy_version
 from tests.contract.test_store import assert_nothing_published, fail_at_write, flip_a_bit

@@ -14,7 +14,7 @@ from model_store.errors import (
     StorageError,
     VersionNotFoundError,
 )
-from model_store.storage import Storage
+from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport, copy_version
 from tests.fixtures.store_versions import GOLDEN, draft_in, publish_in

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from bench.line_chart import FAINT, GRID, INK
+from bench.figures.line_chart import FAINT, GRID, INK
 from flambeau.monitoring.panels import Dashboard, Panel, Place, places
 from tests.dashboards.answers import Answer, Answers
 from tests.fixtures.prometheus_process import Series

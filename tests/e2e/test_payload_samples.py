@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from model_store.payload_sample import PayloadSample
-from model_store.payload_samples import read_samples
-from model_store.storage import Storage
+from model_store.samples.payload_sample import PayloadSample
+from model_store.samples.payload_samples import read_samples
+from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from tests.e2e.grpc_calls import linear_request, lookup_request
 from tests.e2e.rest_calls import call, infer, infer_path, linear_input, lookup_inputs, tensor

@@ -93,7 +93,7 @@ def test_nothing_deserialises_by_pickle(path: Path) -> None:
 
 
 WHAT_OTHERS_ARE_TOLD = [
-    "model_store/s3_credentials.py",
+    "model_store/storage/s3_credentials.py",
     "training/process/isolated_run.py",
     "training/process/kept_memory.py",
 ]

@@ -27,7 +27,7 @@ def unsafe_starts(code: str) -> Iterator[int]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_process_looks_for_modules_in_the_working_directory(path: Path) -> None:
-    assert not list(unsafe_starts(path.read_text())), "use model_store.own_process.own_command"
+    assert not list(unsafe_starts(path.read_text())), "use model_store.host.own_process.own_command"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.cpu_features import FEATURES, cpu_features
+from model_store.host.cpu_features import FEATURES, cpu_features
 
 
 @pytest.mark.parametrize(

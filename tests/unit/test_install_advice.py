@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store import install_advice
-from model_store.install_advice import install_command
+from model_store.host import install_advice
+from model_store.host.install_advice import install_command
 
 ROOT = Path(__file__).parents[2]
 

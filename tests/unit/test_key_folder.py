@@ -11,10 +11,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from model_store import key_folder
 from model_store.errors import BadNameError, KeyFileError, SigningUnavailableError
-from model_store.install_advice import install_command
-from model_store.key_folder import KeyFolder, KeyListing, trusted_keys
+from model_store.host.install_advice import install_command
+from model_store.signatures import key_folder
+from model_store.signatures.key_folder import KeyFolder, KeyListing, trusted_keys
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from model_store import onnx_safety
 from model_store.errors import UnsafeOnnxError
-from model_store.onnx_safety import OPERATOR_DOMAINS, check_onnx
+from model_store.safety import onnx_safety
+from model_store.safety.onnx_safety import OPERATOR_DOMAINS, check_onnx
 from tests.fixtures import misbehaving_models, onnx_models
 
 Change = Callable[[onnx.ModelProto], None]

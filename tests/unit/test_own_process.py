@@ -10,7 +10,7 @@ import pytest
 
 from flambeau.client import Client
 from flambeau.server_process import server_process
-from model_store.own_process import own_command
+from model_store.host.own_process import own_command
 from tests.fixtures.onnx_models import linear, publish
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.padded_rows import cut_back, own_lengths, padded_rows, shortened
+from model_store.arrays.padded_rows import cut_back, own_lengths, padded_rows, shortened
 from model_store.signature import Padding, Signature, SignatureError, TensorSpec
 from model_store.tensors import Array
 

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, beyond_rounding, compare, compare_rows, first_failure, worst
+from model_store.arrays.parity import (
+    Parity,
+    beyond_rounding,
+    compare,
+    compare_rows,
+    first_failure,
+    worst,
+)
 from model_store.tensors import Array, object_array
 from model_store.tolerance import Tolerance
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from model_store.errors import SampleError
-from model_store.payload_sample import (
+from model_store.samples.payload_sample import (
     MIN_ELEMENTS_OF_STATISTICS,
     PayloadSample,
     SampledTensor,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store import peak_memory
-from model_store.peak_memory import PeakMemory
+from model_store.host import peak_memory
+from model_store.host.peak_memory import PeakMemory
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
+from model_store.storage.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to a device", "folder"])

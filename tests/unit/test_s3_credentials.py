@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from model_store.errors import StorageError
-from model_store.s3_credentials import missing_credentials
-from model_store.storage import Storage
+from model_store.storage.s3_credentials import missing_credentials
+from model_store.storage.storage import Storage
 
 NAMES = (
     "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SKIP_SIGNATURE", "WEB_IDENTITY_TOKEN_FILE",

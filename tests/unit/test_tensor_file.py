@@ -13,9 +13,9 @@ from safetensors.numpy import load
 from safetensors.torch import load_file, save_model
 from torch import nn
 
+from model_store.arrays.tensor_file import encode_tensors
 from model_store.golden import GoldenRows, parse_golden
 from model_store.signature import Signature, TensorSpec
-from model_store.tensor_file import encode_tensors
 from model_store.tensors import DATATYPES, Array, datatype_of
 from tests.fixtures.store_versions import draft_in
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from model_store.datatypes import DATATYPE_NAMES
+from model_store.arrays.datatypes import DATATYPE_NAMES
 from model_store.tensors import (
     DATATYPES,
     MAX_RANK,

@@ -11,8 +11,8 @@ well; the simpler one first among equals. What is known to fail or to crawl is l
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from model_store.cpu_features import BF16_FEATURES, INT8_FEATURES
-from model_store.install_advice import install_command
+from model_store.host.cpu_features import BF16_FEATURES, INT8_FEATURES
+from model_store.host.install_advice import install_command
 from model_store.manifest import ArtifactKind, Precision
 from training.recipe.parts.auto_export import AutoExport
 from training.recipe.parts.export_entries import (
@@ -62,7 +62,7 @@ class Machine:
     """What can be made and run here."""
 
     cpu_features: frozenset[str] = frozenset()
-    """As `model_store.cpu_features` names them."""
+    """As `model_store.host.cpu_features` names them."""
     packages: frozenset[str] = frozenset()
     """Installed ones, of those that some kinds need."""
     compiler: bool = False

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from model_store.cpu_features import cpu_features
+from model_store.host.cpu_features import cpu_features
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.auto.candidates import OF_8_BITS, PACKAGES, Machine, ModelContents

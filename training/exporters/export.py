@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from model_store.cpu_features import BF16_FEATURES, cpu_features
+from model_store.arrays.padded_rows import shortened
+from model_store.host.cpu_features import BF16_FEATURES, cpu_features
+from model_store.host.memory_limit import GIB
 from model_store.manifest import MadeWith, Precision
-from model_store.memory_limit import GIB
-from model_store.padded_rows import shortened
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.datasets import Splits

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from model_store.cpu_features import FP16_FEATURES, cpu_features
+from model_store.host.cpu_features import FP16_FEATURES, cpu_features
 from training.errors import ExportError
 
 CUDA_PROVIDER = "CUDAExecutionProvider"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model_store.padded_rows import own_lengths
+from model_store.arrays.padded_rows import own_lengths
 from model_store.signature import SignatureError
 from model_store.tensors import Array
 from training.datasets import Split, Splits

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from model_store.install_advice import package_command
+from model_store.host.install_advice import package_command
 from training.errors import RecipeError
 from training.process.root_cause import root_cause
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from model_store.memory_limit import tells_of_memory
+from model_store.host.memory_limit import tells_of_memory
 from training.errors import MemoryRunOutError
 from training.process.root_cause import root_cause
 from training.recipe.recipe import Recipe

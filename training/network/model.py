@@ -9,9 +9,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from model_store.padded_rows import own_lengths, padded_rows
+from model_store.arrays.padded_rows import own_lengths, padded_rows
+from model_store.arrays.sized_rows import at_other_sizes
 from model_store.signature import Signature, SignatureError, TensorSpec
-from model_store.sized_rows import at_other_sizes
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
 from training.datasets import Splits

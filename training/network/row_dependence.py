@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from model_store.parity import compare_rows
+from model_store.arrays.parity import compare_rows
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from model_store.memory_limit import explained, limit_memory
+from model_store.host.memory_limit import explained, limit_memory
 from training.errors import IsolationError
 from training.process.root_cause import root_cause
 

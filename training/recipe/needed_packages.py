@@ -7,7 +7,7 @@ them. It is asked before torch is imported and before data is read, which take a
 import importlib.util
 from collections.abc import Iterator
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from training.errors import RecipeError
 from training.recipe.recipe import Recipe
 

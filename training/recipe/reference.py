@@ -13,7 +13,7 @@ from typing import Any
 from training.recipe.parts.one_of import OneOf
 from training.recipe.schema import recipe_schema
 
-PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"
+PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 ROOT = "Recipe"
 INTRODUCTION = """\
 # Every key of a recipe

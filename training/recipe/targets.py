@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from model_store.memory_limit import tells_of_memory
+from model_store.host.memory_limit import tells_of_memory
 from model_store.strict import nearest_name
 from training.errors import MemoryRunOutError, TargetError, TrainingError
 from training.recipe.user_code import failure_in_words, headline
@@ -237,7 +237,7 @@ def hidden_by(place: str) -> str:
     places = [*getattr(found, "__path__", []), *filter(None, [getattr(found, "__file__", None)])]
     if not places or any(Path(path).is_relative_to(Path.cwd()) for path in places):
         return ""
-    ours = Path(places[0]).is_relative_to(Path(__file__).parents[1])
+    ours = Path(places[0]).is_relative_to(Path(__file__).parents[2])
     owner = "flambeau has a package" if ours else "the environment has a package"
     file = f"{place.replace('.', '/')}.py"
     return (

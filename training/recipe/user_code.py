@@ -22,7 +22,7 @@ LINES_TOLD = 4
 """Calls that a message lists: the innermost ones."""
 MOST_CHARACTERS = 400
 """Of what the error itself says."""
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _OURS = tuple(
     _ROOT / name for name in ("flambeau", "model_store", "protos", "services", "training")
 )

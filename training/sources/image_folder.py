@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe.parts.data_parts import ImageFolder

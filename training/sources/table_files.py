@@ -7,7 +7,7 @@ the first is told with its number, and what a file unpacks to is checked before 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from training.errors import DataError
 from training.recipe.parts.data_parts import Csv, Parquet
 from training.sources.data_files import DataFiles

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from model_store.memory_limit import GIB, explained
+from model_store.host.memory_limit import GIB, explained
 from training.errors import StoppedError
 from training.process.isolated_run import (
     LEAVING_S,

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model_store.memory_limit import GIB
-from model_store.padded_rows import shortened
+from model_store.arrays.padded_rows import shortened
+from model_store.host.memory_limit import GIB
 from model_store.signature import Signature
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from model_store.arrays.parity import compare_rows
 from model_store.golden import GoldenRows, parse_golden
+from model_store.host.memory_limit import GIB
 from model_store.manifest import Draft
-from model_store.memory_limit import GIB
-from model_store.parity import compare_rows
 from model_store.tensors import Array
 from training.errors import IsolationError, NothingProvenError
 from training.network.python_step import Step

@@ -14,8 +14,8 @@ own unit, and the reason why an artifact is refused.
 import numpy as np
 import numpy.typing as npt
 
+from model_store.arrays.parity import beyond_rounding
 from model_store.metric import MeasuredMetric, figure_texts, how_much_worse, is_share
-from model_store.parity import beyond_rounding
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.loading.label_arrays import LabelArray, spreads

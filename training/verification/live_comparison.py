@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from model_store.errors import StoreError
+from model_store.host.memory_limit import GIB
 from model_store.manifest import CODE_KINDS, Artifact, Manifest
-from model_store.memory_limit import GIB
-from model_store.onnx_safety import check_onnx
 from model_store.pointers import PRODUCTION
 from model_store.python_step import PythonStepError
+from model_store.safety.onnx_safety import check_onnx
 from model_store.signature import Signature
 from model_store.store import ModelStore
 from model_store.tensors import Array

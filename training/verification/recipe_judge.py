@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from model_store.arrays.parity import Comparison, compare, compare_rows
+from model_store.arrays.sized_rows import at_other_sizes
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
-from model_store.parity import Comparison, compare, compare_rows
 from model_store.python_step import StepFunction
-from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.auto.candidates import ModelContents, possible_entries

@@ -21,10 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from model_store.memory_limit import GIB
-from model_store.metric import MeasuredMetric
-from model_store.padded_rows import PaddedRows, cut_back, padded_rows
-from model_store.parity import (
+from model_store.arrays.padded_rows import PaddedRows, cut_back, padded_rows
+from model_store.arrays.parity import (
     Comparison,
     Parity,
     compare,
@@ -32,9 +30,11 @@ from model_store.parity import (
     first_failure,
     worst,
 )
-from model_store.peak_memory import PeakMemory
+from model_store.arrays.sized_rows import at_other_sizes
+from model_store.host.memory_limit import GIB
+from model_store.host.peak_memory import PeakMemory
+from model_store.metric import MeasuredMetric
 from model_store.signature import Signature
-from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from training.datasets import Split
 from training.errors import IsolationError, TargetError

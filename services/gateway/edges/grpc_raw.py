@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from model_store.protobuf_fields import BYTES, fields_of
+from model_store.safety.protobuf_fields import BYTES, fields_of
 from model_store.tensors import DATATYPES, MAX_RANK
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError

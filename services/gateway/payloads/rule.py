@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from model_store.payload_sample import PARTS, SampleLimits
+from model_store.samples.payload_sample import PARTS, SampleLimits
 from model_store.strict import StrictModel
 
 LINE_BYTES_PER_BYTE = 2

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from prometheus_client import Counter
 
-from model_store.payload_sample import PayloadSample, SampleLimits
-from model_store.payload_samples import SampleWriter
-from model_store.storage import Storage
+from model_store.samples.payload_sample import PayloadSample, SampleLimits
+from model_store.samples.payload_samples import SampleWriter
+from model_store.storage.storage import Storage
 from services.access.rates import Bucket
 from services.errors import BackendError, DeadlineExceededError, ServingError
 from services.gateway.admission import InferCall

@@ -34,7 +34,7 @@ def open_sampler(
             "payload_sample_store to the model store's URL, or to a bucket of their own"
         )
     from model_store.errors import StoreError
-    from model_store.storage import Storage
+    from model_store.storage.storage import Storage
     from services.gateway.payloads.sampler import PayloadSampler
 
     try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model_store.payload_sample import LeftOut, SampledTensor, statistics_of, with_values
+from model_store.samples.payload_sample import LeftOut, SampledTensor, statistics_of, with_values
 from model_store.tensors import Array
 from services.gateway.payloads.rule import PayloadRule
 

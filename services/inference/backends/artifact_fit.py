@@ -8,8 +8,8 @@ import importlib.util
 from collections.abc import Collection
 from importlib import metadata
 
-from model_store.cpu_features import FP16_FEATURES, cpu_features
-from model_store.install_advice import install_command
+from model_store.host.cpu_features import FP16_FEATURES, cpu_features
+from model_store.host.install_advice import install_command
 from model_store.manifest import Artifact
 from services.errors import BackendError
 from services.inference.backends.device import Device

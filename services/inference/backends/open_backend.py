@@ -1,8 +1,8 @@
 """Which backend opens an artifact; it is imported, and its runtime with it, when first needed."""
 
-from model_store.archive_sizes import check_archive
 from model_store.manifest import CODE_KINDS, Artifact
-from model_store.onnx_safety import check_onnx
+from model_store.safety.archive_sizes import check_archive
+from model_store.safety.onnx_safety import check_onnx
 from model_store.signature import Signature
 from services.inference.backends.artifact_fit import check_fit
 from services.inference.backends.backend import Backend

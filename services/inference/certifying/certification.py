@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Protocol
 
-from model_store.certificate import ArtifactResult, Certificate, Outcome
-from model_store.certificates import manifest_sha256
+from model_store.arrays.parity import Comparison, first_failure
+from model_store.certificates.certificate import ArtifactResult, Certificate, Outcome
+from model_store.certificates.certificates import manifest_sha256
 from model_store.errors import SignatureMismatchError, StoreError
 from model_store.golden import GoldenRows, read_golden
+from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
-from model_store.memory_limit import GIB
-from model_store.parity import Comparison, first_failure
 from model_store.store import ModelStore
 from services.errors import BackendError, DeviceError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit

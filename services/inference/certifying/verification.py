@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from model_store.certificates import record
+from model_store.certificates.certificates import record
 from model_store.errors import (
     BadNameError,
     ModelNotFoundError,
@@ -19,8 +19,8 @@ from model_store.errors import (
     StoreError,
     VersionNotFoundError,
 )
+from model_store.host.memory_limit import GIB
 from model_store.manifest import Manifest
-from model_store.memory_limit import GIB
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
 from services.errors import ServingError, UnknownModelError, UnknownVersionError

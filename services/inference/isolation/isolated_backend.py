@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from model_store.host.own_process import own_command
 from model_store.manifest import Artifact
-from model_store.own_process import own_command
 from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import (

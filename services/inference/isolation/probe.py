@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from model_store.host.own_process import own_command
 from model_store.manifest import Artifact, Manifest
-from model_store.own_process import own_command
 from services.errors import DeviceError
 from services.inference.backends.artifact_fit import RUNTIMES
 from services.inference.backends.backend_options import BackendOptions

@@ -27,9 +27,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from model_store.golden import GoldenRows, parse_golden
+from model_store.host.memory_limit import limit_memory, tells_of_memory
+from model_store.host.peak_memory import PeakMemory
 from model_store.manifest import parse_manifest
-from model_store.memory_limit import limit_memory, tells_of_memory
-from model_store.peak_memory import PeakMemory
 from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend

@@ -24,8 +24,8 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
+from model_store.host.memory_limit import explained, limit_memory
 from model_store.manifest import Artifact, PythonStep
-from model_store.memory_limit import explained, limit_memory
 from model_store.signature import Signature
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend

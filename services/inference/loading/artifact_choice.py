@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import NamedTuple
 
-from model_store.cpu_features import cpu_features
+from model_store.host.cpu_features import cpu_features
 from model_store.manifest import Artifact, Manifest
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.loading.choice_memory import Choice

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 
+from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
-from model_store.memory_limit import GIB
 from services.errors import BackendError
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU

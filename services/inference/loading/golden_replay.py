@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from model_store.certificate import ReplayResult
+from model_store.arrays.padded_rows import cut_back, padded_rows
+from model_store.arrays.parity import Comparison, Parity, compare, compare_rows, worst
+from model_store.arrays.sized_rows import at_other_sizes
+from model_store.certificates.certificate import ReplayResult
 from model_store.golden import GoldenRows
-from model_store.padded_rows import cut_back, padded_rows
-from model_store.parity import Comparison, Parity, compare, compare_rows, worst
 from model_store.signature import Signature, SignatureError
-from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 
 BATCH_SIZES = (1, 2, 7, 32)

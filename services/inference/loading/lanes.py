@@ -1,18 +1,14 @@
 """The loaded lanes of this process: each a worker with its backends, within the device's memory.
 
-In: versions to load and unload. Out: workers attached to the queue, and what the directory and
-the metrics say of them.
+In: versions to load and unload. Out: workers on the queue; entries of the directory; metrics.
 
 Rules kept here: a version is announced ready only when its worker takes requests; one that does
 not fit into memory is refused with the figures, or pushes out the idle version used longest ago
 (`when_memory_full`); a version that leaves answers what it holds before its backends close.
 
-A version is loaded by the publisher's figures, or by what is remembered; when another artifact
-has been found to be faster here, its lane goes over to that one while it serves (`exchange`).
-
-A version has a lane for the artifact that answers by default, and one for each further artifact
-that `keep_artifacts` asks for. Those load after it, push nothing out, and leave with it; what
-becomes of them never touches the version itself.
+When another artifact turns out to be faster here, its lane goes over to that one while it serves
+(`exchange`). Each further artifact of `keep_artifacts` has a lane of its own, which pushes nothing
+out and never affects the first.
 """
 
 import asyncio

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from model_store.arrays.parity import Parity, compare
 from model_store.errors import StoreError
 from model_store.golden import MAX_GOLDEN_BYTES, GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
-from model_store.parity import Parity, compare
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.errors import BackendError

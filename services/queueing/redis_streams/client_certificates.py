@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 
-from model_store.plain_file import read_plain_file
+from model_store.storage.plain_file import read_plain_file
 from services.certificate_files import (
     MAX_PEM_BYTES,
     Mark,

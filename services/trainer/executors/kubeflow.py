@@ -10,7 +10,7 @@ import contextlib
 import logging
 from pathlib import Path
 
-from model_store.plain_file import NotPlainFileError, open_plain_file
+from model_store.storage.plain_file import NotPlainFileError, open_plain_file
 from services.trainer.config import TrainerConfig
 from services.trainer.executors.executor import Failed, Listener, Outcome, Stopped, Story
 from services.trainer.executors.kubernetes_api import KubernetesError, TrainJobApi

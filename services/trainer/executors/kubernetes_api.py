@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from model_store.plain_file import read_plain_file
+from model_store.storage.plain_file import read_plain_file
 from services.settings import ConfigError
 from services.trainer.config import KubeflowSettings
 from services.trainer.executors.train_job import API_GROUP, API_VERSION, PLURAL

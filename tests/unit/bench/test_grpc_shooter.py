@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from grpc import aio
 
-from bench import grpc_shooter
-from bench.grpc_shooter import CONNECTIONS, GrpcShooter, _Connection
+from bench.loads import grpc_shooter
+from bench.loads.grpc_shooter import CONNECTIONS, GrpcShooter, _Connection
+from bench.loads.shooter import Outcome
 from bench.peers.peer import Ask
-from bench.shooter import Outcome
 from services.gateway.wire.http2.frames import (
     DATA,
     END_HEADERS,

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from bench.lengths import bucketed, random_texts
-from bench.load import steady_rate
-from bench.metrics_page import parse_metrics
-from bench.open_loop import Shots
+from bench.loads.closed_loop import steady_rate
+from bench.loads.open_loop import Shots
+from bench.loads.shooter import Outcome
 from bench.overload import compared_with_best, load_figures
 from bench.overload import medians as load_medians
 from bench.served_figures import ServedFigure
 from bench.served_figures import medians as served_medians
-from bench.shooter import Outcome
+from bench.servers.metrics_page import parse_metrics
 from bench.soak import growth_after
 from bench.swap import CALM_S, SETTLE_S, ModelSwaps, Swap, swap_figures, version_of
 from model_store.signature import Padding

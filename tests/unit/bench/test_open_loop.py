@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from bench import open_loop
-from bench.open_loop import SENT_A_TURN, OpenLoop, Shots, poisson_arrivals
-from bench.shooter import Answered, Outcome
+from bench.loads import open_loop
+from bench.loads.open_loop import SENT_A_TURN, OpenLoop, Shots, poisson_arrivals
+from bench.loads.shooter import Answered, Outcome
 
 
 class ScriptedShooter:

@@ -15,7 +15,7 @@ from bench.operate import (
     medians,
     verdicts,
 )
-from bench.uncounted_server import INSTEAD
+from bench.servers.uncounted_server import INSTEAD
 from flambeau.server_process import ServerProcess
 
 SERVERS = (BARE, METRICS, WITH_KEYS, WITH_TRACES)

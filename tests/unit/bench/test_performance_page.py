@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.performance_page import with_block
+from bench.figures.performance_page import with_block
 
 BEGIN, END = "<!-- mine:begin -->", "<!-- mine:end -->"
 OTHER = "<!-- other:begin -->\nkept\n<!-- other:end -->\n"

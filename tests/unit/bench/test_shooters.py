@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping
 import numpy as np
 import pytest
 
-from bench import rest_shooter
-from bench.golden_model import http_request
+from bench.loads import rest_shooter
+from bench.loads.rest_shooter import RestShooter
+from bench.loads.shooter import Outcome
+from bench.measured.golden_model import http_request
 from bench.peers.peer import Ask
-from bench.rest_shooter import RestShooter
-from bench.shooter import Outcome
 from tests.unit.bench.shooting import listening, shoot
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.one_training import Figures, Killer, StepCounter
 from bench.train_table import (
     FAMILIES,
     RECIPES,
@@ -17,6 +16,7 @@ from bench.train_table import (
     page_block,
     verdicts,
 )
+from bench.training.one_training import Figures, Killer, StepCounter
 from model_store.metric import MeasuredMetric
 
 FIGURES = Figures(
@@ -77,11 +77,11 @@ def test_a_row_is_kept_for_the_same_recipe_and_the_same_code_alone(tmp_path: Pat
 
 
 def test_the_code_s_digest_sees_every_source(tmp_path: Path) -> None:
-    for name in ("training/loading/a.py", "model_store/b.py", "bench/one_training.py"):
+    for name in ("training/loading/a.py", "model_store/b.py", "bench/training/one_training.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("1")
     digests = [code_digest(tmp_path)]
-    for name in ("training/loading/a.py", "model_store/b.py", "bench/one_training.py"):
+    for name in ("training/loading/a.py", "model_store/b.py", "bench/training/one_training.py"):
         (tmp_path / name).write_text("2")
         digests.append(code_digest(tmp_path))
     (tmp_path / "training" / "c.py").touch()

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from bench import training_loops
-from bench.training_loops import TASKS, Listener, Task, Turns, _tell
+from bench.training import training_loops
+from bench.training.training_loops import TASKS, Listener, Task, Turns, _tell
 
 
 def _task(rows: int, turn: int) -> Task:
@@ -29,7 +29,7 @@ def test_a_listener_leaves_out_what_lies_between_two_epochs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter([0.0, 3.0, 4.0, 7.0, 100.0, 103.0, 104.0, 107.0])  # starts and ends of steps
-    monkeypatch.setattr("bench.training_loops.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("bench.training.training_loops.time.perf_counter", lambda: next(clock))
     listener = Listener(_task(rows=2, turn=1))
     for _ in range(2 * 2):
         listener.begin_step()

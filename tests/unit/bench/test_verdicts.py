@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.verdicts import MISSING, Verdict, percentile, ratio, short, table
+from bench.figures.verdicts import MISSING, Verdict, percentile, ratio, short, table
 
 
 def verdict(value: float, bound: str) -> Verdict:

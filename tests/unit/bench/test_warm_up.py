@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bench import load
-from bench.load import closed_loop, warm_up
+from bench.loads import closed_loop as load
+from bench.loads.closed_loop import closed_loop, warm_up
 from bench.peers.load import Load, NothingAnsweredError
 from bench.peers.peer import Ask, Form
 from flambeau.server_process import ServerProcess

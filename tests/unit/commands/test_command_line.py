@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from flambeau.cli import app
-from flambeau.commands.failures import failing_with
+from flambeau.commands.text.failures import failing_with
 from flambeau.errors import ClientError, ServerError
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from tests.fixtures.onnx_models import linear, publish
 
 ROOT = Path(__file__).parents[3]

@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flambeau.cli import app
-from model_store.payload_sample import (
+from model_store.samples.payload_sample import (
     PayloadSample,
     SampledTensor,
     SampleLimits,
     Statistics,
     with_values,
 )
-from model_store.payload_samples import SampleWriter
-from model_store.storage import Storage
+from model_store.samples.payload_samples import SampleWriter
+from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 

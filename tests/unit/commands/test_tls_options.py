@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from flambeau.channel import Tls
 from flambeau.cli import app
-from flambeau.commands import tls_options
+from flambeau.commands.options import tls as tls_options
 from tests.fixtures.certificates import Authority
 
 

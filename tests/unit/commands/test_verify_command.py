@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from flambeau.commands.models import models_app
 from flambeau.commands.verify import verify
-from model_store.certificates import certificates
-from model_store.storage import Storage
+from model_store.certificates.certificates import certificates
+from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.certifying import certification

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from services.errors import ServingError, TooManyInFlightError
-from services.gateway import request_pacer as turn_share
+from services.gateway import request_pacer
 from services.gateway.request_pacer import BEGUN_A_TURN, COUNTED_BYTES, RequestPacer
 from services.gateway.wire.body import Body
 
@@ -117,7 +117,7 @@ async def test_a_turn_begins_no_more_than_its_share_and_in_their_order() -> None
 
 async def test_a_request_is_told_how_long_it_has_waited() -> None:
     clock = Clock()
-    with patch.object(turn_share, "time", clock):
+    with patch.object(request_pacer, "time", clock):
         place = Place()
         place.ask(3 * BEGUN_A_TURN)
         clock.now += 0.25
@@ -140,7 +140,7 @@ async def test_a_request_that_nobody_waits_for_is_passed_over() -> None:
 
 
 async def test_more_than_may_wait_are_refused_at_once() -> None:
-    with patch.object(turn_share, "MAX_WAITING", 3):
+    with patch.object(request_pacer, "MAX_WAITING", 3):
         place = Place()
         place.ask(BEGUN_A_TURN + 3)
         refused = place.ask()[0]
@@ -151,7 +151,7 @@ async def test_more_than_may_wait_are_refused_at_once() -> None:
 
 
 async def test_connection_with_few_requests_is_not_refused_for_those_of_others() -> None:
-    with patch.object(turn_share, "MAX_WAITING", 4):
+    with patch.object(request_pacer, "MAX_WAITING", 4):
         place = Place()
         place.ask(BEGUN_A_TURN + 4)
         beside = place.ask(3, "other")

@@ -12,8 +12,8 @@ from model_store.errors import (
     StoreError,
     UnsafeOnnxError,
 )
-from model_store.key_folder import TrustedKey
 from model_store.manifest import CODE_KINDS, ArtifactKind, FileEntry, Manifest
+from model_store.signatures.key_folder import TrustedKey
 from model_store.store import ModelStore
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend

@@ -57,7 +57,7 @@ def test_a_function_within_another_is_changed_once() -> None:
 
 
 def test_every_change_of_the_sources_is_python() -> None:
-    name = ROOT / "services" / "inference" / "batcher.py"
+    name = ROOT / "services" / "inference" / "scheduling" / "batcher.py"
     source = name.read_text()
     found = mutations(source)
     assert len(found) > 50

@@ -184,7 +184,9 @@ async def test_without_keys_only_shipped_code_runs(open_place: Place) -> None:
     with pytest.raises(CodeNotAllowedError, match=r"data\.args\.a\.0\.target: os:system"):
         await open_place.submit(hidden)
     shell = replace(GIVEN, overrides=("model.target=training.distributed.launcher:torchrun",))
-    with pytest.raises(CodeNotAllowedError, match=r"model\.target: training\.together\.launcher"):
+    with pytest.raises(
+        CodeNotAllowedError, match=r"model\.target: training\.distributed\.launcher"
+    ):
         await open_place.submit(shell)
     blank = replace(GIVEN, overrides=('data.target="/tmp/a b.py:Net"',))
     with pytest.raises(CodeNotAllowedError, match=r"data\.target: /tmp/a b\.py:Net"):

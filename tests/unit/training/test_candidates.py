@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from model_store.signature import Padding, Signature, TensorSpec
 from tests.unit.training.small_networks import Perceptron, Recurrent
 from training.auto.candidates import Candidate, Machine, ModelContents, candidates

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from torch import Tensor, nn
 
+from model_store.arrays.sized_rows import at_other_sizes
 from model_store.signature import Padding, Signature, SignatureError, TensorSpec
-from model_store.sized_rows import at_other_sizes
 from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits, untrained
 from training.datasets import Splits

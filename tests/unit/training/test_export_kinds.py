@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_store.cpu_features import cpu_features
+from model_store.host.cpu_features import cpu_features
 from model_store.tensors import Array
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from tests.unit.training.recipes import recipe
 from training.errors import RecipeError
 from training.recipe.needed_packages import OPTUNA, check_packages

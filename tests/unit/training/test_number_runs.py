@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from model_store.arrays.parity import first_failure
 from model_store.golden import parse_golden
 from model_store.manifest import Manifest, parse_manifest
-from model_store.parity import first_failure
 from services.inference.loading.kept_artifacts import accuracy_loss, is_accurate
 from tests.unit.training.number_tasks import number_recipe
 from training.datasets import load_splits

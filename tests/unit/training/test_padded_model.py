@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from model_store.parity import worst
+from model_store.arrays.parity import worst
 from model_store.tensors import Array
 from tests.unit.training.padded_texts import (
     CLASSES,

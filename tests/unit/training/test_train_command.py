@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flambeau.commands.train import train
-from model_store.install_advice import install_command
-from model_store.key_folder import KeyFolder
+from model_store.host.install_advice import install_command
+from model_store.signatures.key_folder import KeyFolder
 
 DIGITS = str(Path(__file__).parents[3] / "training/recipes/digits_cnn.yaml")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.parity import Parity, worst
+from model_store.arrays.parity import Parity, worst
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance

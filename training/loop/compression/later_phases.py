@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_store.padded_rows import shortened
+from model_store.arrays.padded_rows import shortened
 from model_store.signature import Signature
 from training.datasets import Split
 from training.errors import RecipeError, TrainingError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.payload_sample import PayloadSample
-from model_store.payload_samples import read_samples
-from model_store.storage import Storage
+from model_store.samples.payload_sample import PayloadSample
+from model_store.samples.payload_samples import read_samples
+from model_store.storage.storage import Storage
 from model_store.tensors import Array
 from services.errors import (
     BackendError,

@@ -8,8 +8,7 @@ import pytest
 
 from services import interpreter_lock
 from services.errors import ServingError
-from services.gateway import request_pacer as turn_share
-from services.gateway import sliced_work
+from services.gateway import request_pacer, sliced_work
 from services.gateway.request_pacer import BEGUN_A_TURN, RequestPacer
 from services.gateway.sliced_work import SlicedWork, Slices
 from services.gateway.wire import loop_turns
@@ -27,7 +26,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def lending(module: str) -> Callable[[], None]:
         return lambda: log.append(module)
 
-    for module in (sliced_work, turn_share, loop_turns):
+    for module in (sliced_work, request_pacer, loop_turns):
         monkeypatch.setattr(module, "lend_lock", lending(module.__name__.rsplit(".", 1)[1]))
     return log
 
@@ -94,7 +93,7 @@ async def test_between_turns_of_requests(lent: list[str]) -> None:
     for _ in range(TURNS * BEGUN_A_TURN):
         share.begin(Request(), b"{}", "one")
     await settle()
-    assert lent == ["turn_share"] * (TURNS - 2)  # the last is one that no other follows
+    assert lent == ["request_pacer"] * (TURNS - 2)  # the last is one that no other follows
 
 
 def test_lending_takes_a_part_of_a_turn_only() -> None:

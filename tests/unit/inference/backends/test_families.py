@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_store.install_advice import install_command
+from model_store.host.install_advice import install_command
 from model_store.manifest import Artifact, MadeWith
 from model_store.tensors import Array
 from services.errors import BackendError

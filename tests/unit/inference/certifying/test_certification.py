@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.certificate import Certificate
+from model_store.arrays.parity import Comparison, Parity
+from model_store.certificates.certificate import Certificate
 from model_store.errors import GoldenMismatchError
 from model_store.manifest import Artifact
-from model_store.parity import Comparison, Parity
 from model_store.store import ModelStore
 from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.backends.device import Device

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.archive_sizes import check_archive
 from model_store.errors import ArchiveError
+from model_store.safety.archive_sizes import check_archive
 from services.inference.loading.artifact_needs import ArtifactNeeds
 from services.inference.loading.loader import LoadError, LoadOptions
 from services.inference.loading.policy import LanePolicy, ServingPolicy

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from model_store.arrays.parity import first_failure
 from model_store.golden import GoldenRows
-from model_store.parity import first_failure
 from model_store.signature import Padding, Signature, TensorSpec
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance

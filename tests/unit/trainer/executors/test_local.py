@@ -178,7 +178,8 @@ async def test_a_run_that_does_not_stop_is_ended(runs: Runs) -> None:
 
 def test_a_run_ends_with_who_started_it() -> None:
     """Standard input is the lifeline: its end is the end of the whole group."""
-    program = "from training.distributed import lifeline; print(1, flush=True); lifeline._end_with_parent()"
+    wait = "print(1, flush=True); lifeline._end_with_parent()"
+    program = f"from training.distributed import lifeline; {wait}"
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,

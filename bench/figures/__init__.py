@@ -1,0 +1,1 @@
+"""Figures, verdicts and charts."""

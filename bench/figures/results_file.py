@@ -1,0 +1,60 @@
+"""Where results go, on which machine they were measured, and the store that is measured."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.figures.performance_page import write_block
+from bench.figures.verdicts import Verdict, markdown_table
+from bench.measured.golden_model import BENCH_STORE
+from bench.measured.models import ensure_bench_models
+from bench.servers.pinning import cores_apart
+from model_store.store import ModelStore
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def bench_store(url: str) -> ModelStore:
+    """The store to measure; the bench store is filled with its models if it lacks any."""
+    if Path(url).resolve() == BENCH_STORE:
+        ensure_bench_models(url)
+    return ModelStore(url)
+
+
+def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
+    """Prints the verdicts, writes all to `bench/results/NAME.json`, and them to the page."""
+    print("\n" + "\n".join(verdict.line() for verdict in verdicts))
+    document = {
+        "measured": {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "server_and_client_on_different_cores": cores_apart(),
+        },
+        "verdicts": [verdict.as_record() for verdict in verdicts],
+        **figures,
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(_without_nan(document), indent=2) + "\n")
+    print(f"wrote {path}")
+    when = datetime.now(UTC).date().isoformat()
+    write_block(name, f"{when}, {machine()}.\n\n{markdown_table(verdicts)}")
+
+
+def machine() -> str:
+    """What was measured on, in words."""
+    apart = "server and client on a core each" if cores_apart() else "one core for both"
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {apart}"
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: null says as well that there is no figure."""
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if value != value else value

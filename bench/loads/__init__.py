@@ -1,0 +1,1 @@
+"""Load: requests over REST and gRPC, closed loop and open loop."""

@@ -1,0 +1,1 @@
+"""Models that are measured: networks, data, golden rows, and the raw model."""

@@ -1,0 +1,121 @@
+"""The limit: the artifact in a loop, one thread, nothing around it.
+
+Run as a process of its own (`python -m bench.measured.raw_model STORE MODEL VERSION ARTIFACT`),
+pinned to the server's core. For each line of its input, a batch size and seconds, it prints samples
+a second.
+"""
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from bench.measured.golden_model import read_golden
+from bench.peers.flambeau_peer import ROOT
+from bench.servers.pinned_server import pinned_child
+from model_store.manifest import Manifest
+from model_store.store import ModelStore
+from model_store.tensors import Array
+from services.inference.backends.backend import Backend
+from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.open_backend import open_backend
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def raw_rates(
+    store: ModelStore,
+    manifest: Manifest,
+    artifact: str,
+    seconds: float,
+    sizes: Sequence[int] = BATCH_SIZES,
+) -> dict[int, float]:
+    """Samples a second by batch size, measured by a process on the server's core.
+
+    Args:
+        store: where the version lies.
+        manifest: of the version.
+        artifact: the name of one of its artifacts.
+        seconds: for each batch size.
+        sizes: those above the model's largest batch are left out.
+    """
+    largest = manifest.signature.max_batch_size
+    with raw_model(store, manifest, artifact) as rate:
+        return {rows: rate(rows, seconds) for rows in sizes if rows <= largest}
+
+
+@contextlib.contextmanager
+def raw_model(
+    store: ModelStore, manifest: Manifest, artifact: str
+) -> Iterator[Callable[[int, float], float]]:
+    """The same process for as long as the block lasts; it sleeps when it is not asked.
+
+    Args:
+        store: where the version lies.
+        manifest: of the version.
+        artifact: the name of one of its artifacts.
+
+    Yields:
+        From a batch size and seconds to samples a second.
+    """
+    argv = [sys.executable, "-m", "bench.measured.raw_model", store.url, manifest.model]
+    argv += [str(manifest.version), artifact]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        argv, stdin=pipe, stdout=pipe, text=True, preexec_fn=pinned_child(), cwd=ROOT
+    )
+    asked, told = process.stdin, process.stdout
+    assert asked is not None
+    assert told is not None
+
+    def rate(rows: int, seconds: float) -> float:
+        print(rows, seconds, file=asked, flush=True)
+        return float(told.readline() or "nan")
+
+    try:
+        yield rate
+    finally:
+        process.communicate()
+
+
+def open_artifact(store: ModelStore, manifest: Manifest, name: str) -> Backend:
+    """Opens an artifact as the server would: one thread, on the CPU."""
+    artifact = next(a for a in manifest.artifacts if a.name == name)
+    data = store.read_file(manifest, artifact.file)
+    return open_backend(artifact, data, manifest.signature, BackendOptions())
+
+
+def runs_per_second(backend: Backend, batches: Sequence[Mapping[str, Array]], s: float) -> float:
+    """Runs the batches round and round, whole rounds only; each counts as one run."""
+    for batch in batches:
+        backend.run(batch)
+    runs, started = 0, time.perf_counter()
+    while time.perf_counter() - started < s:
+        for batch in batches:
+            backend.run(batch)
+        runs += len(batches)
+    return runs / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(prog="python -m bench.measured.raw_model", description=__doc__)
+    for name in ("store", "model", "version", "artifact"):
+        parser.add_argument(name)
+    given = parser.parse_args()
+    store = ModelStore(given.store)
+    manifest = store.manifest(given.model, int(given.version))
+    backend = open_artifact(store, manifest, given.artifact)
+    golden = read_golden(store, manifest)
+    for line in sys.stdin:
+        rows, seconds = int(line.split()[0]), float(line.split()[1])
+        batch = {n: np.resize(a, (rows, *a.shape[1:])) for n, a in golden.inputs.items()}
+        print(rows * runs_per_second(backend, [batch], seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The least that answers the small model's REST request at all: what our server is held against.
+
+    python -m bench.servers.yardstick STORE MODEL ARTIFACT    prints its port, serves until killed
+
+httptools, orjson, NumPy, one list that becomes the batch, one thread that runs it. No checks,
+limits, deadlines, priorities, metrics, logs, ids or errors. What it takes is what the machine, the
+kernel and the libraries take; a figure of ours divided by it can be compared between machines.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from statistics import median
+from typing import Any
+
+import httptools
+import numpy as np
+import orjson
+import uvloop
+
+from bench.measured.golden_model import ask_for, golden_model, newest_manifest
+from bench.measured.raw_model import open_artifact
+from bench.peers.load import load_rest
+from bench.peers.peer import Ask, Form
+from bench.peers.process_tree import cpu_seconds
+from bench.servers.pinned_server import pinned_server
+from bench.servers.pinning import SERVER_CORE, pinned_to
+from model_store.manifest import Manifest
+from model_store.store import ModelStore
+from model_store.tensors import Array
+from services.inference.backends.backend import Backend
+
+CLIENTS = 64
+MAX_BATCH_ROWS = 64
+WARM_UP_S = 1
+START = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YardstickFigures:
+    """CPU a request over REST JSON at `CLIENTS` clients, medians over the rounds."""
+
+    server_cpu_us: float
+    yardstick_cpu_us: float
+    ratio: float
+    """Median of the rounds' own ratios."""
+
+
+def measure_against_yardstick(
+    store: ModelStore, manifest: Manifest, artifact: str, rounds: int, seconds: int
+) -> YardstickFigures:
+    """Loads our server and the yardstick in turns; prints as it goes.
+
+    Args:
+        store: where the version lies.
+        manifest: of a version of one input and one output.
+        artifact: its name.
+        rounds: of which the medians are taken.
+        seconds: of load for each of the two in a round.
+
+    Raises:
+        PeerError: nothing was answered.
+    """
+    model = golden_model(store, manifest)
+    ask = ask_for(model, Form.JSON, model.rows[:1])
+    ours, least = [], []
+    with (
+        pinned_server(store.url, [manifest.model], artifact) as server,
+        _yardstick(store, manifest, artifact) as (pid, address),
+    ):
+        for _ in range(rounds):
+            ours.append(_cpu_us(server.pid, server.http, ask, seconds))
+            least.append(_cpu_us(pid, address, ask, seconds))
+            print(f"  ours {ours[-1]:.0f} µs, yardstick {least[-1]:.0f} µs", flush=True)
+    return YardstickFigures(
+        server_cpu_us=median(ours),
+        yardstick_cpu_us=median(least),
+        ratio=median(mine / its for mine, its in zip(ours, least, strict=True)),
+    )
+
+
+def _cpu_us(pid: int, address: str, ask: Ask, seconds: int) -> float:
+    load_rest(address, [ask], CLIENTS, WARM_UP_S)
+    before = cpu_seconds(pid)
+    load = load_rest(address, [ask], CLIENTS, seconds)
+    return (cpu_seconds(pid) - before) / load.answered * 1e6
+
+
+@contextlib.contextmanager
+def _yardstick(store: ModelStore, manifest: Manifest, artifact: str) -> Iterator[tuple[int, str]]:
+    """Its pid and address."""
+    command = [sys.executable, "-m", "bench.servers.yardstick", store.url, manifest.model, artifact]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=pinned_to(SERVER_CORE)
+    )
+    try:
+        assert process.stdout is not None
+        yield process.pid, f"127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+class _Engine:
+    """Rows that wait, and the thread that runs them."""
+
+    def __init__(self, backend: Backend, name: str, output: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._backend, self._name, self._output = backend, name, output
+        self._waiting: list[tuple[Array, _Connection]] = []
+        self._batches: SimpleQueue[list[tuple[Array, _Connection]]] = SimpleQueue()
+        self._busy = False
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def take(self, row: Array, connection: "_Connection") -> None:
+        """Runs one row with whatever else is there."""
+        if not self._waiting:
+            self._loop.call_soon(self._start)
+        self._waiting.append((row, connection))
+
+    def _start(self) -> None:
+        if self._waiting and not self._busy:
+            batch = self._waiting[:MAX_BATCH_ROWS]
+            del self._waiting[:MAX_BATCH_ROWS]
+            self._busy = True
+            self._batches.put(batch)
+
+    def _work(self) -> None:
+        while True:
+            batch = self._batches.get()
+            rows = np.concatenate([row for row, _ in batch])
+            outputs = self._backend.run({self._name: rows})[self._output]
+            self._loop.call_soon_threadsafe(self._answer, batch, outputs)
+
+    def _answer(self, batch: list[tuple[Array, "_Connection"]], outputs: Array) -> None:
+        self._busy = False
+        self._start()
+        for number, (_, connection) in enumerate(batch):
+            row = orjson.dumps(outputs[number], option=orjson.OPT_SERIALIZE_NUMPY)
+            connection.answer(b'{"outputs":[{"name":"logits","data":%b}]}' % row)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self._parser = httptools.HttpRequestParser(self)
+        self._body = b""
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        entry = orjson.loads(self._body)["inputs"][0]
+        self._body = b""
+        self._engine.take(np.array(entry["data"], np.float32).reshape(entry["shape"]), self)
+
+    def answer(self, body: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(START % (len(body), body))
+
+
+async def _serve(backend: Backend, name: str, output: str) -> None:
+    engine = _Engine(backend, name, output)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Connection(engine), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Serves."""
+    parser = argparse.ArgumentParser(prog="python -m bench.servers.yardstick", description=__doc__)
+    for name in ("store", "model", "artifact"):
+        parser.add_argument(name)
+    given = parser.parse_args()
+    store = ModelStore(given.store)
+    manifest = newest_manifest(store, given.model)
+    backend = open_artifact(store, manifest, given.artifact)
+    signature = manifest.signature
+    uvloop.run(_serve(backend, signature.inputs[0].name, signature.outputs[0].name))
+
+
+if __name__ == "__main__":
+    main()

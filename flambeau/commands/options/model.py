@@ -1,0 +1,94 @@
+"""The arguments MODEL and VERSION of verbs that read a store: how they are read and completed.
+
+Rule kept here: a version is named by two words, `digits 2`, or by one, `digits/2`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flambeau.commands.options.store import DEFAULT_STORE
+
+MAX_DIGITS = 19
+
+
+def models_that_begin(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of models in the store, for completion; none of a bucket, which takes too long."""
+    return [name for name in _versions(context) if name.startswith(incomplete)]
+
+
+def versions_that_begin(context: typer.Context, incomplete: str) -> list[str]:
+    """The same of versions, such as `digits/2`."""
+    known = [f"{name}/{one}" for name, there in _versions(context).items() for one in there]
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def _versions(context: typer.Context) -> dict[str, tuple[int, ...]]:
+    """By model: those of the store that the line names; a folder that is not there is not made."""
+    from model_store.errors import StoreError
+    from model_store.store import ModelStore
+
+    given = context.params
+    url: Any = given.get("from_") or given.get("store") or DEFAULT_STORE
+    folder = Path(url.removeprefix("file://")).expanduser()
+    if "://" in url.removeprefix("file://") or not folder.is_dir():
+        return {}
+    try:
+        listing = ModelStore(url).listing()
+    except StoreError:
+        return {}
+    return {name: tuple(one.versions) for name, one in listing.items() if one.versions}
+
+
+def parse_version(text: str) -> int:
+    """The number of a version, as it is typed.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    if text.isdecimal() and text.isascii() and len(text) < MAX_DIGITS and int(text) > 0:
+        return int(text)
+    raise typer.BadParameter(
+        f"'{text}' is no number of a version, such as 2; flambeau models list shows them"
+    )
+
+
+def model_and_version(model: str, version: int | None) -> tuple[str, int | None]:
+    """What is named by both words, or by the first alone.
+
+    Raises:
+        BadParameter: the first names a version that is none, or both name one.
+    """
+    name, slash, number = model.rpartition("/")
+    if not slash or not name or "/" in name or name.startswith("."):  # no name: a store says so
+        return model, version
+    if version is not None:
+        raise typer.BadParameter(f"'{model}' and {version}: give one version, as in {name} 2")
+    return name, parse_version(number)
+
+
+def named_version(model: str, version: int | None) -> tuple[str, int]:
+    """The same where there must be a version.
+
+    Raises:
+        BadParameter: as `model_and_version`, or there is none.
+    """
+    name, number = model_and_version(model, version)
+    if number is None:
+        raise typer.BadParameter(f"which version of '{name}'? Give MODEL/VERSION, as digits/2")
+    return name, number
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=models_that_begin),
+]
+VersionOrDefault = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="[VERSION]",
+        parser=parse_version,
+        help="Unless given, the one in production, else the newest.",
+    ),
+]

@@ -1,0 +1,189 @@
+"""What `flambeau models` prints of models, versions and pointers.
+
+In: manifests and pointers. Out: lines, and for `list` the same facts as plain data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flambeau.commands.text.tables import (
+    UNKNOWN,
+    columns,
+    latency_text,
+    metric_text,
+    share_text,
+    size_text,
+)
+
+if TYPE_CHECKING:
+    from model_store.manifest import Artifact, Manifest
+    from model_store.pointers import Pointers
+    from model_store.signature import Signature, TensorSpec
+
+PRODUCTION = "production"
+METRIC = "accuracy"
+SHOWN_LABELS = 10
+"""Names of classes that `show` prints at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """One line of `flambeau models list`."""
+
+    model: str
+    versions: Sequence[int]
+    aliases: dict[str, int] = field(default_factory=dict)
+    """Version by alias."""
+    version_shown: int | None = None
+    """The version of the artifact below: the one in production, else the newest."""
+    semver_shown: str | None = None
+    """Its semantic version, if it has one."""
+    best_artifact: str | None = None
+    """The fastest one, as measured where it was published."""
+    batch_size: int | None = None
+    """Rows of the batch that `latency_ms` is for: the smallest that was measured."""
+    latency_ms: float | None = None
+    accuracy: float | None = None
+    """Of that artifact over the test split, 0 to 1; None for models with another metric."""
+    metric: str | None = None
+    """What it is judged by, such as `accuracy` or `rmse`."""
+    metric_value: float | None = None
+    error: str | None = None
+    """Why nothing more is known, when a manifest or a pointer cannot be read."""
+
+
+def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
+    """The table of models; every alias in use has a column."""
+    others = sorted({alias for s in summaries for alias in s.aliases} - {PRODUCTION})
+    aliases = [PRODUCTION, *others]
+    in_use = [alias.upper() for alias in aliases]
+    header = ["MODEL", *in_use, "PUBLISHED", "SEMVER", "BEST ARTIFACT"]
+    # One heading for all: where models are judged otherwise, each cell says by what.
+    alike = all(summary.metric in (None, METRIC) for summary in summaries)
+    rows = [[*header, METRIC.upper() if alike else "METRIC"]]
+    for summary in summaries:
+        best = f"{summary.best_artifact} {latency_text(summary.latency_ms)}"
+        rows.append(
+            [
+                summary.model,
+                *(str(summary.aliases.get(alias, UNKNOWN)) for alias in aliases),
+                _count_text(len(summary.versions)),
+                summary.semver_shown or UNKNOWN,
+                best if summary.best_artifact else UNKNOWN,
+                _judged_text(summary, named=not alike),
+            ]
+        )
+    return columns(rows)
+
+
+def _count_text(versions: int) -> str:
+    return f"{versions} version{'' if versions == 1 else 's'}"
+
+
+def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:
+    """Everything a person wants to know of one version."""
+    named = f"  ({', '.join(aliases)})" if aliases else ""
+    published = manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z")
+    return [
+        f"{manifest.model} {manifest.version_text}{named}  published {published}",
+        *("", f"signature, up to {manifest.signature.max_batch_size} rows a batch"),
+        *_signature_lines(manifest.signature),
+        *("", "artifacts, fastest first"),
+        *_artifact_lines(manifest.artifacts_by_speed()),
+        *("", "lineage"),
+        *_lineage_lines(manifest),
+        *("", "files"),
+        *columns(
+            [[e.file, size_text(e.size_bytes), f"sha256 {e.sha256}"] for e in manifest.all_files()],
+            indent="  ",
+        ),
+    ]
+
+
+def history_lines(history: Sequence["Pointers"]) -> list[str]:
+    """One line a generation, oldest first."""
+    rows = [["GENERATION", "WHEN", "WHO", "ALIASES", "WHY"]]
+    for pointers in history:
+        aliases = ", ".join(f"{alias}={v}" for alias, v in sorted(pointers.aliases.items()))
+        when = pointers.when.strftime("%Y-%m-%d %H:%M:%S %Z")
+        rows.append([str(pointers.generation), when, pointers.who, aliases, pointers.why])
+    return columns(rows)
+
+
+def _judged_text(summary: ModelSummary, named: bool) -> str:
+    text = metric_text(summary.metric or METRIC, summary.metric_value)
+    return f"{summary.metric} {text}" if named and summary.metric else text
+
+
+def _signature_lines(signature: "Signature") -> list[str]:
+    tensors = [("input", spec) for spec in signature.inputs]
+    tensors += [("output", spec) for spec in signature.outputs]
+    return columns(
+        [
+            [
+                what,
+                spec.name,
+                spec.datatype,
+                _shape_text(spec, signature),
+                _labels_text(spec, signature),
+            ]
+            for what, spec in tensors
+        ],
+        indent="  ",
+    )
+
+
+def _shape_text(spec: "TensorSpec", signature: "Signature") -> str:
+    """`[-1,1,8..32,8..32]`: axes that vary within limits are told with those."""
+    ranges = signature.dynamic.get(spec.name, {})
+    sizes = ("..".join(map(str, ranges.get(axis, (size,)))) for axis, size in enumerate(spec.shape))
+    return f"[{','.join(sizes)}]"
+
+
+def _labels_text(spec: "TensorSpec", signature: "Signature") -> str:
+    labels = signature.labels.get(spec.name, ())
+    more = f", and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    return ", ".join(labels[:SHOWN_LABELS]) + more
+
+
+def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
+    batches = sorted({rows for artifact in artifacts for rows in artifact.latency_ms})
+    metrics = sorted({name for artifact in artifacts for name in artifact.verification.metrics})
+    names = ["NAME", "KIND", "PRECISION", "SIZE", "DIFFERENCE", "ALLOWED", "AGREEMENT", "AT LEAST"]
+    rows = [
+        [*names, *(m.upper() for m in metrics), *(f"BATCH {size}" for size in batches), "MEMORY"]
+    ]
+    for artifact in artifacts:
+        proof, memory = artifact.verification, artifact.peak_memory_bytes
+        rows.append(
+            [
+                *(artifact.name, artifact.kind, artifact.precision),
+                size_text(artifact.file.size_bytes),
+                f"{proof.max_abs_difference:.2g}",
+                f"{proof.tolerance.max_abs_difference:.2g}",
+                share_text(proof.agreement if proof.tolerance.min_agreement else None),
+                share_text(proof.tolerance.min_agreement or None),
+                *(metric_text(name, proof.metrics.get(name)) for name in metrics),
+                *(latency_text(artifact.latency_ms.get(size)) for size in batches),
+                UNKNOWN if memory is None else size_text(memory),
+            ]
+        )
+    return columns(rows, indent="  ")
+
+
+def _lineage_lines(manifest: "Manifest") -> list[str]:
+    lineage = manifest.lineage
+    libraries = [f"{name} {version}" for name, version in sorted(lineage.library_versions.items())]
+    metrics = [f"{name} {value:.4g}" for name, value in sorted(lineage.metrics.items())]
+    return columns(
+        [
+            ["recipe", f"sha256 {lineage.recipe_sha256}"],
+            ["data", f"sha256 {lineage.data_sha256}"],
+            ["git commit", lineage.git_commit or UNKNOWN],
+            *([] if lineage.parent is None else [["began with", lineage.parent.words]]),
+            ["libraries", ", ".join(libraries) or UNKNOWN],
+            ["metrics", ", ".join(metrics) or UNKNOWN],
+        ],
+        indent="  ",
+    )

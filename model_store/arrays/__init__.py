@@ -1,0 +1,1 @@
+"""Arrays in files, padded rows, and comparisons of arrays."""

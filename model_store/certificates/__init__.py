@@ -1,0 +1,1 @@
+"""Certificates: records of verifications, beside the versions."""

@@ -1,0 +1,1 @@
+"""Payload samples, and where they are kept."""

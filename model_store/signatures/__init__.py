@@ -1,0 +1,1 @@
+"""Cryptographic signatures of versions, and the keys for them."""

@@ -1,0 +1,292 @@
+"""Bytes at a URL: a folder or a bucket, through obstore, with its failures put into words.
+
+In: paths relative to the URL. Rules kept here: a file appears whole or not at all; `create` never
+replaces a file that is there; nothing is read of a file that is larger than its reader takes, and
+of what is no file (a pipe would block whoever opens it); every failure is a `StoreError` that names
+the path.
+"""
+
+import contextlib
+import difflib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from model_store.errors import (
+    ConflictError,
+    StorageError,
+    StoreError,
+    StoreNotFoundError,
+    TooLargeError,
+)
+from model_store.storage.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
+from model_store.storage.s3_credentials import missing_credentials
+from model_store.strict import MAX_NAME
+
+MAX_APPENDED_BYTES = 2**30
+"""Of a file in a bucket that is appended to, which is to read and write it whole."""
+
+
+MAX_SIBLINGS = 1000
+"""Folders whose names are compared with that of one that is not there."""
+
+
+class MissingFileError(StorageError):
+    """The path is not there; callers turn it into the noun that is missing."""
+
+
+class Storage:
+    """A flat set of files under one URL.
+
+    Args:
+        url: a folder (`./var/model_store`, `file:///srv/models`) or `s3://bucket/prefix`. Buckets
+            take their credentials and endpoint from the AWS_* environment, as obstore documents.
+        must_exist: whether a folder that is not there is refused, and not made.
+
+    Raises:
+        StoreNotFoundError: the folder must exist, and does not.
+        StorageError: the URL is not understood, the folder cannot be made, or there are no
+            credentials for the bucket.
+
+    Attributes:
+        is_local: whether it is a folder.
+        is_new: whether it is a folder that has just been made.
+        url: the whole path of the folder, or the URL.
+    """
+
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
+        self.is_local = "://" not in url or url.startswith("file://")
+        self.is_new = False
+        self._nearest: Path | None = None
+        try:
+            self._store: ObjectStore
+            if self.is_local:
+                folder = Path(url.removeprefix("file://")).expanduser().absolute()
+                self.is_new = not folder.exists()
+                self._nearest = _nearest_folder(folder) if self.is_new else None
+                if self.is_new and must_exist:
+                    raise StoreNotFoundError(
+                        f"there is no store {folder}: no such folder{self._did_you_mean()}; give "
+                        "the URL of a store that exists, or publish a first version into it "
+                        "(flambeau train)"
+                    )
+                folder.mkdir(parents=True, exist_ok=True)
+                self._store = LocalStore(folder)
+                self.url = str(folder)
+            else:
+                _check_bucket(url)
+                if missing := missing_credentials():
+                    raise StorageError(f"cannot open the store {url!r}: {missing}")
+                self._store = from_url(url)
+                self.url = url.rstrip("/")
+        except (BaseError, OSError, ValueError) as error:
+            raise StorageError(
+                f"cannot open the store {url!r}: {_first_line(error)}; "
+                "give a folder or s3://bucket/prefix"
+            ) from error
+
+    def how_new(self) -> str:
+        """Says that the folder has just been made, and which one is near; empty if it was there."""
+        if not self.is_new:
+            return ""
+        made = f"there was no folder {self.url}, so an empty store was created there"
+        return f"{made}{self._did_you_mean()}"
+
+    def _did_you_mean(self) -> str:
+        return f" (did you mean '{self._nearest}'?)" if self._nearest else ""
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        """Size in bytes of every file under a prefix, by path."""
+        with self._failures(f"list '{prefix}'"):
+            return {
+                meta["path"]: meta["size"]
+                for page in obstore.list(self._store, prefix or None)
+                for meta in page
+            }
+
+    def some_paths(self, max_depth: int, max_paths: int) -> Sequence[str]:
+        """Some of the files that lie here, for a look at what this is.
+
+        Args:
+            max_depth: levels of a folder to look at, a folder of the last one being told like a
+                file; a bucket has none.
+            max_paths: the most to return, and the most folders to look into.
+        """
+        with self._failures("list ''"):
+            found = self._walk(max_depth, max_paths) if self.is_local else self._keys()
+            return list(itertools.islice(found, max_paths))
+
+    def _walk(self, max_depth: int, max_folders: int) -> Iterator[str]:
+        for folder, folders, files in itertools.islice(os.walk(self.url), max_folders):
+            place, found = Path(folder).relative_to(self.url), files
+            if len(place.parts) + 1 >= max_depth:
+                found = [*files, *folders]
+                folders.clear()
+            yield from ((place / name).as_posix() for name in sorted(found))
+
+    def _keys(self) -> Iterator[str]:
+        for page in obstore.list(self._store):
+            yield from (meta["path"] for meta in page)
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        """What lies in a folder, files and folders; nothing if it is none. Not of a bucket."""
+        with self._failures(f"list '{folder}'"):
+            try:
+                return os.listdir(os.path.join(self.url, folder))
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+
+    def has(self, path: str) -> bool:
+        """Whether a file or folder is there. Not of a bucket."""
+        with self._failures(f"look for '{path}'"):
+            try:
+                os.stat(os.path.join(self.url, path))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
+
+    def get(self, path: str, max_bytes: int) -> bytes:
+        """The whole file.
+
+        Args:
+            path: of the file.
+            max_bytes: the most that it may have.
+
+        Raises:
+            MissingFileError: no such file.
+            TooLargeError: it has more; nothing of it was read.
+        """
+        with self._failures(f"read '{path}'"):
+            if self.is_local:
+                return self._get_local(path, max_bytes)
+            found = obstore.get(self._store, path)
+            if found.meta["size"] > max_bytes:
+                raise self._too_large(path, found.meta["size"], max_bytes)
+            return bytes(found.bytes())
+
+    def _get_local(self, path: str, max_bytes: int) -> bytes:
+        try:
+            return read_plain_file(os.path.join(self.url, path), max_bytes)
+        except NotPlainFileError as error:
+            raise StorageError(
+                f"cannot read '{path}' in {self.url}: it is no file; remove it"
+            ) from error
+        except OversizedFileError as error:
+            raise self._too_large(path, error.size_bytes, max_bytes) from error
+
+    def _too_large(self, path: str, size_bytes: int, max_bytes: int) -> TooLargeError:
+        return TooLargeError(
+            f"cannot read '{path}' in {self.url}: it has {size_bytes:,} bytes, and at most "
+            f"{max_bytes:,} are read"
+        )
+
+    def create(self, path: str, data: bytes) -> None:
+        """Writes a file that must not exist yet.
+
+        Raises:
+            ConflictError: somebody wrote it first.
+        """
+        with self._failures(f"write '{path}'"):
+            obstore.put(self._store, path, data, mode="create")
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Writes a file, whether or not it exists."""
+        with self._failures(f"write '{path}'"):
+            obstore.put(self._store, path, data)
+
+    def append_private(self, path: str, data: bytes) -> None:
+        """Adds to a file of the caller's alone, and makes it if it is not there.
+
+        In a folder, only the owner of the file may read it; who is killed meanwhile leaves a part
+        of the data, and who has no space left none of it. A bucket cannot append: there the file
+        is read and written whole, and who may read it is the bucket's to say.
+        """
+        if not self.is_local:
+            with contextlib.suppress(MissingFileError):
+                data = self.get(path, MAX_APPENDED_BYTES) + data
+            self.replace(path, data)
+            return
+        with self._failures(f"append to '{path}'"):
+            place = Path(self.url, path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # Never there for others to read: the permissions are those it is made with.
+            file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                _append_whole(file, data)
+            finally:
+                os.close(file)
+
+    def delete(self, path: str) -> None:
+        """Removes a file; one that is not there is fine.
+
+        Never one of a published version: versions are immutable.
+        """
+        with contextlib.suppress(MissingFileError), self._failures(f"delete '{path}'"):
+            obstore.delete(self._store, path)
+
+    @contextlib.contextmanager
+    def _failures(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except AlreadyExistsError as error:
+            raise ConflictError(f"cannot {action} in {self.url}: it already exists") from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise MissingFileError(f"cannot {action} in {self.url}: not found") from error
+        except (BaseError, OSError) as error:
+            check = (
+                "check free space and permissions"
+                if self.is_local
+                else "check the bucket's name and region, the credentials' rights, and that this "
+                "machine reaches it"
+            )
+            raise StorageError(
+                f"cannot {action} in {self.url}: {_first_line(error)}; {check}, then try again"
+            ) from error
+
+
+def _check_bucket(url: str) -> None:
+    """Refuses what is neither a folder nor a bucket.
+
+    Raises:
+        ValueError: it is not.
+    """
+    scheme, _, place = url.partition("://")
+    if scheme not in ("s3", "s3a"):
+        raise ValueError(f"no store can be opened at {scheme}://")
+    if not place.partition("/")[0]:
+        raise ValueError("it names no bucket")
+
+
+def _nearest_folder(missing: Path) -> Path | None:
+    """The folder that is named most like one that is not there, in the first part that differs."""
+    there = next(parent for parent in missing.parents if parent.is_dir())
+    first, *rest = missing.relative_to(there).parts
+    with contextlib.suppress(OSError):
+        names = [entry.name for entry in itertools.islice(os.scandir(there), MAX_SIBLINGS)]
+        for name in difflib.get_close_matches(first[:MAX_NAME], names):
+            found = there.joinpath(name, *rest)
+            if found.is_dir():
+                return found
+    return None
+
+
+def _append_whole(file: int, data: bytes) -> None:
+    """Writes all of the data or, if that fails, nothing of it."""
+    before, left = os.fstat(file).st_size, memoryview(data)
+    try:
+        while left:
+            left = left[os.write(file, left) :]
+    except OSError:
+        os.ftruncate(file, before)
+        raise
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
