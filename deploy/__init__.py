@@ -1,1 +1,1 @@
-"""What runs flambeau elsewhere, and the programs that keep it pinned."""
+"""Deployment files, and the programs that pin their dependencies."""

@@ -1,13 +1,13 @@
-"""Writes `deploy/requirements/*.txt`: every distribution an image installs, by version and digest.
+"""Writes `deploy/requirements/*.txt`: every distribution of an image, with version and digest.
 
 In: the extras of `pyproject.toml`, and the package index that pip is configured for. Out: a line
 `name==version --hash=sha256:…` for each, as pip's installation report resolves them for the
 interpreter and machine this runs on (CPython 3.11, x86-64: those of the images). Rules:
 
 - The digests are those of the index; images may be built from any mirror with the same files.
-- torch is left out where the image has it for the CPU, and so are the CUDA libraries that torch of
-  the usual index asks for: builds for the CPU come from an index of their own, with digests of
-  their own, so the Dockerfile installs torch by its version alone, and `pip check` has to agree.
+- torch is left out of images that have its CPU build, and so are the CUDA libraries that torch of
+  the usual index requires: CPU builds come from a separate index with different digests, so the
+  Dockerfile installs torch by its version alone, and `pip check` has to agree.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"
-"""What the images for the CPU install, by version alone."""
+"""Requirement that CPU images install, by version alone."""
 FOLDER = ROOT / "deploy/requirements"
 IMAGES: dict[str, tuple[str, ...]] = {
     "gateway-keys": ("edges", "tracing"),
@@ -29,9 +29,9 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "inference-cuda": ("gpu", "tracing"),
     "trainer": ("trainer", "auth"),
 }
-"""The extras of each image. `torch` is no extra: it stands for what torch itself needs."""
+"""The extras of each image. `torch` is not an extra: it stands for torch's own requirements."""
 OWN_INDEX = frozenset({"inference-torch", "trainer"})
-"""Images whose torch is not in their file."""
+"""Images whose torch is not in their requirements file."""
 OF_TORCH_FOR_CUDA = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 HEADER = (
     "# By `make lock-images`, for CPython 3.11 on x86-64 Linux; change pyproject.toml, not this.\n"
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def wanted_by(extras: tuple[str, ...], project: dict[str, object]) -> list[str]:
-    """The requirements of flambeau with these extras, extras of extras resolved."""
+    """Returns flambeau's requirements with these extras, extras of extras resolved."""
     optional = project["optional-dependencies"]
     found = project["dependencies"]
     assert isinstance(optional, dict)
@@ -70,10 +70,10 @@ def wanted_by(extras: tuple[str, ...], project: dict[str, object]) -> list[str]:
 
 
 def resolved(wanted: list[str], without_torch: bool) -> list[str]:
-    """What pip would install for these, sorted, each with its digest.
+    """Resolves requirements with pip, and returns them sorted, each with its digest.
 
     Raises:
-        subprocess.CalledProcessError: pip finds no solution; it has said why.
+        subprocess.CalledProcessError: pip finds no solution; it has printed the reason.
         ValueError: the index gives no digest of a file.
     """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",

@@ -1,8 +1,8 @@
-"""Prints a constraints file for pip: the oldest version of each requirement that users may have.
+"""Prints a constraints file for pip: the oldest supported version of each user requirement.
 
-In: the requirements in `pyproject.toml`, with all extras but those of developers. Out: a line
-`name==version` for each, its lower bound; where extras differ, the highest. `make test-oldest`
-installs with it and runs the tests there, so that a bound is a version that was tried. Run by an
+In: the requirements in `pyproject.toml`, with all extras except those of developers. Out: a line
+`name==version` for each, its lower bound; if extras differ, the highest. `make test-oldest`
+installs with it and runs the tests there, so that every bound is a tested version. Run by an
 interpreter that has nothing but pip.
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 from deploy.lock import ROOT
 
 FOR_DEVELOPERS = frozenset({"cluster", "dev", "k8s", "test"})
-"""Extras that bring tools; those are installed as new as they come."""
+"""Extras with tools; those are installed in their newest versions."""
 REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[\w, .-]*\])?\s*([^;]*?)\s*(?:;.*)?")
 LOWER_BOUND = re.compile(r"(?:>=|==|~=)\s*(\d+(?:\.\d+)*)(\.\*)?")
 
 
 class OldestVersionError(Exception):
-    """A requirement that does not say its oldest version."""
+    """A requirement without an oldest version."""
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def users_requirements(project: dict[str, Any]) -> Iterator[str]:
-    """The requirements of flambeau and of its extras for users, but for extras of extras."""
+    """Yields the requirements of flambeau and its user extras, except extras of extras."""
     extras = project["optional-dependencies"]
     for name in ["", *sorted(extras.keys() - FOR_DEVELOPERS)]:
         listed = extras[name] if name else project["dependencies"]
@@ -40,10 +40,10 @@ def users_requirements(project: dict[str, Any]) -> Iterator[str]:
 
 
 def constraints(requirements: Iterable[str]) -> list[str]:
-    """One line `name==version` for each distribution, sorted by name.
+    """Returns one line `name==version` for each distribution, sorted by name.
 
     Raises:
-        OldestVersionError: a requirement has no lower bound, or none that is a release.
+        OldestVersionError: a requirement has no lower bound, or not that of a release.
     """
     oldest: dict[str, str] = {}
     for requirement in requirements:
@@ -53,10 +53,10 @@ def constraints(requirements: Iterable[str]) -> list[str]:
 
 
 def lower_bound(requirement: str) -> tuple[str, str]:
-    """The name, as indexes write it, and the oldest version that fits.
+    """Returns the normalised name, and the oldest version that fits.
 
     Raises:
-        OldestVersionError: it has none.
+        OldestVersionError: the requirement has no lower bound.
     """
     parsed = REQUIREMENT.fullmatch(requirement)
     parts = parsed[2].split(",") if parsed else []

@@ -1,9 +1,9 @@
-"""Writes `dist/sbom/*.cdx.json`: what is in each image, for whoever audits it.
+"""Writes `dist/sbom/*.cdx.json`: the components of each image, for audits.
 
 In: `deploy/requirements/*.txt` and the version in `pyproject.toml`. Out: a CycloneDX 1.6 document
-(https://cyclonedx.org/docs/1.6/json/) for each image, the same bytes for the same input: it has
-neither a time nor a random serial number. The operating system's packages are the base image's, and
-not in it; its publisher has a list of those.
+(https://cyclonedx.org/docs/1.6/json/) for each image, reproducible for the same input: it has
+neither a time nor a random serial number. The operating system's packages come from the base image,
+and are not included; its publisher has a list of them.
 """
 
 import json
@@ -18,7 +18,7 @@ _LINE = re.compile(r"(?P<name>[^=\s]+)==(?P<version>\S+) --hash=sha256:(?P<diges
 
 
 def main() -> int:
-    """Writes all of them. Returns the exit code."""
+    """Writes the documents of all images. Returns the exit code."""
     folder = ROOT / "dist/sbom"
     folder.mkdir(parents=True, exist_ok=True)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -30,11 +30,11 @@ def main() -> int:
 
 
 def bill_of_materials(image: str, version: str) -> dict[str, object]:
-    """The document of one image.
+    """Builds the document of one image.
 
     Args:
-        image: its name in `deploy.lock.IMAGES`.
-        version: of flambeau.
+        image: name of the image in `deploy.lock.IMAGES`.
+        version: version of flambeau.
 
     Raises:
         ValueError: a line of its requirements is not pinned by version and digest.
@@ -54,7 +54,7 @@ def bill_of_materials(image: str, version: str) -> dict[str, object]:
 
 
 def read_pins(path: Path) -> list[tuple[str, str, str]]:
-    """Name, version and sha256 (hexadecimal) of each distribution in a file of requirements.
+    """Reads name, version and sha256 (hexadecimal) of each line of a requirements file.
 
     Raises:
         ValueError: a line is not pinned.

@@ -1,8 +1,8 @@
-"""Installs torch into the environment that runs this: the build for the CPU, or one for CUDA.
+"""Installs torch into the current environment: the build for the CPU, or one for CUDA.
 
-In: the value of `TORCH_INDEX` (README.md), what pip is configured for, and whether there is an
-NVIDIA driver. Out: an installed torch. Before a download begins it is printed what is installed,
-from where, and how large it is. Run by make, by an interpreter that has nothing but pip.
+In: the value of `TORCH_INDEX` (README.md), pip's configuration, and the presence of an NVIDIA
+driver. Out: an installed torch. Before the download it prints the package, its source and its size.
+Run by make, by an interpreter that has nothing but pip.
 """
 
 import difflib
@@ -17,42 +17,42 @@ from deploy.lock import TORCH
 
 VERSION = TORCH.partition("==")[2]
 PYTORCH = "https://download.pytorch.org/whl/"
-"""PyTorch's own wheels: a folder for the CPU, and one for each version of CUDA."""
+"""PyTorch's own wheels: a folder for the CPU, and one for each CUDA version."""
 VALUES = "cpu, a tag of CUDA such as cu130, pip (as pip is configured), or the URL of an index"
 SIZES = {"cpu": ("0.2 GB", "1.6 GB"), "cuda": ("2.7 GB", "5.7 GB")}
-"""By build: what torch and its libraries are to download, and the whole environment on disk;
-of torch 2.13.0 on x86-64."""
+"""Sizes by build: the download of torch and its libraries, and the whole environment on disk; for
+torch 2.13.0 on x86-64."""
 
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C stopped, as shells count it."""
+"""Exit code of a program that Ctrl-C stopped, by shell convention."""
 FOR = {"cpu": " for the CPU", "cuda": " for CUDA", "": ""}
 
 
 class TorchIndexError(Exception):
-    """`TORCH_INDEX` has no value that is one."""
+    """The value of `TORCH_INDEX` is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where torch comes from."""
+    """Source of torch."""
 
     build: str
-    """`cpu`, `cuda`, or empty where only the index knows."""
+    """`cpu`, `cuda`, or empty if only the index knows."""
     index: str | None
-    """URL; None for what pip is configured for."""
+    """URL of the index; None for pip's configuration."""
     why: str
 
 
 def choose(wanted: str, cpu_at_hand: bool, driver: bool) -> Choice:
-    """Decides where torch comes from.
+    """Selects the source of torch.
 
     Args:
-        wanted: `TORCH_INDEX`; empty if nothing is wanted.
-        cpu_at_hand: whether what pip is configured for has a build for the CPU.
-        driver: whether there is an NVIDIA driver.
+        wanted: value of `TORCH_INDEX`; may be empty.
+        cpu_at_hand: True if pip's configured index has a CPU build.
+        driver: True if there is an NVIDIA driver.
 
     Raises:
-        TorchIndexError: it is none of `VALUES`.
+        TorchIndexError: the value is none of `VALUES`.
     """
     named = f"TORCH_INDEX={wanted}"
     if "://" in wanted:
@@ -71,7 +71,7 @@ def choose(wanted: str, cpu_at_hand: bool, driver: bool) -> Choice:
 
 
 def told(choice: Choice) -> str:
-    """What to print before the download."""
+    """Returns the text to print before the download."""
     source = choice.index or "the index that pip is configured for"
     words = f"installing {TORCH}{FOR[choice.build]} from {source}"
     if choice.build:
@@ -81,9 +81,9 @@ def told(choice: Choice) -> str:
 
 
 def main() -> int:
-    """Installs it unless it is there; with `--check`, only judges the value. Returns the exit code.
+    """Installs torch unless it is installed; `--check` only validates. Returns the exit code.
 
-    The check needs nothing but the standard library: make runs it before there is an environment.
+    The check needs only the standard library: make runs it before there is an environment.
     """
     only_checks = sys.argv[1:2] == ["--check"]
     wanted = "".join(sys.argv[2 if only_checks else 1 :]).strip()
@@ -97,7 +97,7 @@ def main() -> int:
     choice = choose(wanted, _cpu_at_hand(), _driver())
     print(told(choice), flush=True)
     command = [*_pip("install"), "-qq", "--no-compile", TORCH]
-    if choice.index:  # all but torch itself comes from where everything else does
+    if choice.index:  # other packages come from the configured index
         command += ["--no-deps", "--index-url", choice.index]
     return subprocess.call(command)  # noqa: S603
 
@@ -112,7 +112,7 @@ def _build_of(tag: str) -> str:
 
 
 def _installed() -> str:
-    """The version of torch that is installed, whatever its build; empty if there is none."""
+    """Returns the installed version of torch, of any build; empty if there is none."""
     try:
         return version("torch").partition("+")[0]
     except PackageNotFoundError:
@@ -120,7 +120,7 @@ def _installed() -> str:
 
 
 def _cpu_at_hand() -> bool:
-    """Whether pip sees a build for the CPU; it reads lists of files, and downloads none."""
+    """Checks if pip lists a CPU build; it reads the index, and downloads no file."""
     command = [*_pip("index"), "versions", "torch"]
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
     listed = re.findall(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)

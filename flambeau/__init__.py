@@ -1,7 +1,7 @@
 """flambeau: from a PyTorch training recipe to live traffic.
 
-`from flambeau import Client, AsyncClient` calls models on a server. Importing this package alone
-costs next to nothing: each name is loaded when it is first used.
+`from flambeau import Client, AsyncClient` calls models on a server. Importing the package itself is
+cheap: each name is loaded at first use.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ else:
 
 
 def _version() -> str:
-    """The version in pyproject.toml: as installed, or read from the checkout."""
+    """Returns the version in pyproject.toml: as installed, or read from the checkout."""
     from importlib import metadata
 
     try:

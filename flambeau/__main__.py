@@ -3,7 +3,7 @@
 import sys
 
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C stopped, as shells count it."""
+"""Exit code of a program that Ctrl-C stopped, by shell convention."""
 
 try:
     from flambeau.cli import main

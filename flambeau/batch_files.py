@@ -1,10 +1,10 @@
-"""Files full of work for a model: the items in them, and where their results go.
+"""Input files of a batch of jobs: their items, and the files of the results.
 
 In: a folder of `.npy` and `.npz` files, a `.jsonl` file, or a `.npy` file that is a stack of rows.
-Out: items with a name each, in order; a `.npz` file of outputs for each item.
+Out: named items, in order; a `.npz` file of outputs for each item.
 
-Rules kept here: an item whose result is there is not run again; a result appears whole or not at
-all; nothing is unpickled; an item is read when it is wanted, so a batch may be larger than memory.
+Rules: an item with an existing result is not run again; a result file is complete or absent;
+nothing is unpickled; items are read lazily, so a batch may be larger than memory.
 """
 
 import hashlib
@@ -27,24 +27,24 @@ from flambeau.errors import InvalidRequestError
 from flambeau.wire import Array
 
 Values = Mapping[str, Any]
-"""Arrays, or values out of JSON, by input name."""
+"""Arrays, or values from JSON, by input name."""
 NPY, ZIP = b"\x93NUMPY", b"PK"
-"""How files of one array begin, and files of several (`.npz`)."""
+"""Magic bytes of files with one array, and of files with several (`.npz`)."""
 _ROWS = re.compile(r"(.+)-(\d{9})-(\d{9})")
-"""The name of some rows of a stack: the first, and the one after the last."""
+"""Name of a slice of a stack: its first row, and the row after its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One job's worth of work."""
+    """The input of one job."""
 
     name: str
     read: Callable[[], Values]
-    """Gives its inputs; raises `InvalidRequestError` for what cannot be read."""
+    """Reads its inputs; raises `InvalidRequestError` if they are unreadable."""
 
 
 def key_of(item: Item, inputs: Values, model: str, version: str) -> str:
-    """The same for the same work: what is submitted again is the same job."""
+    """Returns an idempotency key: equal work that is submitted again is the same job."""
     digest = hashlib.sha256(f"{model}\n{version}\n{item.name}\n".encode())
     for name, value in sorted(inputs.items()):
         digest.update(name.encode())
@@ -56,15 +56,15 @@ def key_of(item: Item, inputs: Values, model: str, version: str) -> str:
 
 
 def read_items(source: Path, only_input: str, rows: int) -> Iterator[Item]:
-    """The items of a file or a folder.
+    """Yields the items of a file or a folder.
 
     Args:
         source: a folder of `.npy` and `.npz` files, a `.jsonl` file, or a `.npy` file.
         only_input: the model's only input, which a `.npy` file is for; empty if it has several.
-        rows: of a stack, how many make one item.
+        rows: rows of a stack per item.
 
     Raises:
-        InvalidRequestError: it is none of these, or cannot be read.
+        InvalidRequestError: the source has another form, or cannot be read.
     """
     if source.is_dir():
         files = sorted(path for path in source.iterdir() if path.suffix in (".npy", ".npz"))
@@ -93,12 +93,12 @@ def read_items(source: Path, only_input: str, rows: int) -> Iterator[Item]:
 
 
 def check_folder(folder: Path, source: Path, names: frozenset[str]) -> None:
-    """Refuses a folder with results of the same stack cut into other items.
+    """Rejects an output folder with results of the same stack sliced differently.
 
     Args:
-        folder: where results go.
-        source: the stack, or anything else, which is never refused.
-        names: of all its items.
+        folder: folder of the results.
+        source: the stack, or another source, which is always accepted.
+        names: names of all its items.
 
     Raises:
         InvalidRequestError: some rows would be run twice, or never.
@@ -114,14 +114,14 @@ def check_folder(folder: Path, source: Path, names: frozenset[str]) -> None:
 
 
 def result_path(folder: Path, name: str) -> Path:
-    """Where the result of an item of a name goes."""
+    """Returns the path of the result of the named item."""
     return folder / f"{name}.npz"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes arrays to an `.npz` file; a reader sees all of it or nothing."""
+    """Writes arrays to an `.npz` file atomically."""
     partial_path = path.with_suffix(".partial")
-    # Unlike numpy.savez this takes any name, and pickles nothing.
+    # Unlike numpy.savez this accepts any name, and pickles nothing.
     with zipfile.ZipFile(partial_path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -150,7 +150,7 @@ def _read_rows(stack: Array, only_input: str, start: int, end: int) -> Values:
 
 
 def _read_stack(path: Path, only_input: str) -> Array:
-    """A file's array, of which only what is used is read."""
+    """Memory-maps a file's array, so that only the rows in use are read."""
     with _readable(path):
         with path.open("rb") as file:
             _check_start(path, file, NPY)
@@ -167,7 +167,7 @@ def _read_arrays(path: Path, only_input: str) -> dict[str, Array]:
 
 
 def _check_start(path: Path, file: BinaryIO, *starts: bytes) -> None:
-    """Refuses a file of another kind, which NumPy takes for a pickle."""
+    """Rejects a file of another format, which NumPy would treat as a pickle."""
     if not file.read(len(NPY)).startswith(starts):
         raise ValueError(f"it is no {path.suffix} file; write one with numpy.save or numpy.savez")
     file.seek(0)
@@ -186,7 +186,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # NumPy's advice is allow_pickle, which would run code of the file.
+        # NumPy suggests allow_pickle, which would run code from the file.
         holds_objects = any(word in str(error) for word in ("pickle", "Python objects"))
         why = "it holds Python objects; save numbers" if holds_objects else error
         raise InvalidRequestError(f"{path} cannot be read: {why}") from error

@@ -1,12 +1,12 @@
-"""How the client connects: in TLS or plain, the calls of the protocol, limits, and retries.
+"""Connections of the client: TLS or plain text, the methods of the protocol, limits and retries.
 
-A call that fails is an error of `flambeau.errors`.
+A call that fails raises an error of `flambeau.errors`.
 
-Rules kept here:
-- only UNAVAILABLE is retried: no server took the request, or the connection broke; inference
-  changes nothing, so running it twice does no harm;
-- retries happen inside gRPC and inside the deadline of the call;
-- every limit is set, none is left to gRPC's defaults.
+Rules:
+- only UNAVAILABLE is retried: no server accepted the request, or the connection broke; inference
+  changes no state, so running it twice is safe;
+- gRPC retries within the deadline of the call;
+- every limit is set explicitly, none is left to gRPC's defaults.
 """
 
 import json
@@ -30,7 +30,7 @@ from protos import open_inference_pb2 as pb
 SERVICE = "inference.GRPCInferenceService"
 
 Messages = Mapping[str, tuple[type[Any], type[Any]]]
-"""The methods of a service: what goes in, what comes out."""
+"""Request and response types of a service's methods."""
 MESSAGES: Messages = {
     "ServerLive": (pb.ServerLiveRequest, pb.ServerLiveResponse),
     "ServerReady": (pb.ServerReadyRequest, pb.ServerReadyResponse),
@@ -40,8 +40,8 @@ MESSAGES: Messages = {
     "ModelInfer": (pb.ModelInferRequest, pb.ModelInferResponse),
 }
 
-# Waits of about 0.1, 0.3 and 0.9 s, each jittered by gRPC: long enough for a draining server to
-# leave the load balancer, short enough for a caller to wait through.
+# Backoff of about 0.1, 0.3 and 0.9 s, each jittered by gRPC: long enough for a draining server to
+# leave the load balancer, short enough for a caller to wait.
 RETRY_POLICY = {
     "maxAttempts": 4,
     "initialBackoff": "0.1s",
@@ -51,28 +51,28 @@ RETRY_POLICY = {
 }
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Default limit on one message, in either direction."""
+"""Default limit of one message, in either direction."""
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
-"""Protocol Buffers cannot serialise more."""
+"""Largest message that Protocol Buffers can serialise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """How to speak TLS with a server: whom to trust, and who we are. The files are PEM."""
+    """TLS settings: trusted authorities, and the client's own certificate. The files are PEM."""
 
     ca_file: str | Path | None = None
-    """The authorities of the server's certificate; None for gRPC's list of public ones."""
+    """Certificate authorities of the server; None for gRPC's list of public ones."""
     certificate_file: str | Path | None = None
-    """Our own certificate, where the server asks for one (mutual TLS)."""
+    """The client's certificate, if the server requires one (mutual TLS)."""
     key_file: str | Path | None = None
     """Its private key, without a passphrase."""
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """What a channel takes; the files are read now.
+        """Reads the files, and returns the credentials of a channel.
 
         Raises:
-            ValueError: one of certificate and key is given without the other.
+            ValueError: only one of certificate and key is given.
             OSError: a file cannot be read.
         """
         if (self.certificate_file is None) != (self.key_file is None):
@@ -89,14 +89,14 @@ class Tls:
 
 URL = re.compile(r"(https?|grpcs?|tcp)://", re.IGNORECASE)
 NAMED_BY_SCHEME = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|vsock|xds):", re.IGNORECASE)
-"""What gRPC looks up by rules of its own."""
+"""Schemes with name resolution of gRPC's own."""
 WITH_PORT = re.compile(r".+:\d{1,5}", re.DOTALL)
 
 Options = Sequence[tuple[str, int | str]]
 
 
 def open_channel(target: str, options: Options, tls: Tls | None) -> grpc.Channel:
-    """A channel, in TLS if it is said how.
+    """Opens a channel, with TLS if given.
 
     Raises:
         ValueError, OSError: as `Tls.credentials`.
@@ -109,7 +109,7 @@ def open_channel(target: str, options: Options, tls: Tls | None) -> grpc.Channel
 
 
 def open_async_channel(target: str, options: Options, tls: Tls | None) -> grpc.aio.Channel:
-    """The same, awaited.
+    """Opens an asyncio channel, with TLS if given.
 
     Raises:
         ValueError, OSError: as `Tls.credentials`.
@@ -129,14 +129,14 @@ def _check_target(target: str) -> None:
 
 
 def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tuple[str, int | str]]:
-    """The options of a channel.
+    """Returns the options of a channel.
 
     Args:
-        max_message_bytes: limit on one message, in either direction.
-        service: whose calls are retried.
+        max_message_bytes: limit of one message, in either direction.
+        service: service whose calls are retried.
 
     Raises:
-        ValueError: the limit is not positive, or larger than any message can be.
+        ValueError: the limit is not positive, or exceeds the largest possible message.
     """
     if not 0 < max_message_bytes <= LARGEST_MESSAGE_BYTES:
         raise ValueError(
@@ -149,10 +149,10 @@ def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tupl
         ("grpc.service_config", json.dumps(service_config)),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
-        # gRPC never retries a request larger than this buffer, which is 256 KiB unless set.
+        # gRPC does not retry requests larger than this buffer, which defaults to 256 KiB.
         ("grpc.per_rpc_retry_buffer_size", max_message_bytes),
-        # A refused connection is tried again after up to 120 s unless set; half a second lies
-        # within the retries of one call, so that the first call finds a server that is back.
+        # By default a refused connection is retried after up to 120 s; half a second fits into the
+        # retries of one call, so that the first call reaches a restarted server.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 500),
     ]
@@ -161,13 +161,13 @@ def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tupl
 def bind_methods(
     channel: Any, service: str = SERVICE, messages: Messages = MESSAGES, token: str = ""
 ) -> dict[str, Any]:
-    """Every method of a service on a channel, of `grpc` or `grpc.aio`, by its name.
+    """Binds every method of a service to a channel, of `grpc` or `grpc.aio`, by its name.
 
     Args:
-        channel: of either kind.
-        service: whose methods.
-        messages: what goes in and comes out.
-        token: goes with every call; empty for none.
+        channel: synchronous or asyncio channel.
+        service: service of the methods.
+        messages: request and response types.
+        token: bearer token of every call; empty for none.
     """
     methods = {
         method: channel.unary_unary(
@@ -183,10 +183,10 @@ def bind_methods(
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that carries an API key or a token (RFC 6750); none for an empty one.
+    """Returns the metadata of an API key or a token (RFC 6750); empty for an empty one.
 
     Raises:
-        ValueError: it has characters that no header can carry.
+        ValueError: the token has characters that a header cannot contain.
     """
     if token and not (token.isascii() and token.isprintable() and " " not in token):
         raise ValueError("the token has blanks or characters that no header can carry")
@@ -194,10 +194,10 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 
 def check_timeout_s(timeout_s: float) -> float:
-    """Returns a timeout in seconds that can be a deadline.
+    """Returns the timeout in seconds if it is a valid deadline.
 
     Raises:
-        ValueError: it is not positive, or has no end.
+        ValueError: it is not positive, or not finite.
     """
     if not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s is {timeout_s}; give a positive number of seconds")
@@ -206,10 +206,10 @@ def check_timeout_s(timeout_s: float) -> float:
 
 @contextmanager
 def failing(timeout_s: float) -> Iterator[None]:
-    """Gives the failure of a call inside the error of our tree.
+    """Converts gRPC errors of the calls in its block to errors of `flambeau.errors`.
 
     Args:
-        timeout_s: the deadline of the call in seconds, for the message.
+        timeout_s: timeout of the call in seconds, for the message.
 
     Raises:
         ClientError: the call failed.
@@ -221,5 +221,5 @@ def failing(timeout_s: float) -> Iterator[None]:
 
 
 def moment(stamp: Timestamp) -> datetime:
-    """A time of a message."""
+    """Converts a timestamp message to a UTC time."""
     return stamp.ToDatetime(UTC)

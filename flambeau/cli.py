@@ -1,4 +1,4 @@
-"""The command line: one function a verb; what a verb needs is imported when it runs."""
+"""The command line: one function per command; its dependencies are imported when it runs."""
 
 from typing import Annotated
 

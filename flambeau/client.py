@@ -6,12 +6,12 @@ In: NumPy arrays by input name. Out: NumPy arrays by output name.
         digits = client.model("digits")
         logits = digits(image=images)
 
-`AsyncClient` is the same client with `await` before every call. What a call sends and how its
-answer is read stands in `wire.py`, once for both; each client adds only the sending.
+`AsyncClient` is the same client with `await` before every call. Requests and response parsing are
+in `wire.py`, shared by both; each client adds only the transport.
 
-Rules kept here:
+Rules:
 - every call has a deadline;
-- every failure of a call is a `flambeau.errors.ClientError`.
+- every failed call raises a `flambeau.errors.ClientError`.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,16 +38,16 @@ class Client:
     """A connection to a server; threads may share it.
 
     Args:
-        target: `host:port`. Connects at the first call.
-        timeout_s: seconds that a call may take, retries included, unless it names its own.
-        max_message_bytes: limit on one message, in either direction.
-        tls: how to speak TLS; None speaks without.
-        token: an API key, or a token of the identity provider; empty where none is needed.
+        target: `host:port`. The connection opens at the first call.
+        timeout_s: default timeout of a call in seconds, retries included.
+        max_message_bytes: limit of one message, in either direction.
+        tls: TLS settings; None for plain text.
+        token: an API key, or a token of the identity provider; empty if none is needed.
 
     Raises:
         AddressError: the target is a URL, or has no port.
-        ValueError: a limit that cannot be kept, half a pair of certificate and key, or a token
-            that no header can carry.
+        ValueError: an invalid limit, a certificate without its key or the reverse, or a token that
+            a header cannot contain.
         OSError: a file of `tls` cannot be read.
     """
 
@@ -71,7 +71,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; calls under way are cancelled."""
+        """Closes the connection; calls in progress are cancelled."""
         self._channel.close()
 
     def infer(
@@ -85,24 +85,24 @@ class Client:
         request_id: str = "",
         bf16: Collection[str] = (),
     ) -> dict[str, Array]:
-        """Runs a model on a batch. Checks no signature: `Client.model` does.
+        """Runs a model on a batch. The signature is not checked here; `Client.model` does that.
 
         Args:
-            model: its name.
+            model: name of the model.
             inputs: arrays by input name; the first dimension is the batch. BYTES are arrays of
                 objects (bytes, or text sent as UTF-8).
-            version: empty for the one the server's pointer names.
-            outputs: names of the outputs wanted; none for all.
-            timeout_s: seconds for this call, instead of the client's.
-            request_id: appears in the server's logs and is echoed.
-            bf16: names of the inputs that are bfloat16, given as bit patterns in uint16 arrays.
+            version: version number; empty for the one the server's pointer names.
+            outputs: names of the requested outputs; none for all.
+            timeout_s: timeout of this call in seconds, instead of the client's.
+            request_id: id that appears in the server's logs and in the response.
+            bf16: names of the bfloat16 inputs, given as bit patterns in uint16 arrays.
 
         Returns:
             Arrays by output name: BYTES as objects of type bytes, BF16 as uint16 bit patterns.
 
         Raises:
-            InvalidRequestError: the inputs cannot be sent, or the server does not take them.
-            ClientError: any other leaf of the tree in `flambeau.errors`.
+            InvalidRequestError: the inputs cannot be sent, or the server rejects them.
+            ClientError: any other error of the tree in `flambeau.errors`.
         """
         call = infer_call(
             model, inputs, version=version, outputs=outputs, request_id=request_id, bf16=bf16
@@ -110,19 +110,19 @@ class Client:
         return self._answer(call, timeout_s)
 
     def is_live(self) -> bool:
-        """Whether the server's process is up; False if nothing answers."""
+        """Returns True if the server process is up; False if there is no response."""
         with suppress(UnavailableError, DeadlineError):
             return self._answer(live_call())
         return False
 
     def is_ready(self, model: str | None = None, version: str = "") -> bool:
-        """Whether the server, or one model, takes requests; False if nothing answers."""
+        """Returns True if the server, or one model, accepts requests; False without a response."""
         with suppress(UnavailableError, DeadlineError):
             return self._answer(ready_call(model, version))
         return False
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """What the server says about a model.
+        """Returns the server's metadata of a model.
 
         Raises:
             NotFoundError: the server does not serve it.
@@ -131,11 +131,11 @@ class Client:
         return self._answer(metadata_call(model, version))
 
     def model(self, name: str, version: str = "") -> Model:
-        """A model to be called like a function, checked against its signature.
+        """Returns a model that is called like a function, and checks requests by its signature.
 
         Raises:
             NotFoundError: the server does not serve it.
-            ServerError: its metadata is no signature.
+            ServerError: its metadata is not a valid signature.
             ClientError: any other failure.
         """
         return Model(self, name, version, self.metadata(name, version).signature())
@@ -147,7 +147,7 @@ class Client:
 
 
 class AsyncClient:
-    """As `Client`, awaited: make it and use it inside one running event loop."""
+    """Asyncio version of `Client`: create and use it inside one running event loop."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """As `Client.close`."""
+        """Same as `Client.close`."""
         await self._channel.close(grace=None)
 
     async def infer(
@@ -183,30 +183,30 @@ class AsyncClient:
         request_id: str = "",
         bf16: Collection[str] = (),
     ) -> dict[str, Array]:
-        """As `Client.infer`; cancelling the task cancels the call on the server."""
+        """Same as `Client.infer`; cancelling the task cancels the call on the server."""
         call = infer_call(
             model, inputs, version=version, outputs=outputs, request_id=request_id, bf16=bf16
         )
         return await self._answer(call, timeout_s)
 
     async def is_live(self) -> bool:
-        """As `Client.is_live`."""
+        """Same as `Client.is_live`."""
         with suppress(UnavailableError, DeadlineError):
             return await self._answer(live_call())
         return False
 
     async def is_ready(self, model: str | None = None, version: str = "") -> bool:
-        """As `Client.is_ready`."""
+        """Same as `Client.is_ready`."""
         with suppress(UnavailableError, DeadlineError):
             return await self._answer(ready_call(model, version))
         return False
 
     async def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """As `Client.metadata`."""
+        """Same as `Client.metadata`."""
         return await self._answer(metadata_call(model, version))
 
     async def model(self, name: str, version: str = "") -> AsyncModel:
-        """As `Client.model`."""
+        """Same as `Client.model`."""
         return AsyncModel(self, name, version, (await self.metadata(name, version)).signature())
 
     async def _answer(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
@@ -217,7 +217,7 @@ class AsyncClient:
 
 @contextmanager
 def _bounded(timeout_s: float) -> Iterator[float]:
-    """Gives a call its deadline in seconds, and its failure the error of our tree."""
+    """Validates the timeout of a call, and converts its failure to a client error."""
     deadline_s = check_timeout_s(timeout_s)
     with failing(deadline_s):
         yield deadline_s

@@ -1,4 +1,4 @@
-"""Packs a folder of code for a training service: what a recipe's `file.py:Name` needs."""
+"""Packs a code folder for a training service: the modules of a recipe's `file.py:Name`."""
 
 import gzip
 import io
@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "var"})
-"""Folders that hold no code; those whose names begin with a dot are left out too."""
+"""Folders without code; those whose names begin with a dot are left out too."""
 MAX_BYTES = 256 * 2**20
-"""Of all files together; a service allows less."""
+"""Limit of all files together; a service may have a lower one."""
 
 
 class BundleError(Exception):
-    """A folder that makes no bundle; the message says why."""
+    """A folder that cannot be bundled; the message states the reason."""
 
 
 def pack(folder: Path) -> bytes:
-    """A folder as a tar.gz file, the same bytes for the same files.
+    """Packs a folder as a reproducible tar.gz file.
 
     Args:
-        folder: becomes the working directory of the job.
+        folder: folder that becomes the working directory of the job.
 
     Raises:
-        BundleError: it is no folder, holds a link, nothing, or too much.
+        BundleError: it is not a folder, is empty or too large, or contains a symbolic link.
     """
     if not folder.is_dir():
         raise BundleError(f"there is no folder {folder}; --bundle takes the folder of your code")
@@ -49,7 +49,7 @@ def pack(folder: Path) -> bytes:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Its plain files, in a fixed order."""
+    """Yields its regular files, in a fixed order."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(x for x in folders if x not in LEFT_OUT and not x.startswith("."))
         for name in sorted(names):

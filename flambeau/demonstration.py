@@ -1,8 +1,8 @@
-"""Measures a served digits model over REST and gRPC: the work behind `flambeau demo`.
+"""Measures a served digits model over REST and gRPC, for `flambeau demo`.
 
-It sends every held-out test image, one by one from 32 concurrent clients, over REST and over
-gRPC, and fails unless both reach exactly the accuracy that training reported for the artifact
-that served them, in batches of more than one.
+It sends every held-out test image, one by one from 32 concurrent clients, over REST and over gRPC,
+and fails unless both reach exactly the accuracy that training reported for the served artifact, in
+batches of more than one.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ MODEL = "digits"
 
 
 class DemoError(Exception):
-    """Something differs from what was promised."""
+    """A result differs from the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one protocol did with the test images."""
+    """Results of one protocol on the test images."""
 
     predicted: "Array"
     seconds: float
@@ -53,7 +53,7 @@ def compare_protocols(store: str, server: ServerProcess) -> str:
     """Sends the same images over both protocols; returns the last line to print.
 
     Raises:
-        DemoError: an accuracy or the batches differ from what was promised.
+        DemoError: an accuracy or the batch sizes differ from the expected ones.
     """
     manifest, artifact = _served(store, server)
     images, labels = _test_images(store, manifest)
@@ -81,7 +81,7 @@ def compare_protocols(store: str, server: ServerProcess) -> str:
 
 
 def _served(store: str, server: ServerProcess) -> tuple["Manifest", str]:
-    """The live version's manifest, and the artifact that runs it."""
+    """Returns the live version's manifest, and the name of the served artifact."""
     from flambeau.client import Client
     from model_store.store import ModelStore
 
@@ -92,10 +92,10 @@ def _served(store: str, server: ServerProcess) -> tuple["Manifest", str]:
 
 
 def _test_images(store: str, manifest: "Manifest") -> tuple["Array", "Array"]:
-    """The held-out split of the recipe that made the version: images [N, 1, 8, 8], labels [N].
+    """Loads the held-out split of the version's recipe: images [N, 1, 8, 8], labels [N].
 
     Raises:
-        TrainingError: the data cannot be read; where it is for want of a library, with the command.
+        TrainingError: the data cannot be read; for a missing library, with the install command.
     """
     from model_store.store import ModelStore
     from training.datasets import load_splits
@@ -105,12 +105,12 @@ def _test_images(store: str, manifest: "Manifest") -> tuple["Array", "Array"]:
 
 
 def check_packages_of(store: str) -> None:
-    """Refuses a store whose test images need a library that is not here, before anything is served.
+    """Rejects a store whose test images need a missing library, before serving starts.
 
     Raises:
         DemoError: the version has no recipe.
         StoreError: the store has no such model, or it cannot be read.
-        TrainingError: a library is missing; with the command that installs it.
+        TrainingError: a library is missing; the message has the install command.
     """
     from model_store.pointers import PRODUCTION
     from model_store.store import ModelStore
@@ -122,7 +122,7 @@ def check_packages_of(store: str) -> None:
 
 
 def _recipe(store: "ModelStore", manifest: "Manifest") -> "Recipe":
-    """The recipe that made a version, once its libraries are known to be here."""
+    """Returns the recipe of a version, after checking that its libraries are installed."""
     from training.recipe.file import parse_recipe
     from training.recipe.needed_packages import check_packages
 
@@ -147,7 +147,7 @@ def _measure(server: ServerProcess, classify: Callable[[], "Array"]) -> Outcome:
 
 
 def _batches(server: ServerProcess) -> tuple[dict[float, int], float]:
-    """Batches by upper bound of their rows, and all rows, since the server started."""
+    """Returns batch counts by upper bound of rows, and the total rows, since the start."""
     from prometheus_client.parser import text_string_to_metric_families
 
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as reply:
@@ -171,7 +171,7 @@ def _batches(server: ServerProcess) -> tuple[dict[float, int], float]:
 
 
 def _classify_rest(server: ServerProcess, images: "Array") -> "Array":
-    """Each client is a thread with a connection of its own, sending one image at a time."""
+    """Classifies with one thread and one connection per client, one image per request."""
     clients = threading.local()
 
     def ask(index: int) -> int:
@@ -194,7 +194,7 @@ def _ask_rest(connection: HTTPConnection, image: "Array") -> int:
 
 
 async def _classify_grpc(server: ServerProcess, images: "Array") -> "Array":
-    """Each client is a task; all share one connection, as gRPC clients do."""
+    """Classifies with one task per client; all share one connection, as gRPC clients do."""
     from flambeau.client import AsyncClient
 
     predicted = np.full(len(images), -1)

@@ -1,17 +1,17 @@
-"""Everything a call through the client can raise, as one tree.
+"""Errors of calls through the client, as one tree.
 
 ClientError
-├── AddressError              INVALID_ARGUMENT    the address is none of gRPC's; a ValueError too
+├── AddressError              INVALID_ARGUMENT    invalid gRPC address; a ValueError too
 ├── InvalidRequestError       INVALID_ARGUMENT    the inputs do not fit the model
 │   └── MessageTooLargeError  RESOURCE_EXHAUSTED  over a limit on bytes, here or at the server
 ├── NotFoundError             NOT_FOUND           no such model or version is served
-├── DeadlineError             DEADLINE_EXCEEDED   no answer in time
+├── DeadlineError             DEADLINE_EXCEEDED   no response in time
 ├── OverloadedError           RESOURCE_EXHAUSTED  the server refused the work: retry later
-├── UnavailableError          UNAVAILABLE         no server there, or it drains; retried already
+├── UnavailableError          UNAVAILABLE         no server, or it drains; already retried
 └── ServerError               any other code      the server or the model failed
 
-A message is what the server wrote. An error found before anything was sent carries the code the
-server would have answered.
+The message is the server's. An error found before sending carries the code that the server would
+have returned.
 """
 
 from typing import ClassVar
@@ -23,8 +23,8 @@ class ClientError(Exception):
     """Root of the tree.
 
     Attributes:
-        grpc_code: the name of the gRPC status code, such as `NOT_FOUND`.
-        retryable: whether the same call may succeed later.
+        grpc_code: name of the gRPC status code, such as `NOT_FOUND`.
+        retryable: True if the same call may succeed later.
     """
 
     grpc_code: str = "UNKNOWN"
@@ -32,52 +32,52 @@ class ClientError(Exception):
 
 
 class AddressError(ClientError, ValueError):
-    """An address that no gRPC server can have; nothing was sent."""
+    """An invalid address of a gRPC server; nothing was sent."""
 
     grpc_code = "INVALID_ARGUMENT"
 
 
 class InvalidRequestError(ClientError):
-    """A name, datatype, shape or value that the model does not take."""
+    """A name, datatype, shape or value that the model does not accept."""
 
     grpc_code = "INVALID_ARGUMENT"
 
 
 class MessageTooLargeError(InvalidRequestError):
-    """A request or an answer with more bytes than this client or the server lets through."""
+    """A request or a response larger than the limit of this client or the server."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
 
 
 class NotFoundError(ClientError):
-    """The server does not serve this model, or not this version of it."""
+    """The server does not serve this model, or this version of it."""
 
     grpc_code = "NOT_FOUND"
 
 
 class DeadlineError(ClientError):
-    """The time of the call ran out; the server drops the work."""
+    """The deadline of the call expired; the server drops the request."""
 
     grpc_code = "DEADLINE_EXCEEDED"
     retryable = True
 
 
 class OverloadedError(ClientError):
-    """The server has all the work it takes and never started this; wait before trying again."""
+    """The server is at capacity and never started the request; wait before a retry."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     retryable = True
 
 
 class UnavailableError(ClientError):
-    """Nothing answers at the address, or the server drains, or the model still loads."""
+    """No server responds at the address, or it is draining, or the model is still loading."""
 
     grpc_code = "UNAVAILABLE"
     retryable = True
 
 
 class ServerError(ClientError):
-    """The server failed, or its answer breaks the protocol."""
+    """The server failed, or its response violates the protocol."""
 
     grpc_code = "INTERNAL"
 
@@ -99,15 +99,15 @@ _BY_CODE: dict[str, type[ClientError]] = {
 
 
 def from_status(grpc_code: str, details: str, timeout_s: float) -> ClientError:
-    """The error for a gRPC status.
+    """Returns the error for a gRPC status.
 
     Args:
         grpc_code: name of the status code.
-        details: the message of the status, empty if the server wrote none.
-        timeout_s: the deadline of the call in seconds, for the message.
+        details: message of the status; empty if the server sent none.
+        timeout_s: timeout of the call in seconds, for the message.
     """
     if grpc_code == "RESOURCE_EXHAUSTED" and "message larger than max" in details:
-        # gRPC's own words, the only thing that tells a limit on bytes from a server that is full.
+        # Only gRPC's message distinguishes a size limit from an overloaded server.
         return MessageTooLargeError(
             f"{details}; split the batch, or raise the limit: "
             "max_message_bytes of the client, or the server's"
@@ -115,7 +115,7 @@ def from_status(grpc_code: str, details: str, timeout_s: float) -> ClientError:
     if grpc_code == "DEADLINE_EXCEEDED" and details in ("", "Deadline Exceeded"):
         return DeadlineError(f"no answer within {timeout_s:g} s; raise timeout_s or send less")
     if grpc_code == "UNAVAILABLE" and details.startswith("failed to connect"):
-        spoken = "HTTP/2" in details  # gRPC's words for a server that speaks something else
+        spoken = "HTTP/2" in details  # gRPC's message for a server with another protocol
         details += (
             f"; this is no port of gRPC: {GRPC_ADDRESS}"
             if spoken

@@ -1,11 +1,11 @@
-"""Runs a server for `make`: make and the server end together, and with the server's exit code.
+"""Runs a server for `make`: both end together, with the server's exit code.
 
-In: a command. Out: its exit code, or 128 + the number of the signal that ended it, as shells count.
-Run by its path: it imports nothing of ours.
+In: a command. Out: its exit code, or 128 + the number of the signal that ended it, by shell
+convention. Run by its path: it imports no project modules.
 
-Rules kept here: the command is the terminal's foreground job, so that Ctrl-C reaches it and not
-make, which would fail; SIGTERM, SIGINT and SIGHUP, which make passes on to this process, are
-passed on to the command; Ctrl-Z stops make too, and the shell continues both.
+Rules: the command is the terminal's foreground job, so that Ctrl-C reaches it and not make, which
+would fail; SIGTERM, SIGINT and SIGHUP, which make forwards to this process, are forwarded to the
+command; Ctrl-Z stops make too, and the shell continues both.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(command: Sequence[str]) -> int:
-    """Runs the command to its end. Returns the exit code."""
+    """Runs the command until it exits. Returns the exit code."""
     terminal = _terminal()
     asked: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -33,7 +33,7 @@ def main(command: Sequence[str]) -> int:
         signal.signal(number, pass_on)
     process = subprocess.Popen(command, process_group=0)  # noqa: S603
     _give(terminal, process.pid)
-    for missed in tuple(asked):  # which came before there was a process
+    for missed in tuple(asked):  # signals received before the process existed
         os.kill(process.pid, missed)
     try:
         return _await_end(process, terminal)
@@ -54,7 +54,7 @@ def _await_end(process: "subprocess.Popen[bytes]", terminal: int | None) -> int:
 
 
 def _terminal() -> int | None:
-    """The descriptor of the controlling terminal, if this process is in its foreground."""
+    """Returns the descriptor of the controlling terminal if this process is in its foreground."""
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/tty", os.O_RDWR)
         if os.tcgetpgrp(descriptor) == os.getpgrp():
@@ -67,7 +67,7 @@ def _give(terminal: int | None, group: int) -> None:
     """Makes a process group the terminal's foreground job."""
     if terminal is None:
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # which stops who gives it from afar
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # sent to a background caller
     with contextlib.suppress(OSError):  # the terminal has closed
         os.tcsetpgrp(terminal, group)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTTOU})

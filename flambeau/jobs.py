@@ -1,12 +1,12 @@
-"""Jobs: hands a model's work in, and fetches the result later, from wherever.
+"""Client of asynchronous jobs: submits inference work, and fetches the result later.
 
     with JobClient("models.internal:8001") as jobs:
         job = jobs.submit("digits", {"image": images})
         job = jobs.get(job.id, wait_s=30)
         logits = job.outputs["logits"]
 
-Rules kept here: a submission that is sent again, after a broken connection say, is the same job;
-one that names no idempotency key gets one of its own.
+Rules: a submission that is repeated, for example after a broken connection, is the same job; one
+without an idempotency key gets a generated one.
 """
 
 import time
@@ -34,7 +34,7 @@ from protos.flambeau.v1 import jobs_pb2 as pb
 
 SERVICE = "flambeau.v1.JobService"
 OVER = frozenset({"done", "failed", "cancelled", "expired"})
-"""The states in which nothing more happens."""
+"""Final states of a job."""
 CALL_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 1.0
 _MESSAGES: Messages = {
@@ -47,7 +47,7 @@ _MESSAGES: Messages = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the server knows of a job."""
+    """The server's record of a job."""
 
     id: str
     model: str
@@ -58,15 +58,15 @@ class Job:
     deadline: datetime
     finished_at: datetime | None
     error: str
-    """Why it failed; empty if it did not."""
+    """Reason of the failure; empty if it did not fail."""
     outputs: dict[str, Array] | None
-    """Arrays by output name, once it is done."""
+    """Arrays by output name, once the job is done."""
     is_new: bool = False
-    """Whether it was made by the very submission that gave this."""
+    """True if this submission created the job."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more happens to it."""
+        """True if the job is in a final state."""
         return self.state in OVER
 
 
@@ -75,9 +75,9 @@ class JobClient:
 
     Args:
         target: `host:port` of its gRPC.
-        max_message_bytes: limit on one message, in either direction.
-        tls: how to speak TLS; None speaks without.
-        token: an API key, or a token of the identity provider; empty where none is needed.
+        max_message_bytes: limit of one message, in either direction.
+        tls: TLS settings; None for plain text.
+        token: an API key, or a token of the identity provider; empty if none is needed.
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class JobClient:
         webhook: str = "",
         bf16: Collection[str] = (),
     ) -> Job:
-        """Hands in a job. Checks no signature: the server does.
+        """Submits a job. The signature is checked by the server.
 
         Args:
-            model: its name.
+            model: name of the model.
             inputs: arrays by input name, as for `Client.infer`.
-            version: empty for the one the server's pointer names.
-            outputs: names of the outputs wanted; none for all.
-            timeout_s: seconds the job may take; None for as long as the server allows.
-            idempotency_key: a job with the same one is the same job.
+            version: version number; empty for the one the server's pointer names.
+            outputs: names of the requested outputs; none for all.
+            timeout_s: timeout of the job in seconds; None for the server's limit.
+            idempotency_key: key of the job; a repeated key is the same job.
             webhook: URL that the server calls when the job is over.
-            bf16: names of the inputs that are bfloat16.
+            bf16: names of the bfloat16 inputs.
 
         Raises:
-            ClientError: a leaf of the tree in `flambeau.errors`.
+            ClientError: an error of the tree in `flambeau.errors`.
         """
         request = infer_call(
             model, inputs, version=version, outputs=outputs, request_id="", bf16=bf16
@@ -137,11 +137,11 @@ class JobClient:
         return _job(reply.job, is_new=reply.is_new)
 
     def get(self, job_id: str, *, wait_s: float = 0.0) -> Job:
-        """What is known of a job.
+        """Returns a job.
 
         Args:
-            job_id: of the job.
-            wait_s: seconds to wait for it to be over; the server waits a minute at most.
+            job_id: id of the job.
+            wait_s: seconds to wait until it is over; the server waits at most one minute.
 
         Raises:
             NotFoundError: there is no such job, or its result is no longer kept.
@@ -152,7 +152,7 @@ class JobClient:
         return _job(self._call("GetJob", pb.GetJobRequest(id=job_id, wait=wait), wait_s))
 
     def wait(self, job_id: str) -> Job:
-        """A job, once it is over.
+        """Waits until a job is over, and returns it.
 
         Raises:
             NotFoundError, ClientError: as `get`.
@@ -162,11 +162,11 @@ class JobClient:
             job = self.get(job_id, wait_s=30.0)
             if job.is_over:
                 return job
-            # A server with too many who wait answers at once.
+            # A server with too many waiting callers responds immediately.
             time.sleep(max(asked_at + ASK_AGAIN_S - time.monotonic(), 0))
 
     def cancel(self, job_id: str) -> Job:
-        """Ends a job that is not over; one that is stays as it is.
+        """Cancels a job that is not over; a finished job is returned unchanged.
 
         Raises:
             NotFoundError, ClientError: as `get`.
@@ -174,7 +174,7 @@ class JobClient:
         return _job(self._call("CancelJob", pb.CancelJobRequest(id=job_id)))
 
     def list(self, model: str) -> list[Job]:
-        """A model's newest jobs, without their results.
+        """Lists a model's newest jobs, without their results.
 
         Raises:
             NotFoundError: no such model.

@@ -1,4 +1,4 @@
-"""What a server says about a model, and the signature that follows from it."""
+"""A model's metadata from the server, and the signature that follows from it."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from protos import open_inference_pb2 as pb
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorMetadata:
-    """One input or output: its datatype in the protocol's words, its shape with -1 for "varies"."""
+    """One input or output: its datatype as in the protocol, its shape with -1 for "varies"."""
 
     name: str
     datatype: str
@@ -24,7 +24,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelMetadata:
-    """The answer to ModelMetadata (Open Inference Protocol v2), field by field."""
+    """The response of ModelMetadata (Open Inference Protocol v2), field by field."""
 
     name: str
     versions: tuple[str, ...]
@@ -34,14 +34,14 @@ class ModelMetadata:
     properties: Mapping[str, str]
 
     def signature(self) -> Signature:
-        """The rules that a request to this model must keep.
+        """Returns the signature that requests to this model must match.
 
         The property `max_batch_size` limits the rows of a batch; without it there is no limit.
-        `dynamic`, `labels` and `padding` are JSON, of what a signature says beyond its tensors.
+        `dynamic`, `labels` and `padding` are JSON, for the parts of a signature beside its tensors.
 
         Raises:
-            ServerError: the model has no batch dimension, or a datatype this client does not know;
-                such a model can still be called by `Client.infer`, which checks nothing.
+            ServerError: the model has no batch dimension, or a datatype unknown to this client; it
+                can still be called by `Client.infer`, which checks nothing.
         """
         limit = self.properties.get("max_batch_size")
         try:
@@ -61,13 +61,13 @@ class ModelMetadata:
                 "Client.infer, which checks nothing"
             ) from error
         if limit is None:
-            # A copy is not validated: the bound of 65,536 rows is a rule for manifests.
+            # Copying skips validation: the limit of 65,536 rows applies only to manifests.
             return signature.model_copy(update={"max_batch_size": sys.maxsize})
         return signature
 
 
 def from_message(reply: pb.ModelMetadataResponse) -> ModelMetadata:
-    """The record of a server's answer."""
+    """Converts a server's response."""
     return ModelMetadata(
         name=reply.name,
         versions=tuple(reply.versions),

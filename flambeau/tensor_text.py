@@ -1,9 +1,9 @@
-"""Tensors as people give and read them: .npy files and JSON in, lines or JSON out.
+"""Reads tensors from .npy files and JSON, and formats them as lines or JSON.
 
-Rules kept here:
-- a .npy file is taken as it is, and never unpickled;
-- JSON has no datatypes, so its values become the datatype of the signature, or are refused when
-  that would change them (1.5 as INT64, true as FP32, 300 as UINT8);
+Rules:
+- a .npy file is used unchanged, and never unpickled;
+- JSON has no datatypes, so its values are converted to the datatype of the signature, or rejected
+  if that would change them (1.5 as INT64, true as FP32, 300 as UINT8);
 - a sample without the batch dimension is a batch of one.
 """
 
@@ -21,7 +21,7 @@ from model_store.signature import TensorSpec
 from model_store.tensors import DATATYPES, datatype_of
 
 SHOWN_ROWS = 10
-"""Rows of one output that `describe` shows at most."""
+"""Most rows of one output that `describe` shows."""
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "b": (bool,),
@@ -30,14 +30,14 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "f": (int, float),
     "O": (str,),
 }
-"""What JSON may hold for each kind of NumPy type. `true` is an int to Python, but not to us."""
+"""JSON types accepted for each kind of NumPy type. `true` is an int in Python, but not here."""
 
 
 def read_input(name: str, text: str) -> Any:
-    """What the text of `--input NAME=TEXT` stands for: an array, or values parsed from JSON.
+    """Reads the text of `--input NAME=TEXT` as an array, or as values parsed from JSON.
 
     Raises:
-        InvalidRequestError: a file that cannot be read, or text that is no JSON.
+        InvalidRequestError: a file is unreadable, or the text is not JSON.
     """
     try:
         if text.endswith(".npy"):
@@ -60,10 +60,10 @@ def read_input(name: str, text: str) -> Any:
 
 
 def fit_input(spec: TensorSpec, value: Any) -> Array:
-    """The array to send for an input: typed as the signature says, with a batch dimension.
+    """Returns the array to send for an input: with the signature's type and a batch dimension.
 
     Raises:
-        InvalidRequestError: JSON values that the datatype cannot hold.
+        InvalidRequestError: JSON values do not fit the datatype.
     """
     array = value if isinstance(value, np.ndarray) else _from_json(spec, value)
     return array[np.newaxis] if spec.fits((1, *array.shape)) else array
@@ -74,12 +74,12 @@ def describe(
     bf16: Collection[str],
     labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
-    """Outputs in a few lines each: datatype, shape, and values or the top class of each row.
+    """Describes outputs in a few lines each: datatype, shape, and values or each row's top class.
 
     Args:
         outputs: arrays by name.
-        bf16: names of those that are bit patterns of bfloat16.
-        labels: by output, what its classes are called.
+        bf16: names of the outputs that are bfloat16 bit patterns.
+        labels: class names, by output.
     """
     lines: list[str] = []
     for name, array in outputs.items():
@@ -91,16 +91,16 @@ def describe(
 
 
 def as_json(outputs: Mapping[str, Array], bf16: Collection[str]) -> str:
-    """Outputs as the JSON text of `listed`."""
+    """Formats outputs as the JSON text of `listed`."""
     return json.dumps(listed(outputs, bf16))
 
 
 def listed(outputs: Mapping[str, Array], bf16: Collection[str]) -> dict[str, Any]:
-    """Outputs as nested lists by name; NaN and infinities, which JSON lacks, are None.
+    """Returns outputs as nested lists by name; NaN and infinities, which JSON lacks, are None.
 
     Args:
         outputs: arrays by name.
-        bf16: names of those that are bit patterns of bfloat16.
+        bf16: names of the outputs that are bfloat16 bit patterns.
     """
     lists: dict[str, Any] = {}
     for name, array in outputs.items():
@@ -142,7 +142,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _readable(datatype: str, array: Array) -> Array:
-    """The numbers behind BF16 patterns and the text behind BYTES; anything else as it is."""
+    """Decodes BF16 patterns to numbers and BYTES to text; returns anything else unchanged."""
     if datatype == "BF16":
         # A bfloat16 is the upper half of a float32.
         return (array.astype("<u4") << 16).view("<f4")

@@ -1,12 +1,12 @@
-"""Training jobs: hands recipes to a training service, and watches what becomes of them.
+"""Client of training jobs: submits recipes to a training service, and watches their progress.
 
     with TrainingClient("trainer.internal:8004") as training:
         job = training.submit(recipe_text, overrides=["train.epochs=5"])
         for event in training.watch(job.id, follow=True):
             print(event.text)
 
-Rules kept here: a submission that is sent again, after a broken connection say, is the same job;
-a watch whose connection breaks goes on after the last event it has given.
+Rules: a submission that is repeated, for example after a broken connection, is the same job; a
+watch whose connection breaks resumes after the last event it has yielded.
 """
 
 import time
@@ -32,11 +32,11 @@ from protos.flambeau.v1 import training_pb2 as pb
 
 SERVICE = "flambeau.v1.Training"
 OVER = frozenset({"succeeded", "failed", "cancelled"})
-"""The states in which nothing more happens."""
+"""Final states of a job."""
 CALL_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 2**30
 GONE_FOR_S = 60.0
-"""How long a watch outlives its service."""
+"""Seconds that a watch waits for an unavailable service."""
 RETRY_S = 0.5
 _MESSAGES: Messages = {
     "SubmitJob": (pb.SubmitTrainingRequest, pb.TrainingJob),
@@ -49,13 +49,13 @@ _MESSAGES: Messages = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What the service knows of a job."""
+    """The service's record of a job."""
 
     id: str
     name: str
-    """Of its recipe."""
+    """Name of its recipe."""
     model: str
-    """Where it publishes to."""
+    """Name of the model that it publishes."""
     state: str
     """`queued`, `running`, `succeeded`, `failed` or `cancelled`."""
     created_at: datetime
@@ -64,41 +64,41 @@ class TrainingJob:
     submitter: str
     attempts: int
     epoch: int
-    """The last one that ended."""
+    """Last completed epoch."""
     worker: str
-    """Who runs it, while it runs."""
+    """Worker that runs it, while it runs."""
     run_folder: str
     version: int | None
-    """The published version, once it has succeeded."""
+    """Number of the published version, once it has succeeded."""
     error: str
-    """Why it failed; empty if it did not."""
+    """Reason of the failure; empty if it did not fail."""
     recipe: str
     """YAML with every default; empty in lists."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more happens to it unless it is resumed."""
+        """True if the job is in a final state; it can still be resumed."""
         return self.state in OVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEvent:
-    """Something that happened to a job."""
+    """An event of a job."""
 
     seq: int
-    """Counts a job's events from 1."""
+    """Sequence number of the event within its job, from 1."""
     time: datetime
     attempt: int
     kind: str
     """`state`, `log` or `metric`."""
     text: str
-    """A line of the log, or what became of the job."""
+    """A line of the log, or a description of the new state."""
     state: str
-    """Of a `state` event; else empty."""
+    """New state of a `state` event; empty for others."""
     epoch: int
-    """Of a `metric` event."""
+    """Epoch of a `metric` event."""
     metrics: Mapping[str, float]
-    """Of a `metric` event."""
+    """Metrics of a `metric` event."""
 
 
 class TrainingClient:
@@ -106,8 +106,8 @@ class TrainingClient:
 
     Args:
         target: `host:port` of its gRPC.
-        token: of a caller allowed to train; empty where none is needed.
-        tls: how to speak TLS; None speaks without.
+        token: token of a caller that is allowed to train; empty if none is needed.
+        tls: TLS settings; None for plain text.
     """
 
     def __init__(self, target: str, *, token: str = "", tls: Tls | None = None) -> None:
@@ -136,17 +136,17 @@ class TrainingClient:
         bundle: bytes = b"",
         idempotency_key: str = "",
     ) -> TrainingJob:
-        """Hands in a job.
+        """Submits a job.
 
         Args:
-            recipe: YAML or JSON.
-            name: its file, for messages.
-            overrides: `a.b=c` each.
+            recipe: text of the recipe, YAML or JSON.
+            name: file name of the recipe, for messages.
+            overrides: overrides, `a.b=c` each.
             bundle: a zip, tar or tar.gz file with the code that the recipe names.
-            idempotency_key: a job with the same one is the same job.
+            idempotency_key: key of the job; a repeated key is the same job.
 
         Raises:
-            ClientError: a leaf of the tree in `flambeau.errors`.
+            ClientError: an error of the tree in `flambeau.errors`.
         """
         request = pb.SubmitTrainingRequest(
             recipe=recipe, name=name, overrides=overrides, bundle=bundle,
@@ -155,31 +155,31 @@ class TrainingClient:
         return _job(self._call("SubmitJob", request))
 
     def get(self, job_id: str) -> TrainingJob:
-        """What is known of a job.
+        """Returns a job.
 
         Raises:
-            NotFoundError: there is no such job, or it was forgotten.
+            NotFoundError: there is no such job, or its record was deleted.
             ClientError: any other failure.
         """
         return _job(self._call("GetJob", pb.GetTrainingRequest(id=job_id)))
 
     def list(self, state: str = "", limit: int = 0) -> "list[TrainingJob]":
-        """The newest jobs.
+        """Lists the newest jobs.
 
         Args:
-            state: only those in it; empty for all.
-            limit: how many at most; 0 for as many as the service gives.
+            state: state to filter by; empty for all.
+            limit: maximum number of jobs; 0 for the service's limit.
 
         Raises:
             ValueError: there is no such state.
-            ClientError: a leaf of the tree in `flambeau.errors`.
+            ClientError: an error of the tree in `flambeau.errors`.
         """
         wanted = f"STATE_{state.upper()}" if state else None
         request = pb.ListTrainingRequest(limit=limit, state=wanted)
         return [_job(job) for job in self._call("ListJobs", request).jobs]
 
     def cancel(self, job_id: str) -> TrainingJob:
-        """Ends a job that is not over; one that is stays as it is.
+        """Cancels a job that is not over; a finished job is returned unchanged.
 
         Raises:
             NotFoundError, ClientError: as `get`.
@@ -187,7 +187,7 @@ class TrainingClient:
         return _job(self._call("CancelJob", pb.CancelTrainingRequest(id=job_id)))
 
     def resume(self, job_id: str) -> TrainingJob:
-        """Has a job that failed or was cancelled go on from its checkpoint.
+        """Resumes a failed or cancelled job from its checkpoint.
 
         Raises:
             NotFoundError, ClientError: as `get`.
@@ -197,12 +197,12 @@ class TrainingClient:
     def watch(
         self, job_id: str, *, after: int = 0, follow: bool = False
     ) -> Iterator[TrainingEvent]:
-        """What happened to a job, the oldest first.
+        """Yields the events of a job, the oldest first.
 
         Args:
-            job_id: of the job.
-            after: only events with larger numbers.
-            follow: goes on until the job is over, through restarts of the service.
+            job_id: id of the job.
+            after: sequence number after which events are yielded.
+            follow: True to continue until the job is over, through restarts of the service.
 
         Raises:
             NotFoundError, ClientError: as `get`.
@@ -229,7 +229,7 @@ class TrainingClient:
 
 
 def _patient(gone_at: float | None, failure: UnavailableError) -> float:
-    """Since when the service is gone; raises the failure if that is too long."""
+    """Returns the start of the outage; raises the failure if it lasts too long."""
     if gone_at is None:
         return time.monotonic()
     if time.monotonic() - gone_at > GONE_FOR_S:

@@ -1,10 +1,10 @@
-"""Asks a server to verify a version on its own machine.
+"""Client of the verification service: verifies a version on the server's machine.
 
     with VerificationClient("models.internal:8001") as client:
         found = client.verify("digits", 3)
         print(found.certificate.holds)
 
-Rule kept here: a call that is sent again joins the verification that the first one began.
+Rule: a repeated call joins the verification that the first one started.
 """
 
 import time
@@ -29,24 +29,24 @@ from protos.flambeau.v1 import verification_pb2 as pb
 
 SERVICE = "flambeau.v1.VerificationService"
 WAIT_S = 10
-"""How long the server may hold a call before it says how far it is."""
+"""Longest time in seconds that the server holds a call before it reports progress."""
 CALL_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.2
 _MESSAGES: Messages = {"VerifyModel": (pb.VerifyModelRequest, pb.Verification)}
 
 Progress = Callable[[str, int, int], None]
-"""Called with an artifact that is begun, how many are done, and how many there are."""
+"""Callback with the name of a started artifact, the number done, and the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCertificate:
-    """What the server found."""
+    """The server's certificate of a version."""
 
     certificate: Certificate
     recorded_as: str
-    """Its path in the server's store; empty if it could not be written."""
+    """Path of the certificate in the server's store; empty if it could not be written."""
     record_failure: str
-    """Why it could not."""
+    """Reason of the failure to write it."""
 
 
 class VerificationClient:
@@ -54,8 +54,8 @@ class VerificationClient:
 
     Args:
         target: `host:port` of its gRPC.
-        tls: how to speak TLS; None speaks without.
-        token: of a caller with the scope `manage`; empty where none is needed.
+        tls: TLS settings; None for plain text.
+        token: token of a caller with the scope `manage`; empty if none is needed.
     """
 
     def __init__(self, target: str, *, tls: Tls | None = None, token: str = "") -> None:
@@ -72,15 +72,15 @@ class VerificationClient:
     def verify(
         self, model: str, version: int | None = None, progress: Progress | None = None
     ) -> FoundCertificate:
-        """Has a version verified, and waits for it.
+        """Requests the verification of a version, and waits for the result.
 
         Args:
-            model: its name in the server's store.
-            version: None for the one in production, or else the newest.
-            progress: told of each artifact.
+            model: name of the model in the server's store.
+            version: version number; None for the one in production, otherwise the newest.
+            progress: callback for each started artifact.
 
         Raises:
-            ClientError: the server refuses, or cannot; `ServerError` if the version is broken.
+            ClientError: the server refuses or fails; `ServerError` if the version is broken.
             CertificateError: the server is newer than this client.
         """
         asked = pb.VerifyModelRequest(
@@ -98,7 +98,7 @@ class VerificationClient:
             if found.over:
                 break
             asked.id = found.id
-            if found.artifact == told:  # a server with too many who wait answers at once
+            if found.artifact == told:  # a server with too many waiters responds at once
                 time.sleep(max(asked_at + ASK_AGAIN_S - time.monotonic(), 0))
         if found.error:
             raise ServerError(found.error)

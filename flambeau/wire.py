@@ -1,12 +1,12 @@
-"""The protocol's messages, made from NumPy arrays and read back into them.
+"""Converts NumPy arrays to the protocol's messages and back.
 
-In: what the caller gave. Out: a `Call`, which either client sends, and its answer in Python's
-terms. Source: Open Inference Protocol v2 over gRPC; tensors travel as raw contents.
+In: the caller's arguments. Out: a `Call`, which either client sends, and its response as Python
+values. Source: Open Inference Protocol v2 over gRPC; tensors travel as raw contents.
 
-Rules kept here:
-- everything that can be refused without the server is refused before a message exists;
-- an answer that breaks the protocol is a `ServerError`, never a wrong array;
-- arrays in an answer belong to the caller: writable, and no view of a message.
+Rules:
+- everything that can be checked locally is rejected before a message is built;
+- a response that violates the protocol is a `ServerError`, never a wrong array;
+- arrays of a response belong to the caller: writable, and not views of a message.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[Answer]):
-    """One call to a server: the method, the request, and how the reply is read."""
+    """One call to a server: the method, the request, and the parser of the response."""
 
     method: str
     request: Any
@@ -37,12 +37,12 @@ class Call(Generic[Answer]):
 
 
 def live_call() -> Call[bool]:
-    """Asks whether the process is up."""
+    """Builds the call that asks if the process is up."""
     return Call(method="ServerLive", request=pb.ServerLiveRequest(), read=lambda reply: reply.live)
 
 
 def ready_call(model: str | None, version: str) -> Call[bool]:
-    """Asks whether a model takes requests or, without a model, whether the server does."""
+    """Builds the call that asks if a model or, without a model, the server is ready."""
     if model is None:
         return Call(method="ServerReady", request=pb.ServerReadyRequest(), read=_ready)
     request = pb.ModelReadyRequest(name=model, version=version)
@@ -50,7 +50,7 @@ def ready_call(model: str | None, version: str) -> Call[bool]:
 
 
 def metadata_call(model: str, version: str) -> Call[ModelMetadata]:
-    """Asks what a model takes and gives."""
+    """Builds the call for the metadata of a model."""
     request = pb.ModelMetadataRequest(name=model, version=version)
     return Call(method="ModelMetadata", request=request, read=from_message)
 
@@ -64,10 +64,10 @@ def infer_call(
     request_id: str,
     bf16: Collection[str],
 ) -> Call[dict[str, Array]]:
-    """Asks a model for its outputs.
+    """Builds the call of an inference.
 
     Raises:
-        InvalidRequestError: an array whose type the protocol cannot carry.
+        InvalidRequestError: the protocol cannot represent the type of an array.
     """
     request = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
     for name, array in inputs.items():
@@ -83,17 +83,17 @@ def infer_call(
 
 
 def tensor_datatype(name: str, array: object, bf16: Collection[str]) -> str:
-    """The protocol's name for the type of an input's elements.
+    """Returns the protocol's datatype of an input.
 
     Args:
-        name: of the input.
-        array: its elements.
-        bf16: names of the inputs that are bfloat16, for which NumPy has no type: they are given
-            as their bit patterns, in uint16 arrays.
+        name: name of the input.
+        array: array of the input.
+        bf16: names of the bfloat16 inputs, for which NumPy has no type: they are given as their
+            bit patterns, in uint16 arrays.
 
     Raises:
         InvalidRequestError: the protocol has no such type, a bfloat16 input is not uint16, or the
-            value is no array at all.
+            value is not an array.
     """
     if not isinstance(array, np.ndarray):
         raise InvalidRequestError(f"input '{name}' is a {type(array).__name__}; give a NumPy array")
@@ -112,7 +112,7 @@ def tensor_datatype(name: str, array: object, bf16: Collection[str]) -> str:
 
 
 def read_outputs(reply: pb.ModelInferResponse) -> dict[str, Array]:
-    """The arrays of an answer, by name, in the server's order.
+    """Returns the arrays of a response, by name, in the server's order.
 
     Raises:
         ServerError: raw contents are missing, or contradict their datatype or shape.

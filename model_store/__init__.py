@@ -1,1 +1,1 @@
-"""The versioned model store: what a version is, where it lies, and which one is live."""
+"""The versioned model store: versions of models, their storage, and the pointers to live ones."""

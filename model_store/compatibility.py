@@ -1,12 +1,12 @@
-"""How much of its semantic version has to rise between two versions of a model. Pure.
+"""Determines the semantic version bump that is required between two versions of a model. Pure.
 
-    major   what callers send or get is another: their programs may break
-    minor   the same signature, and other answers: another network or other weights
-    patch   the same network and weights: exported anew, quantized, measured again
+    major   the signature changes: programs of callers may break
+    minor   the same signature and different answers: another network or other weights
+    patch   the same network and weights: exported again, quantized, measured again
 
-In: what two versions are, as far as callers can tell. Out: the least that is needed, and why.
+In: the identities of two versions, as callers observe them. Out: the smallest bump, and the reason.
 
-Rule kept here: in doubt more is needed. Weights of which a version keeps no file may have changed.
+Rule: if in doubt, the larger bump. Weights without a file in the version may have changed.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from model_store.golden import GoldenRows
 
 WEIGHT_FILES = ("checkpoint.safetensors", "checkpoint.qat.safetensors")
-"""Files of a version that hold trained weights: of the network, and of its 8-bit twin."""
+"""Files of a version that hold trained weights: the network's, and its 8-bit (QAT) form's."""
 RELATIVE, ABSOLUTE = 1e-3, 1e-3
-"""How far answers of one network lie apart at most, on two machines."""
+"""Tolerances for the outputs of one network on two machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What decides how a version answers."""
+    """Properties of a version that determine its answers."""
 
     signature: Signature
     weights: Mapping[str, str]
-    """The sha256 of each file of `WEIGHT_FILES` that there is."""
+    """The sha256 of each file of `WEIGHT_FILES` that the version has."""
     network_sha256: str | None
     """See `Lineage.network_sha256`."""
     python_step: PythonStep | None
@@ -40,14 +40,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The least that has to rise, and why."""
+    """The smallest bump that is required, and the reason."""
 
     bump: Bump
     reason: str
 
 
 def identity_of(version: Draft) -> Identity:
-    """What decides how a version or a draft answers."""
+    """Returns the properties of a version or a draft that determine its answers."""
     files = {name: version.file(name) for name in WEIGHT_FILES}
     return Identity(
         signature=version.signature,
@@ -58,7 +58,7 @@ def identity_of(version: Draft) -> Identity:
 
 
 def needed_bump(old: Identity, new: Identity) -> Need:
-    """The least that has to rise from one version to the next."""
+    """Returns the smallest bump that is required from one version to the next."""
     if breaks := _what_breaks(old.signature, new.signature):
         return Need("major", breaks)
     if old.network_sha256 != new.network_sha256:
@@ -74,10 +74,10 @@ def needed_bump(old: Identity, new: Identity) -> Need:
 
 
 def answers_differ(old: "GoldenRows", new: "GoldenRows") -> bool:
-    """Whether two checkpoints that were asked the same answered otherwise.
+    """Returns True if two checkpoints gave different outputs for the same golden inputs.
 
-    Code that a recipe only names may have changed under the same weights. Rows that are not the
-    same prove nothing.
+    Code that a recipe references by name may have changed under the same weights. Different inputs
+    cannot be compared and count as no difference.
     """
     import numpy as np
 
@@ -92,7 +92,7 @@ def answers_differ(old: "GoldenRows", new: "GoldenRows") -> bool:
 
 
 def _what_breaks(old: Signature, new: Signature) -> str:
-    """The first difference that callers may trip over; empty if there is none."""
+    """Returns the first difference that may break callers; empty if there is none."""
     for what, before, after in (
         ("input", old.inputs, new.inputs),
         ("output", old.outputs, new.outputs),

@@ -1,12 +1,12 @@
-"""The one reader of JSON that lies in a store, or beside it: nothing in it costs more than it may.
+"""Parses all JSON in a store, or beside it, at a bounded cost.
 
-In: bytes, and how many of them and of their values there may be. Out: what they say, or an error
+In: bytes, and limits of their number and of the values in them. Out: the document, or an error
 that names the file, the limit and the value.
 
-Rules kept here: the size and an upper bound of the number of values are known before anything is
-parsed, both in one pass over the bytes; the parser (jiter, pydantic's own) goes no deeper than
-`MAX_DEPTH`, on a stack of its own, and takes no number of more digits than Python would. So what is
-too deep or too long is an error, and never the end of a thread's stack or a core for minutes.
+Rules: the size and an upper bound of the number of values are checked before parsing, both in one
+pass over the bytes; the parser (jiter, pydantic's own) descends at most `MAX_DEPTH` levels, on its
+own stack, and refuses numbers with more digits than Python allows. So a document that is too deep
+or too long is an error; it neither overflows a thread's stack nor occupies a core for minutes.
 """
 
 from dataclasses import dataclass
@@ -19,42 +19,42 @@ from model_store.errors import DocumentError
 from model_store.strict import explain
 
 MAX_DEPTH = 200
-"""Lists and objects within each other: jiter's own limit. Ours have fewer than ten."""
+"""Nested lists and objects: jiter's own limit. Our documents have fewer than ten levels."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:
-    """What a kind of file may have."""
+    """Limits of one kind of file."""
 
     max_bytes: int
     max_values: int
-    """Values at all depths. Faults are found and told for each of them, at 1 to 2 µs."""
+    """Values at all depths. Validation may report a fault for each, at 1 to 2 µs."""
 
 
 SMALL = DocumentLimits(64 * 1024, 5_000)
-"""What a person writes, or a program in a line: pointers, claims, places in an index."""
+"""Documents that a person writes, or a program in one line: pointers, claims, index entries."""
 LARGE = DocumentLimits(2**20, 25_000)
-"""What describes a version, with the names of 21,843 classes, the most that are in common use."""
+"""Documents that describe a version, with names of 21,843 classes, the most in common use."""
 
 
 def parse_document(data: bytes, where: str, limits: DocumentLimits) -> Any:
-    """What a JSON file says.
+    """Parses a JSON file.
 
     Args:
-        data: the file.
-        where: its name, for messages.
-        limits: what it may have.
+        data: the file's bytes.
+        where: the file's name, for messages.
+        limits: limits of the file.
 
     Raises:
-        DocumentError: it has more than it may, or is no JSON.
+        DocumentError: it exceeds the limits, or is not JSON.
     """
     if len(data) > limits.max_bytes:
         raise DocumentError(
             f"{where} has {len(data):,} bytes, and at most {limits.max_bytes:,} are read"
         )
-    # A comma or a bracket within a text counts too: a limit need not be exact.
+    # A comma or a bracket within a string counts too: the limit need not be exact.
     values = sum(map(data.count, (b",", b"[", b"{"))) + 1
     if values > limits.max_values:
         raise DocumentError(
@@ -70,16 +70,16 @@ def parse_document(data: bytes, where: str, limits: DocumentLimits) -> Any:
 
 
 def parse_as(model: type[M], data: bytes, where: str, limits: DocumentLimits) -> M:
-    """What a JSON file says, as a model has it.
+    """Parses and validates a JSON file.
 
     Args:
         model: the schema.
-        data: the file.
-        where: its name, for messages.
-        limits: what it may have.
+        data: the file's bytes.
+        where: the file's name, for messages.
+        limits: limits of the file.
 
     Raises:
-        DocumentError: it has more than it may, is no JSON or breaks the schema.
+        DocumentError: it exceeds the limits, is not JSON or violates the schema.
     """
     document = parse_document(data, where, limits)
     try:

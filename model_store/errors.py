@@ -1,40 +1,40 @@
-"""Everything the model store can refuse, as one tree.
+"""The errors of the model store, as one tree.
 
 StoreError
-├── StoreNotFoundError         a folder that is to be read, and is not there
-├── BadNameError               a model or file name that cannot be a path
+├── StoreNotFoundError         the folder of a store to read does not exist
+├── BadNameError               a model or file name that is not a valid path segment
 ├── ModelNotFoundError         no version of this model is published
-├── VersionNotFoundError       the model is there, this version is not
-├── DocumentError              a JSON file that is too large, too deep, or no JSON
-├── ForeignLayoutError         a place that holds something, and is no store
-├── ManifestError              a manifest that breaks its rules
+├── VersionNotFoundError       the model exists, this version does not
+├── DocumentError              a JSON file that is too large, too deep, or not JSON
+├── ForeignLayoutError         a location with content that is not a model store
+├── ManifestError              a manifest that violates its rules
 │   └── ManifestFromFutureError    written by a newer flambeau
-├── DigestMismatchError        bytes that are not those the manifest names
-├── GoldenMismatchError        golden rows that are not those of the signature
-├── CertificateError           a certificate that breaks its rules
-├── SampleError                a payload sample that breaks its rules
-├── CryptographicSignatureError   a version that no trusted key vouches for
-│   ├── SignatureMissingError      it carries no signature, or lost it
+├── DigestMismatchError        bytes that do not match the digest in the manifest
+├── GoldenMismatchError        golden rows that do not match the signature
+├── CertificateError           a certificate that violates its rules
+├── SampleError                a payload sample that violates its rules
+├── CryptographicSignatureError   a version without a valid signature by a trusted key
+│   ├── SignatureMissingError      it is unsigned, or its signature was removed
 │   ├── ForeignKeyError            signed by a key that is not trusted here
-│   └── SignatureMismatchError     signed, and changed since
-├── KeyFileError               a key that is not there, not a key, or there already
+│   └── SignatureMismatchError     changed after signing
+├── KeyFileError               a key file that is missing, invalid, or exists already
 ├── SigningUnavailableError    the libraries that sign and verify are not installed
 ├── BumpTooSmallError          a semantic version that would hide a change from callers
-├── UnsafeOnnxError            an ONNX file that asks for more than its own bytes
-├── ArchiveError               a torch file that inflates to far more than it is
-├── ConflictError              somebody else published or moved a pointer first
-│   └── StalePointerError          an alias no longer names what a decision was made by
+├── UnsafeOnnxError            an ONNX file that needs other files or custom operators
+├── ArchiveError               a torch file that inflates to many times its size
+├── ConflictError              another writer published or moved a pointer first
+│   └── StalePointerError          an alias no longer names the expected version
 └── StorageError               the disk or the bucket failed (full, forbidden, unreachable)
-    └── TooLargeError              a file that has more bytes than are read of it
+    └── TooLargeError              a file larger than the read limit for its kind
 """
 
 
 class StoreError(Exception):
-    """Root of the tree. The message says what was wrong, which value, and what to do."""
+    """Root of the tree. The message states the fault, the value and the remedy."""
 
 
 class StoreNotFoundError(StoreError):
-    """A store that is only to be read lies in a folder that does not exist."""
+    """The folder of a store that is opened for reading does not exist."""
 
 
 class BadNameError(StoreError):
@@ -50,15 +50,15 @@ class VersionNotFoundError(StoreError):
 
 
 class DocumentError(StoreError):
-    """A JSON file that has more than is read of one, or does not say what it should."""
+    """A JSON file that exceeds its limits, cannot be parsed or violates its schema."""
 
 
 class ForeignLayoutError(StoreError):
-    """A store that holds something other than models, into which nothing is written unasked."""
+    """A store that holds files of other tools; flambeau does not write to it unless asked."""
 
 
 class ManifestError(StoreError):
-    """A manifest that is not JSON or breaks the schema."""
+    """A manifest that is not JSON or violates the schema."""
 
 
 class ManifestFromFutureError(ManifestError):
@@ -66,27 +66,27 @@ class ManifestFromFutureError(ManifestError):
 
 
 class DigestMismatchError(StoreError):
-    """A file whose bytes differ from the digest in the manifest."""
+    """A file whose bytes do not match the digest in the manifest."""
 
 
 class GoldenMismatchError(StoreError):
-    """A golden file that is no safetensors, or whose tensors do not fit the signature."""
+    """A golden file that is not safetensors, or whose tensors do not match the signature."""
 
 
 class CertificateError(StoreError):
-    """A certificate that is not JSON, breaks the schema, or is of another version."""
+    """A certificate that is not JSON, violates the schema, or belongs to another version."""
 
 
 class SampleError(StoreError):
-    """A payload sample that is not JSON, breaks the schema, or has values that do not fit."""
+    """A payload sample that is not JSON, violates the schema, or has values that do not match."""
 
 
 class CryptographicSignatureError(StoreError):
-    """A version whose files no trusted key vouches for, where one must."""
+    """A version without a valid signature by a trusted key, where one is required."""
 
 
 class SignatureMissingError(CryptographicSignatureError):
-    """A version without a signature: published without a key, or stripped of it since."""
+    """A version without a signature: published without a key, or removed since."""
 
 
 class ForeignKeyError(CryptographicSignatureError):
@@ -94,35 +94,35 @@ class ForeignKeyError(CryptographicSignatureError):
 
 
 class SignatureMismatchError(CryptographicSignatureError):
-    """A version whose files, or whose signature, are not as they were signed."""
+    """A version whose files or signature changed after signing."""
 
 
 class KeyFileError(StoreError):
-    """A key file that is missing, holds no usable key, or would replace another."""
+    """A key file that is missing, holds no usable key, or would overwrite another."""
 
 
 class SigningUnavailableError(StoreError):
-    """Signing or verifying was asked for, and its libraries are not installed."""
+    """Signing or verifying was requested, and its libraries are not installed."""
 
 
 class BumpTooSmallError(StoreError):
-    """A version that differs from the one before by more than its semantic version would say."""
+    """A version that differs from its predecessor by more than the requested bump allows."""
 
 
 class UnsafeOnnxError(StoreError):
-    """An ONNX file that is not one, reads other files, or needs a library of operators."""
+    """A file that is not valid ONNX, reads other files, or needs a custom operator library."""
 
 
 class ArchiveError(StoreError):
-    """A file of torch that is no zip archive, or one that inflates to far more than it is."""
+    """A torch file that is not a zip archive, or that inflates to many times its size."""
 
 
 class ConflictError(StoreError):
-    """Another writer took the version or the pointer generation first."""
+    """Another writer created the version or the pointer generation first."""
 
 
 class StalePointerError(ConflictError):
-    """An alias names another version than the one it was expected to name."""
+    """An alias names a version other than the expected one."""
 
 
 class StorageError(StoreError):
@@ -130,4 +130,4 @@ class StorageError(StoreError):
 
 
 class TooLargeError(StorageError):
-    """A file with more bytes than are read of its kind; none of them was read."""
+    """A file larger than the read limit for its kind; none of it was read."""

@@ -1,8 +1,8 @@
-"""Recognises a folder or bucket that holds something, and is no model store.
+"""Recognises a folder or bucket with content that is not a model store.
 
-In: the paths below a URL where no version was found. Out: one sentence that says what it looks
-like and what to do; empty for a store that is empty, or in which the first version is being
-published. Pure.
+In: the paths below a URL where no version was found. Out: one sentence that names the probable
+layout and the remedy; empty for an empty store, or one whose first version is being published.
+Pure.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from model_store.manifest import CLAIM, MANIFEST, is_name
 
 MAX_DEPTH = 4
-"""Of the paths that are looked at: a store in a folder of its own lies that deep."""
+"""Levels of the paths that are examined: enough for a store in a subfolder."""
 MAX_PATHS = 2000
 MAX_NAMES = 5
 
@@ -22,9 +22,9 @@ _BESIDE_VERSIONS = {
     "certificates": ".json",
     "samples": ".jsonl",
 }
-"""Folders of a model that is ours, beside its versions, and how their files' names end."""
+"""Folders beside the versions of a model in our layout, and the suffix of their files."""
 _NEUTRAL = frozenset({"lost+found"})
-"""Of a file system; so is what begins with a dot."""
+"""Names of the file system, which are ignored, as are names that begin with a dot."""
 _WEIGHTS = {
     ".onnx": "ONNX files",
     ".pt": "PyTorch files",
@@ -45,12 +45,11 @@ _Parts = tuple[str, ...]
 
 
 def foreign_layout(url: str, paths: Iterable[str]) -> str:
-    """Says what a place without a version holds; empty if that is nothing, or ours.
+    """Describes the content of a location without a version; empty if it is empty or our layout.
 
     Args:
-        url: the place, for the sentence.
-        paths: of files that lie there, relative to it; more than `MAX_DEPTH` levels are not
-            looked at.
+        url: the location, for the sentence.
+        paths: paths of the files below it, relative to it; only `MAX_DEPTH` levels matter.
     """
     split = [tuple(path.split("/")) for path in paths]
     found = [p for p in split if p[0] not in _NEUTRAL and not p[0].startswith(".")]
@@ -77,7 +76,7 @@ def _is_number(parts: _Parts) -> bool:
 
 
 def _is_being_published(parts: _Parts) -> bool:
-    """Whether a file tells that a model here is ours, and has no version yet, or any more."""
+    """Returns True if a file belongs to a model in our layout, even one without a version."""
     if len(parts) < 3 or not is_name(parts[0]):
         return False
     if parts[1] in _BESIDE_VERSIONS:

@@ -1,11 +1,11 @@
-"""The golden rows: inputs and the checkpoint's own outputs, and how their file names them.
+"""Golden rows: inputs with the checkpoint's own outputs, and the format of their file.
 
 Pure. The file is safetensors and holds tensors `input.NAME` and `output.NAME`, each [rows, ...].
-Safetensors has no strings: an input of BYTES is `bytes.NAME`, its elements each behind its length
-(as `model_store.tensors` has them) in one row of UINT8, and `shape.NAME`, its shape in INT64.
+Safetensors has no strings: a BYTES input is stored as `bytes.NAME`, its length-prefixed elements
+(in the encoding of `model_store.tensors`) as 1-D UINT8, and `shape.NAME`, its shape in INT64.
 
-Rule kept here: rows that do not fit the version's signature prove nothing, so such a file is
-refused when it is published and whenever it is read.
+Rule: rows that do not match the version's signature verify nothing, so such a file is refused when
+it is published and whenever it is read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
     from model_store.store import ModelStore
 
 MAX_GOLDEN_BYTES = 2**29
-"""64 rows of 8 MiB, as two FP32 images of 1024 x 1024 pixels have."""
+"""64 rows of 8 MiB, the size of two FP32 images of 1024 x 1024 pixels."""
 
 _HEADER = DocumentLimits(2**20, 25_000)
 _LENGTH_BYTES = 8
-"""Of the header's length, a little-endian number: safetensors' format."""
+"""Size of the header's length, a little-endian number: safetensors' format."""
 _INPUT, _OUTPUT = "input.", "output."
 _BYTES, _SHAPE = "bytes.", "shape."
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenRows:
-    """Row i of every input gave row i of every output."""
+    """Inputs and outputs of the checkpoint; row i of the inputs produced row i of the outputs."""
 
     inputs: Mapping[str, Array]
-    """By name, each [rows, ...]."""
+    """Arrays by name, each [rows, ...]."""
     outputs: Mapping[str, Array]
-    """By name, each [rows, ...]."""
+    """Arrays by name, each [rows, ...]."""
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(next(iter(self.inputs.values())))
 
     def to_bytes(self) -> bytes:
-        """The golden file."""
+        """Returns the bytes of the golden file."""
         return encode_tensors(self.to_tensors())
 
     def to_tensors(self) -> dict[str, Array]:
-        """What the golden file holds."""
+        """Returns the tensors of the golden file."""
         tensors: dict[str, Array] = {}
         for name, array in self.inputs.items():
             if datatype_of(array) == "BYTES":
@@ -73,24 +73,24 @@ class GoldenRows:
 
 
 def read_golden(store: "ModelStore", manifest: Manifest) -> GoldenRows:
-    """The golden rows of a version.
+    """Reads the golden rows of a version.
 
     Raises:
-        GoldenMismatchError: its file is no safetensors, or does not hold rows of its signature.
-        StoreError: its file is too large, not the one that the manifest names, or out of reach.
+        GoldenMismatchError: its file is not safetensors, or does not match its signature.
+        StoreError: its file is too large, does not match the manifest, or is out of reach.
     """
     return parse_golden(store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES), manifest)
 
 
 def parse_golden(data: bytes, version: Draft) -> GoldenRows:
-    """The rows out of a version's golden file.
+    """Parses the rows of a version's golden file.
 
     Args:
         data: the bytes of the file, digest already checked.
         version: the draft or manifest that names the file.
 
     Raises:
-        GoldenMismatchError: it is no safetensors file, or does not hold the rows of this signature.
+        GoldenMismatchError: it is not a safetensors file, or does not match the signature.
     """
     where = f"the golden file '{version.golden.file.file}' of '{version.model}'"
     tensors = _tensors(data, where)
@@ -104,10 +104,10 @@ def parse_golden(data: bytes, version: Draft) -> GoldenRows:
 
 
 def _tensors(data: bytes, where: str) -> dict[str, Array]:
-    """The tensors of a safetensors file, once its header is known to be a small one.
+    """Reads the tensors of a safetensors file after checking the size of its header.
 
     Raises:
-        GoldenMismatchError: it is none.
+        GoldenMismatchError: it is not a safetensors file, or too large.
     """
     from safetensors.numpy import load
 
@@ -118,17 +118,17 @@ def _tensors(data: bytes, where: str) -> dict[str, Array]:
         header = data[_LENGTH_BYTES : _LENGTH_BYTES + min(length, _HEADER.max_bytes + 1)]
         parse_document(header, "its header", _HEADER)
         return load(data)
-    except Exception as error:  # its parts raise what they like, of shapes above all
+    except Exception as error:  # the libraries raise many types, above all for shapes
         raise GoldenMismatchError(
             f"{where} cannot be read as safetensors: {error}; publish the version again"
         ) from error
 
 
 def _checked_rows(tensors: Mapping[str, Array], version: Draft) -> GoldenRows:
-    """The tensors by what they are.
+    """Sorts the tensors into inputs and outputs, and checks them.
 
     Raises:
-        SignatureError, TensorError: they are not those of the signature.
+        SignatureError, TensorError: they do not match the signature.
     """
     inputs, outputs = (
         {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
@@ -143,7 +143,7 @@ def _checked_rows(tensors: Mapping[str, Array], version: Draft) -> GoldenRows:
     _check_tensors("output", outputs, signature.outputs)
     _check_rows({_INPUT + n: a for n, a in inputs.items()}, version.golden.rows)
     _check_rows({_OUTPUT + n: a for n, a in outputs.items()}, version.golden.rows)
-    # A row at a time, as golden rows may be more than fit into one batch: now sizes and lengths.
+    # Sizes and lengths are checked as for one row, as golden rows may be more than one batch.
     datatypes = {spec.name: spec.datatype for spec in signature.inputs}
     given = {name: (datatypes[name], (1, *array.shape[1:])) for name, array in inputs.items()}
     signature.check_inputs(given)
@@ -152,10 +152,10 @@ def _checked_rows(tensors: Mapping[str, Array], version: Draft) -> GoldenRows:
 
 
 def _bytes_inputs(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """The inputs of BYTES, each an array of `bytes`.
+    """Decodes the BYTES inputs, each to an array of `bytes`.
 
     Raises:
-        SignatureError, TensorError: one has no shape, or not as many elements as its shape says.
+        SignatureError, TensorError: one has no shape, or its elements do not match its shape.
     """
     found: dict[str, Array] = {}
     for key, octets in tensors.items():
@@ -178,7 +178,7 @@ def _check_tensors(what: str, found: Mapping[str, Array], specs: Iterable[Tensor
         if name not in found:
             raise SignatureError(f"it lacks {what} '{name}'")
         datatype = datatype_of(found[name])
-        # NumPy has no bfloat16: its bits are those of a UINT16.
+        # NumPy has no bfloat16: its bits are stored as UINT16.
         if datatype != ("UINT16" if spec.datatype == "BF16" else spec.datatype):
             raise SignatureError(
                 f"{what} '{name}' has datatype {datatype}; the signature has {spec.datatype}"
@@ -199,7 +199,7 @@ def _check_rows(tensors: Mapping[str, Array], rows: int) -> None:
 def _check_output_lengths(
     signature: Signature, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
 ) -> None:
-    """Outputs that have a value for each position have as many as the inputs."""
+    """Checks that outputs with one value per position have the inputs' length."""
     length = signature.length_of({name: array.shape for name, array in inputs.items()})
     for name, axis in signature.padding.outputs.items() if signature.padding else ():
         if outputs[name].shape[axis] != length:

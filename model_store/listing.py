@@ -1,8 +1,8 @@
-"""What a store holds, by the names of its files alone.
+"""Lists the models of a store from the names of its files alone.
 
-In: a storage. Out: of each model its versions and its pointers' generations.
+In: a storage. Out: the versions and pointer generations of each model.
 
-Rule kept here: a model whose folder cannot be listed hides no other: it is told with the reason.
+Rule: a model whose folder cannot be listed hides no other; it is reported with the reason.
 """
 
 import re
@@ -19,27 +19,27 @@ _POINTER_FILE = re.compile(r"[0-9]{8}\.json")
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """What one listing of the store shows of one model, without reading a file."""
+    """One model in a listing of the store; no file is read."""
 
     versions: tuple[int, ...] = ()
     """Published versions, ascending."""
     claimed: tuple[int, ...] = ()
-    """Every number ever taken, published or not, ascending."""
+    """All claimed version numbers, published or not, ascending."""
     generations: tuple[int, ...] = ()
     """Pointer generations, ascending."""
     unreadable: str = ""
-    """Why its folder cannot be listed; then nothing else is known of it."""
+    """Reason why its folder cannot be listed; the other fields are then empty."""
 
 
 def list_models(storage: Storage, model: str | None = None) -> dict[str, ModelListing]:
-    """One pass over a store, or over one model.
+    """Lists a store, or one model, in one pass.
 
-    Servers ask for it again and again, so in a folder no more is looked at than is told; a bucket
-    sends a thousand paths as fast as one.
+    Servers call it repeatedly, so in a folder only the paths that matter are visited; a bucket
+    returns a thousand paths as fast as one.
 
     Args:
-        storage: of the store.
-        model: the only one to look at; None for all.
+        storage: storage of the store.
+        model: the only model to list; None for all.
 
     Raises:
         StorageError: the store itself cannot be listed.
@@ -56,7 +56,7 @@ def list_models(storage: Storage, model: str | None = None) -> dict[str, ModelLi
 
 
 def _paths_in_folder(storage: Storage, model: str) -> Iterator[str]:
-    """Of a model in a folder, what tells its versions and generations."""
+    """Yields the paths of a model in a folder that show its versions and generations."""
     for name in storage.names(model):
         folder = f"{model}/{name}"
         if _VERSION.fullmatch(name):
@@ -68,7 +68,7 @@ def _paths_in_folder(storage: Storage, model: str) -> Iterator[str]:
 
 
 def _found_in(paths: Iterable[str]) -> dict[str, ModelListing]:
-    """Every model, version and generation that paths in a store tell of."""
+    """Returns the models, versions and generations that the paths of a store show."""
     found: dict[str, tuple[set[int], set[int], set[int]]] = {}
     for path in paths:
         match path.split("/"):

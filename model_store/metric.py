@@ -1,6 +1,6 @@
-"""Figures of merit: which way is better, how much worse one is, and how they are written. Pure.
+"""Metrics: their direction, comparisons of values, and their text form. Pure.
 
-The one place that knows the direction of a metric; training, servers and the command line ask here.
+The only definition of a metric's direction, for training, servers and the command line.
 """
 
 from typing import Literal
@@ -21,58 +21,58 @@ BETTER: dict[str, Better] = {
     "mae": "lower",
     "rmse": "lower",
 }
-"""By the metric's name without its split: of `val/rmse` it is `rmse`."""
+"""Direction by the metric's name without its split: for `val/rmse` the name is `rmse`."""
 SHARES = frozenset({"accuracy", "exact_match", "f1", "macro_f1"})
-"""From 0 to 1, and written in percent."""
+"""Metrics from 0 to 1, written in percent."""
 MORE_DIGITS = range(14)
-"""Up to the 17 that tell any two numbers apart."""
+"""Additional digits, up to the 17 in total that distinguish any two floats."""
 
 
 class MeasuredMetric(StrictModel):
-    """A metric over the test split, and how sure it is."""
+    """A metric over the test split, with its confidence interval."""
 
     name: str
-    """Such as `accuracy` or `rmse`."""
+    """Name, such as `accuracy` or `rmse`."""
     value: float
     interval: tuple[float, float] | None = Field(default=None)
-    """Where the true value lies, with 95 % confidence; None where that was not told."""
+    """The 95 % confidence interval of the true value; None if it was not computed."""
     better: Better
-    """Which of two values is the better one."""
+    """Direction of the metric."""
 
     def text(self) -> str:
-        """The value as people read it: `98.6 %`, `53.27`."""
+        """Returns the value in readable form: `98.6 %`, `53.27`."""
         return metric_text(self.name, self.value)
 
 
 def better_of(name: str) -> Better:
-    """The direction of a metric, with or without its split: `rmse`, `val/rmse`.
+    """Returns the direction of a metric, with or without its split: `rmse`, `val/rmse`.
 
-    A metric that is not known here counts as one that is better when it is higher.
+    The direction of an unknown metric is `higher`.
     """
     return BETTER.get(name.rpartition("/")[2], "higher")
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric, with or without its split, goes from 0 to 1."""
+    """Returns True if a metric, with or without its split, ranges from 0 to 1."""
     return name.rpartition("/")[2] in SHARES
 
 
 def is_better(name: str, value: float, than: float) -> bool:
-    """Whether one value of a metric is better than another; equal ones are not.
+    """Returns True if one value of a metric is better than another; equal values are not.
 
     Args:
-        name: of the metric, with or without its split.
-        value: the one.
-        than: the other.
+        name: name of the metric, with or without its split.
+        value: the first value.
+        than: the second value.
     """
     return value < than if better_of(name) == "lower" else value > than
 
 
 def how_much_worse(better: Better, before: float, after: float) -> float:
-    """By how much a metric fell, or an error rose; negative where it became better.
+    """Returns the decrease of a metric, or the increase of an error; negative if it improved.
 
-    Of what is better when higher it is the difference: 0.01 is a percentage point. Of what is
-    better when lower it is the relative rise: 0.01 is a hundredth more; from 0 it has no end.
+    For `higher` it is the difference: 0.01 is a percentage point. For `lower` it is the relative
+    increase: 0.01 is 1 % more; infinite for an increase from 0.
     """
     if better == "higher":
         return before - after
@@ -82,12 +82,12 @@ def how_much_worse(better: Better, before: float, after: float) -> float:
 
 
 def metric_text(name: str, value: float | None, more_digits: int = 0) -> str:
-    """A value as people read it: shares in percent; `-` for None.
+    """Formats a value in readable form: shares in percent; `-` for None.
 
     Args:
-        name: of the metric, with or without its split.
-        value: None where it was not measured.
-        more_digits: than usual.
+        name: name of the metric, with or without its split.
+        value: the value; None if it was not measured.
+        more_digits: digits in addition to the usual ones.
     """
     if value is None:
         return "-"
@@ -97,18 +97,18 @@ def metric_text(name: str, value: float | None, more_digits: int = 0) -> str:
 
 
 def metric_texts(name: str, one: float, other: float) -> tuple[str, str]:
-    """Two values as `metric_text` writes them, with as many digits as show that they differ."""
+    """Formats two values as `metric_text`, with enough digits to show a difference."""
     texts = [(metric_text(name, one, more), metric_text(name, other, more)) for more in MORE_DIGITS]
     return _first_that_differ(texts)
 
 
 def figure_texts(name: str, one: float, other: float) -> tuple[str, str]:
-    """The same as plain numbers: `0.9722`, not `97.2 %`."""
+    """Formats two values likewise, as plain numbers: `0.9722`, not `97.2 %`."""
     style = "f" if is_share(name) else "g"
     texts = [(f"{one:.{4 + more}{style}}", f"{other:.{4 + more}{style}}") for more in MORE_DIGITS]
     return _first_that_differ(texts)
 
 
 def _first_that_differ(texts: list[tuple[str, str]]) -> tuple[str, str]:
-    """The shortest pair of two texts; the first pair where none differ."""
+    """Returns the first pair of texts that differ; the first pair if none do."""
     return next((pair for pair in texts if pair[0] != pair[1]), texts[0])

@@ -1,7 +1,7 @@
-"""Pointers: which version each alias of a model names, and the history of how it came to.
+"""Pointers: the version that each alias of a model names, and the history of its moves.
 
-Every move is a new generation, a numbered file created only if absent: two people who move a
-pointer at once cannot both win, and the folder is the audit log. Pure rules, no I/O.
+Every move is a new generation, a numbered file that is created only if absent. Of two concurrent
+moves only one succeeds, and the folder is the audit log. Pure rules, no I/O.
 """
 
 from datetime import datetime
@@ -15,7 +15,7 @@ from model_store.manifest import check_name
 from model_store.strict import StrictModel
 
 PRODUCTION = "production"
-"""The alias that decides what a request without a version gets."""
+"""The alias that selects the version for requests that name none."""
 
 
 class Pointers(StrictModel):
@@ -24,21 +24,21 @@ class Pointers(StrictModel):
     schema_version: Literal[1] = 1
     generation: int = Field(ge=1)
     aliases: dict[str, int]
-    """Version by alias."""
+    """Version number by alias."""
     who: str
     when: datetime
     why: str
 
     def to_json(self) -> bytes:
-        """The file's bytes."""
+        """Returns the file's bytes."""
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
 def check_alias(alias: str) -> str:
-    """Returns the alias if a pointer may have this name; pointers that are there are not asked.
+    """Returns the alias if it is a valid name for a pointer; existing pointers are not checked.
 
     Raises:
-        BadNameError: it can be no name, or is a number, which names a version.
+        BadNameError: it is not a valid name, or is a number, which names a version.
     """
     if alias.isdecimal():
         raise BadNameError(
@@ -52,7 +52,7 @@ def parse_pointers(data: bytes, where: str) -> Pointers:
     """Reads one generation.
 
     Raises:
-        ManifestError: not JSON, against the schema, or more than is read of one.
+        ManifestError: not JSON, violates the schema, or exceeds the limits `SMALL`.
     """
     try:
         return parse_as(Pointers, data, where, SMALL)
@@ -61,7 +61,7 @@ def parse_pointers(data: bytes, where: str) -> Pointers:
 
 
 def previous_target(history: list[Pointers], alias: str) -> int:
-    """The version an alias named before the one it names now.
+    """Returns the version that an alias named before its current one.
 
     Args:
         history: all generations, oldest first.

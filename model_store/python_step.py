@@ -1,12 +1,12 @@
-"""The Python step of a version: code that turns raw inputs into those of the model.
+"""Runs the Python step of a version: code that turns raw inputs into the model's inputs.
 
-In: the source of one file, whose digest has been checked and which may be run here. Out: a function
-from raw arrays to the model's inputs, whose results are checked. Training and every server use
-this same function.
+In: the source of one file, with its digest checked and permission to run here. Out: a function from
+raw arrays to the model's inputs that checks its results. Training and all servers use this same
+function.
 
-A step is a class (or a function that makes a function): called with its settings once, and then,
-perhaps in several processes, with the arrays of each batch. It raises ValueError for rows that it
-cannot take, which is the caller's fault; whatever else it raises is its own.
+A step is a class (or a function that returns a function). It is called once with its settings, and
+then, perhaps in several processes, with the arrays of each batch. It raises ValueError for rows it
+cannot process, which is the caller's fault; any other exception is a fault of the step.
 """
 
 import hashlib
@@ -22,26 +22,26 @@ from model_store.strict import nearest_name
 from model_store.tensors import Array, TensorError, datatype_of
 
 StepFunction = Callable[[Mapping[str, Array]], dict[str, Array]]
-"""Raw inputs by name, each [rows, ...], to those of the model; a ValueError refuses the rows."""
+"""Maps raw inputs by name, each [rows, ...], to the model's; ValueError refuses the rows."""
 
 
 class PythonStepError(Exception):
-    """The step itself is wrong: its file, its settings or what it returns."""
+    """The step itself is faulty: its file, its settings or its results."""
 
 
 def open_step(
     source: bytes, name: str, args: Mapping[str, Any], path: str | None = None
 ) -> StepFunction:
-    """Runs the file, and makes the step.
+    """Runs the file, and creates the step.
 
     Args:
-        source: of the file, Python in UTF-8. It is code: the caller has decided to trust it.
-        name: of the class in it.
+        source: Python source in UTF-8. It is executed: the caller has decided to trust it.
+        name: name of the class in the file.
         args: keyword arguments of the class.
-        path: of the file, which errors in it then name; None for a name of ours.
+        path: path of the file, for tracebacks; None for a generated name.
 
     Raises:
-        PythonStepError: the file does not run, has no such name, or that cannot be made.
+        PythonStepError: the file does not run or lacks the class, or the class fails.
     """
     module = _module(source, path)
     if not hasattr(module, name):
@@ -63,10 +63,10 @@ def open_step(
 
 
 def check_result(found: Mapping[str, Array], specs: tuple[TensorSpec, ...]) -> dict[str, Array]:
-    """What a step gave, in the order in which the model takes it.
+    """Checks the results of a step, and returns them in the order of the model's inputs.
 
     Raises:
-        PythonStepError: an input of the model is missing or too much, or not as it was in training.
+        PythonStepError: an input is missing or unknown, or has another datatype or shape.
     """
     wanted = [spec.name for spec in specs]
     if set(found) != set(wanted):
@@ -82,7 +82,7 @@ def check_result(found: Mapping[str, Array], specs: tuple[TensorSpec, ...]) -> d
 
 
 def _module(source: bytes, path: str | None) -> ModuleType:
-    # Each has a name of its own, under which classes find the module that they are in.
+    # Each file gets its own name in `sys.modules`, where classes look up their module.
     name = f"flambeau_step_{hashlib.sha256(source).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -91,7 +91,7 @@ def _module(source: bytes, path: str | None) -> ModuleType:
     try:
         code = compile(source, path or f"{name}.py", "exec")
         exec(code, vars(module))  # noqa: S102 - it is trusted
-    except BaseException as error:  # it may even exit
+    except BaseException as error:  # the file may even call `sys.exit`
         del sys.modules[name]
         raise PythonStepError(f"its file does not run: {error!r}") from error
     return module

@@ -1,13 +1,13 @@
-"""Which semantic version of a model is which number: an index beside the versions.
+"""Maps the semantic versions of a model to version numbers, in an index beside the versions.
 
     <url>/<model>/semver/1.4.0.json     {"version": 7}
 
-In: what a new version is. Out: the semantic version it gets; and the version that fits a range.
+In: the identity of a new version. Out: its semantic version; also the newest version in a range.
 
-Rules kept here: an entry is created once and never changed, so no two versions get one semantic
-version, however many publish at once; the manifest is what counts, so an entry whose version is not
-there, or says otherwise, is passed over; a version that would break callers is refused before
-anything of it is written.
+Rules: an entry is created once and never changed, so no two versions get the same semantic version,
+even if published concurrently; the manifest is authoritative, so an entry whose version is missing
+or has another semantic version is ignored; a version with too small a bump is refused before any of
+its files is written.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from model_store.store import ModelStore
 
 MAX_ATTEMPTS = 100
-"""Publishers that may win the race against us before we give up."""
+"""Lost races against other publishers after which publishing fails."""
 SHOWN = 8
-"""Semantic versions that a message names at most."""
+"""Limit of the semantic versions that a message lists."""
 
 
 class _Entry(StrictModel):
@@ -58,18 +58,18 @@ class _Entry(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class NextSemver:
-    """What a new version's semantic version follows from."""
+    """The base and the bump of a new version's semantic version."""
 
     base: SemanticVersion | None
-    """Of the version before; None if there is none."""
+    """Semantic version of the predecessor; None if there is none."""
     bump: Bump
-    """What rises."""
+    """The bump from the base."""
 
     def claim(self, storage: Storage, model: str, version: int) -> SemanticVersion:
-        """Takes the first one that nobody has, for a number that is claimed already.
+        """Claims the first free semantic version, for a version number that is claimed already.
 
         Raises:
-            ConflictError: others were always faster.
+            ConflictError: other publishers won `MAX_ATTEMPTS` races.
         """
         found = FIRST if self.base is None else self.base.bumped(self.bump)
         for _ in range(MAX_ATTEMPTS):
@@ -90,22 +90,22 @@ def next_semver(
     bump: Bump | None = None,
     golden: "GoldenRows | None" = None,
 ) -> NextSemver:
-    """What the next version's semantic version follows from.
+    """Determines the base and the bump of the next version.
 
     Args:
-        store: has the versions before.
+        store: the store with the earlier versions.
         model: the model's name.
-        new: what the next version is.
-        versions: the published ones, ascending.
-        bump: what its publisher says shall rise; None for the least that must.
+        new: the identity of the next version.
+        versions: the published versions, ascending.
+        bump: the bump that the publisher requests; None for the smallest that is required.
         golden: its golden rows, if they are known yet.
 
     Raises:
-        BumpTooSmallError: the publisher says less than what must.
+        BumpTooSmallError: the requested bump is smaller than the required one.
         StorageError: the store cannot be read.
     """
     before = _newest(store, model, versions)
-    if before is None:  # who publishes first breaks nobody; who races for that may
+    if before is None:  # a first version breaks no caller; one that loses that race may
         return NextSemver(None, "major")
     need = _need(store, before, new, golden)
     if bump is not None and not bump_at_least(bump, need.bump):
@@ -119,16 +119,16 @@ def next_semver(
 
 
 def fitting(store: "ModelStore", model: str, wanted: SemverRange, text: str) -> Manifest:
-    """The newest version that fits a range.
+    """Returns the newest version in a range.
 
     Args:
-        store: has the versions.
+        store: the store with the versions.
         model: the model's name.
         wanted: the range.
         text: the range as it was written.
 
     Raises:
-        VersionNotFoundError: none does.
+        VersionNotFoundError: no version is in the range.
         ManifestError: its manifest or its entry is damaged.
     """
     known = sorted(_entries(store.storage, model), reverse=True)
@@ -142,7 +142,7 @@ def fitting(store: "ModelStore", model: str, wanted: SemverRange, text: str) -> 
             raise ManifestError(
                 f"{path} is damaged: it names no version; remove it ({error})"
             ) from error
-        except VersionNotFoundError:  # whoever claimed it died before it was published
+        except VersionNotFoundError:  # its publisher stopped between claim and publication
             continue
         if manifest.semver == str(semver):
             return manifest
@@ -151,7 +151,7 @@ def fitting(store: "ModelStore", model: str, wanted: SemverRange, text: str) -> 
 
 
 def note(storage: Storage, manifest: Manifest) -> None:
-    """Adds a version that was copied from another store, unless its place is taken here."""
+    """Adds the entry of a version copied from another store, unless one exists already."""
     if manifest.semver is None:
         return
     try:
@@ -162,21 +162,21 @@ def note(storage: Storage, manifest: Manifest) -> None:
 
 
 def discard(storage: Storage, manifest: Manifest) -> None:
-    """Gives back the semantic version of one that failed to publish."""
+    """Releases the semantic version of a version that failed to publish."""
     if manifest.semver is not None:
         storage.delete(_path(manifest.model, manifest.semver))
 
 
 def _newest(store: "ModelStore", model: str, versions: Sequence[int]) -> Manifest | None:
-    """The newest version that can be read and has a semantic one."""
+    """Returns the newest readable version that has a semantic version."""
     for version in reversed(versions):
         try:
             manifest = store.manifest(model, version)
-        except ManifestError:  # a damaged version must not keep a whole one from being published
+        except ManifestError:  # a damaged version must not prevent publishing a new one
             continue
         if manifest.semver is not None:
             return manifest
-        if not _entries(store.storage, model):  # nor has any other
+        if not _entries(store.storage, model):  # no other version has one either
             return None
     return None
 

@@ -1,8 +1,8 @@
-"""What a model takes and gives: names, datatypes and shapes, and the check of a request.
+"""The signature of a model: names, datatypes and shapes of its tensors; checks requests against it.
 
-Pure rules. Shapes include the batch dimension, which comes first and is -1; further -1 mark
-dimensions that vary from request to request, within `dynamic` where it names them. Requests that
-vary in length share a batch only where a `Padding` says how.
+Pure rules. Shapes include the batch dimension, which is the first and is -1. Any other -1 marks a
+dimension that varies between requests, within the limits of `dynamic` if that names it. Requests of
+different lengths share a batch only if the signature has a `Padding`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ TensorName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class SignatureError(ValueError):
-    """Inputs that do not fit a signature. The message names the tensor, the value, the rule."""
+    """Inputs do not match the signature. The message names the tensor, the value and the rule."""
 
 
 class TensorSpec(StrictModel):
@@ -42,14 +42,14 @@ class TensorSpec(StrictModel):
         return value
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a full shape, batch included, agrees with this one."""
+        """Returns True if a full shape, batch dimension included, matches this one."""
         return len(shape) == len(self.shape) and all(
             wanted in (-1, given) for wanted, given in zip(self.shape, shape, strict=True)
         )
 
 
 Axis = Annotated[int, Field(ge=1)]
-"""A dimension of a full shape; 0 is the batch."""
+"""Index of a dimension of a full shape; 0 is the batch."""
 
 
 def _smallest_first(value: tuple[int, int]) -> tuple[int, int]:
@@ -61,47 +61,47 @@ def _smallest_first(value: tuple[int, int]) -> tuple[int, int]:
 SizeRange = Annotated[tuple[int, int], AfterValidator(_smallest_first)]
 """The smallest and the largest size of an axis, both included."""
 DynamicAxes = dict[TensorName, dict[Axis, SizeRange]]
-"""By input and axis, the sizes it may have, such as `{image: {2: [8, 32], 3: [8, 32]}}`."""
+"""Allowed sizes by input and axis, such as `{image: {2: [8, 32], 3: [8, 32]}}`."""
 
 Labels = dict[TensorName, tuple[str, ...]]
-"""By output, what its classes are called, in order."""
+"""Class names by output, in order."""
 
 LENGTH_DATATYPES = ("INT32", "INT64")
-"""What `Padding.lengths` may be."""
+"""Datatypes that `Padding.lengths` may have."""
 NOT_PADDED_DATATYPES = ("BF16", "BYTES")
-"""They have no NumPy number that could stand in the padding."""
+"""Datatypes without a NumPy number to use as padding value."""
 
 
 class Padding(StrictModel):
-    """How requests of different lengths share a batch.
+    """Padding of requests of different lengths to one batch.
 
-    Requests of one bucket run together, each padded to the longest of the batch. Whether that
-    leaves every answer as it was is a property of the model: verification proves it.
+    Requests of one bucket run together, each padded to the longest of the batch. Unchanged answers
+    under padding are a property of the model, which verification tests.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     inputs: dict[TensorName, Axis] = Field(min_length=1)
-    """The axis of each input that holds the length. Name every input that grows with the request,
-    but for the mask; within one request all have the same length."""
+    """Length axis of each input. Name every input whose size depends on the request's length,
+    except the mask; all inputs of one request have the same length."""
     outputs: dict[TensorName, Axis] = Field(default={})
-    """The axis of each output to cut back to the request's own length. Name an output that has
-    one value for each position, such as a label for each token."""
+    """The axis of each output that is cut back to the request's own length. Name an output that
+    has one value per position, such as a label per token."""
     buckets: tuple[int, ...] = Field(min_length=1)
-    """Lengths, ascending. A request belongs to the smallest that holds it; one that none holds is
-    refused. Add buckets when much of a batch is padding; remove some when batches stay small."""
+    """Lengths, ascending. A request uses the smallest bucket that fits it; one longer than all
+    buckets is refused. Add buckets if batches are mostly padding; remove some if batches are
+    small."""
     values: dict[TensorName, float] = Field(default={})
-    """What an input is padded with; 0 unless told. Change it when the model has a padding token
-    of its own."""
+    """The padding value of each input; default 0. Set it if the model has its own padding token."""
     mask: TensorName | None = None
-    """An input [rows, length] that is 1, or True, for real elements and 0 for padding. A request
-    may leave it out: then the server writes it. Name it when the model takes one."""
+    """An input [rows, length] that is 1, or True, for real elements and 0 for padding. If a request
+    omits it, the server generates it. Name it if the model takes a mask."""
     lengths: TensorName | None = None
-    """An integer input [rows], the number of real elements. A request may leave it out: then the
-    server writes it. Name it when the model takes lengths rather than a mask."""
+    """An integer input [rows], the number of real elements. If a request omits it, the server
+    generates it. Name it if the model takes lengths rather than a mask."""
     static: bool = False
-    """Whether a batch is padded to its bucket and not to its longest request. Set it for engines
-    of fixed shapes, such as CUDA graphs."""
+    """True pads a batch to its bucket instead of its longest request. Set it for engines with
+    fixed shapes, such as CUDA graphs."""
 
     @field_validator("buckets")
     @classmethod
@@ -125,10 +125,10 @@ class Padding(StrictModel):
         return self
 
     def bucket_of(self, length: int) -> int:
-        """The smallest bucket that holds a length.
+        """Returns the smallest bucket that fits a length.
 
         Raises:
-            SignatureError: no bucket does, or the length is 0.
+            SignatureError: the length exceeds all buckets, or is 0.
         """
         if length < 1:
             raise SignatureError(f"the inputs have length {length}; give at least 1")
@@ -140,30 +140,30 @@ class Padding(StrictModel):
         )
 
     def axis_of(self, name: str) -> int | None:
-        """The axis of an input that holds the length, the mask's included, or None."""
+        """Returns the length axis of an input or of the mask; None if it has none."""
         return 1 if name == self.mask else self.inputs.get(name)
 
     def is_optional(self, name: str) -> bool:
-        """Whether a request may leave the input out."""
+        """Returns True if a request may omit the input."""
         return name in (self.mask, self.lengths)
 
 
 BEYOND_TENSORS = ("dynamic", "labels", "padding")
-"""The fields of a signature that a server tells as properties of the model, each as JSON."""
+"""Fields of a signature that model metadata reports as properties of the model, each as JSON."""
 
 
 class Signature(StrictModel):
-    """All inputs and outputs of a model, and how many rows one batch may have."""
+    """All inputs and outputs of a model, and its largest batch in rows."""
 
     inputs: tuple[TensorSpec, ...] = Field(min_length=1)
     outputs: tuple[TensorSpec, ...] = Field(min_length=1)
     max_batch_size: int = Field(ge=1, le=65_536)
     padding: Padding | None = None
-    """How requests of different lengths share a batch; None if only equal shapes do."""
-    # Left out where there are none: what was published before reads as it always did.
+    """Padding for requests of different lengths; None if only requests of equal shapes batch."""
+    # Omitted from JSON if empty, so that older manifests serialize as before.
     dynamic: DynamicAxes = Field(default={}, exclude_if=lambda axes: not axes)
-    """Axes whose size varies within limits, such as an image's height. Requests of one size share a
-    batch; the padding's axes are not named here."""
+    """Axes whose size varies within limits, such as an image's height. Requests of equal size share
+    a batch. Length axes of `padding` are not listed here."""
     labels: Labels = Field(default={}, exclude_if=lambda labels: not labels)
     """Names of the classes along the last axis of an output."""
 
@@ -209,14 +209,14 @@ class Signature(StrictModel):
     def check_inputs(self, given: Mapping[str, tuple[str, Sequence[int]]]) -> int:
         """Checks a request's tensors, each given as (datatype, full shape).
 
-        With a `padding`, the mask and the lengths may be missing, and the length must be one that
-        a bucket holds.
+        With a `padding`, the mask and the lengths may be missing, and the length must fit a
+        bucket.
 
         Returns:
             The number of rows, which all inputs share.
 
         Raises:
-            SignatureError: a name, datatype, shape, size, batch size or length that does not fit.
+            SignatureError: a name, datatype, shape, size, batch size or length does not match.
         """
         known = {spec.name for spec in self.inputs}
         for name in given:
@@ -245,10 +245,10 @@ class Signature(StrictModel):
         return rows
 
     def length_of(self, shapes: Mapping[str, Sequence[int]]) -> int | None:
-        """The length that padded inputs share, or None for a model without `padding`.
+        """Returns the common length of padded inputs, or None for a model without `padding`.
 
         Args:
-            shapes: full shapes by input name, as many as there are of their spec's rank.
+            shapes: full shapes by name of the inputs present, each of its spec's rank.
 
         Raises:
             SignatureError: the lengths differ.
@@ -262,10 +262,10 @@ class Signature(StrictModel):
         return next(iter(lengths.values()), None)
 
     def check_outputs(self, names: Sequence[str]) -> None:
-        """Checks the names a request asks for.
+        """Checks the outputs that a request asks for.
 
         Raises:
-            SignatureError: a name the model does not give, or one asked for twice.
+            SignatureError: an output that the model does not have, or one requested twice.
         """
         known = {spec.name for spec in self.outputs}
         for name in names:
@@ -330,7 +330,7 @@ def _check_sizes(name: str, shape: Sequence[int], axes: Mapping[int, tuple[int, 
 
 
 def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
-    # NumPy takes 0.1 s to import, which listing a store does not need.
+    # NumPy takes 0.1 s to import, and listing a store does not need it.
     import numpy as np
 
     from model_store.tensors import DATATYPES
@@ -351,7 +351,7 @@ def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
 
 
 def _check_optional(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
-    """The mask is [rows, length] of any numbers, the lengths [rows] of integers."""
+    """Checks that the mask is [rows, length] of numbers and the lengths [rows] of integers."""
     numbers = [datatype for datatype in DATATYPE_NAMES if datatype not in NOT_PADDED_DATATYPES]
     _check_kind(padding.mask, inputs, "mask", (-1, -1), numbers)
     _check_kind(padding.lengths, inputs, "lengths", (-1,), LENGTH_DATATYPES)

@@ -1,6 +1,6 @@
-"""Service level objectives of a version: what its callers may count on. Pure rules.
+"""Service level objectives of a version. Pure rules.
 
-Alerts are made of them (`flambeau alerts`). How they are measured: `flambeau/monitoring/rules.py`.
+Source of alerts (`flambeau alerts`). `flambeau/monitoring/rules.py` defines how they are measured.
 """
 
 from pydantic import ConfigDict, Field, field_validator
@@ -11,22 +11,22 @@ LATENCIES_MS = (
     0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0,
     10000.0,
 )  # fmt: skip
-"""Milliseconds that can be told apart: the bounds of the histogram of requests."""
+"""Possible values of `latency_ms`: the bucket bounds of the request duration histogram."""
 
 
 class Slo(StrictModel):
-    """What shares of requests must be answered, and answered in time, over 30 days."""
+    """Shares of requests that must succeed, and finish in time, over 30 days."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     availability: float = Field(default=0.999, gt=0, lt=1)
-    """Share of requests that do not fail for a reason of ours. Raise it for models that others
-    wait for; the share of failures beyond which somebody is called falls with it."""
+    """Share of requests that do not fail because of the server. Raise it for models on a critical
+    path; it also lowers the failure rate that triggers an alert."""
     latency_ms: float = 250.0
-    """Milliseconds, from the last byte of a request to the first of its reply, that count as in
-    time. Take what callers can bear."""
+    """Latency limit in milliseconds, from the last byte of a request to the first byte of its
+    response. Set it to the longest that callers can tolerate."""
     latency_share: float = Field(default=0.99, gt=0, lt=1)
-    """Share of requests that must be in time. Lower it for models whose requests differ a lot."""
+    """Share of requests within the limit. Lower it for models whose request sizes vary widely."""
 
     @field_validator("latency_ms")
     @classmethod
@@ -41,4 +41,4 @@ class Slo(StrictModel):
 
 
 DEFAULT_SLO = Slo()
-"""Of versions that say nothing else."""
+"""Objectives of versions that set none."""

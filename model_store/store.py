@@ -1,15 +1,15 @@
 """The store: publishes, lists and reads versions, and moves pointers. All I/O goes through here.
 
-    <url>/<model>/<version>/claim.json       made first: the number is taken
+    <url>/<model>/<version>/claim.json       written first: claims the number
     <url>/<model>/semver/1.2.0.json          then its semantic version, see `semver_index`
     <url>/<model>/<version>/<files>          then every file
     <url>/<model>/<version>/model.sig        then the signature over them and the manifest, if any
-    <url>/<model>/<version>/manifest.json    made last: now the version exists
+    <url>/<model>/<version>/manifest.json    written last: the version now exists
     <url>/<model>/pointers/00000007.json     one generation of aliases
 
-Rules kept here: a version without a manifest does not exist; a number is claimed by creating
-claim.json, so two publishers get two numbers; bytes are checked against their digest when written
-and again whenever they are read.
+Rules: a version without a manifest does not exist; a number is claimed by creating claim.json, so
+two publishers get two numbers; bytes are checked against their digest when written and whenever
+they are read.
 """
 
 import contextlib
@@ -58,37 +58,37 @@ from model_store.storage.storage import MissingFileError, Storage
 from model_store.strict import nearest_name
 
 MAX_CLAIM_ATTEMPTS = 100
-"""Publishers that may win the race against us before we give up."""
+"""Lost races against other publishers after which publishing fails."""
 
 Progress = Callable[[str, int], None]
-"""Called with a file's name and the bytes just finished."""
+"""Callback that gets the name and the size in bytes of a file that is finished."""
 
 Sign = Callable[[Digests], bytes]
 """Makes the signature over the files of a version, as `signatures.signing.signer_with` does."""
 
 
 class ModelStore:
-    """A versioned model store at a URL; `must_exist` and failures are those of `Storage`."""
+    """A versioned model store at a URL; `must_exist` and errors are those of `Storage`."""
 
     def __init__(self, url: str, *, must_exist: bool = False) -> None:
         self.storage = Storage(url, must_exist=must_exist)
 
     @property
     def url(self) -> str:
-        """Where the store lies."""
+        """Location of the store: the absolute path of its folder, or its URL."""
         return self.storage.url
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine, whose code kinds may be loaded."""
+        """True if the store is a folder of this machine, from which code kinds may be loaded."""
         return self.storage.is_local
 
     def listing(self, model: str | None = None) -> dict[str, ModelListing]:
-        """Every model, version and generation, or those of one model; see `list_models`."""
+        """Lists all models, versions and generations, or those of one model; see `list_models`."""
         return list_models(self.storage, model)
 
     def _listing_of(self, model: str) -> ModelListing:
-        """The same of one model, nothing if there is none.
+        """Lists one model; empty if it does not exist.
 
         Raises:
             StorageError: its folder cannot be listed.
@@ -99,7 +99,7 @@ class ModelStore:
         return listing
 
     def foreign_layout(self) -> str:
-        """Says what lies here instead of models; empty for an empty store. See `foreign_layout`.
+        """Describes other content than models; empty for an empty store. See `foreign_layout`.
 
         Raises:
             StorageError: the store is out of reach.
@@ -108,11 +108,11 @@ class ModelStore:
         return foreign_layout.foreign_layout(self.url, paths)
 
     def models(self) -> list[str]:
-        """Names of all models with at least one version."""
+        """Returns the names of all models with at least one version."""
         return [name for name, listing in self.listing().items() if listing.versions]
 
     def versions(self, model: str) -> list[int]:
-        """Published versions, ascending.
+        """Returns the published versions, ascending.
 
         Raises:
             ModelNotFoundError: none is published.
@@ -133,7 +133,7 @@ class ModelStore:
 
         Raises:
             VersionNotFoundError: no such version.
-            ManifestError: the manifest is broken, from a newer flambeau, or of another version.
+            ManifestError: it is invalid, from a newer flambeau, or of another version.
         """
         path = manifest_path(check_name(model), version)
         try:
@@ -157,15 +157,15 @@ class ModelStore:
     def read_file(
         self, manifest: Manifest, entry: FileEntry, max_bytes: int | None = None
     ) -> bytes:
-        """One file of a version, its digest checked before anybody sees the bytes.
+        """Reads one file of a version and checks its digest before it returns the bytes.
 
         Args:
-            manifest: of the version.
-            entry: what it says of the file.
-            max_bytes: the most that are read, whatever the manifest says; None for no limit.
+            manifest: manifest of the version.
+            entry: the file's entry in it.
+            max_bytes: limit of the size, whatever the manifest says; None for no limit.
 
         Raises:
-            DigestMismatchError: the bytes are not those the manifest names.
+            DigestMismatchError: the bytes do not match the manifest.
             TooLargeError: it is larger than `max_bytes`.
             StorageError: the file is missing or unreadable.
         """
@@ -177,11 +177,11 @@ class ModelStore:
         return self._checked(entry, where)
 
     def read_text(self, manifest: Manifest, entry: FileEntry) -> str:
-        """A text of a version, such as its recipe.
+        """Reads a text file of a version, such as its recipe.
 
         Raises:
             DocumentError: it is not UTF-8.
-            StoreError: what `read_file` raises.
+            StoreError: as `read_file`.
         """
         try:
             return self.read_file(manifest, entry, LARGE.max_bytes).decode()
@@ -199,16 +199,16 @@ class ModelStore:
             ) from error
 
     def sealed(self, manifest: Manifest) -> bytes:
-        """The bytes of a version's manifest as they are stored.
+        """Returns the stored bytes of a version's manifest.
 
         Raises:
-            StorageError: they are more than are read, missing or out of reach.
+            StorageError: they exceed the limit, are missing or out of reach.
         """
         path = manifest_path(manifest.model, manifest.version)
         return self.storage.get(path, LARGE.max_bytes)
 
     def signature(self, model: str, version: int) -> bytes | None:
-        """The signature of a version as it is stored, unverified; None if there is none."""
+        """Returns the stored signature of a version, unverified; None if there is none."""
         try:
             path = signature_path(check_name(model), version)
             return self.storage.get(path, MAX_SIGNATURE_BYTES)
@@ -216,13 +216,13 @@ class ModelStore:
             return None
 
     def signer(self, manifest: Manifest, trusted: Sequence[TrustedKey]) -> TrustedKey:
-        """Who signed a version, once it is certain: what the manifest says is what was signed.
+        """Verifies a version's signature over manifest and digests, and returns the signing key.
 
-        The files themselves are checked against the manifest by `read_file`.
+        `read_file` checks the files themselves against the manifest.
 
         Args:
-            manifest: of the version, as it was read.
-            trusted: the keys that are trusted.
+            manifest: the version's manifest, as it was read.
+            trusted: the trusted keys.
 
         Raises:
             SignatureMissingError: it is not signed, or its signature was removed.
@@ -254,23 +254,23 @@ class ModelStore:
         sign: Sign | None = None,
         bump: Bump | None = None,
     ) -> Manifest:
-        """Makes the next version out of a draft and the files it names in `folder`.
+        """Publishes a draft, and the files it names in `folder`, as the next version.
 
-        Atomic: the manifest is written last, so a publisher that dies leaves a claimed number, a
-        claimed semantic version, and nothing anybody can see.
+        Atomic: the manifest is written last, so a publisher that dies leaves a claimed number and
+        a claimed semantic version, but no visible version.
 
         Args:
-            draft: what the version is.
-            folder: where its files lie.
-            progress: called after every file.
-            sign: makes the version's signature; None leaves it unsigned.
-            bump: what rises of the semantic version; None for the least that must.
+            draft: the version's contents.
+            folder: the folder of its files.
+            progress: callback after every file.
+            sign: function that makes the version's signature; None leaves it unsigned.
+            bump: the bump of the semantic version; None for the smallest that is required.
 
         Raises:
-            BumpTooSmallError: more must rise than `bump` says; nothing is published.
-            DigestMismatchError: a file in the folder is not the one the draft names.
-            ManifestError: its manifest would be more than is read of one; nothing is published.
-            GoldenMismatchError: the golden rows do not fit the signature; nothing is published.
+            BumpTooSmallError: `bump` is smaller than required; nothing is published.
+            DigestMismatchError: a file in the folder does not match the draft.
+            ManifestError: its manifest would exceed the limits `LARGE`; nothing is published.
+            GoldenMismatchError: the golden rows do not match the signature; nothing is published.
             StorageError: the folder lacks a file, or the store failed (disk full, no permission);
                 nothing is published.
         """
@@ -287,7 +287,7 @@ class ModelStore:
         manifest = draft.seal(version, datetime.now(UTC), semver)
         sealed = manifest.to_json()
         try:
-            parse_manifest(sealed, "the manifest")  # what nobody could read is not published
+            parse_manifest(sealed, "the manifest")  # an unreadable manifest is not published
             for entry in draft.all_files():
                 self.write_file(manifest, entry, _read_drafted(folder, entry))
                 if progress:
@@ -302,10 +302,10 @@ class ModelStore:
         return manifest
 
     def claim(self, model: str, version: int, owner: str) -> None:
-        """Takes a version number; taking it again as the same owner is fine.
+        """Claims a version number; the same owner may claim it again.
 
         Raises:
-            ConflictError: another owner has it.
+            ConflictError: another owner has claimed it.
         """
         path = f"{model}/{version}/{CLAIM}"
         claim = json.dumps({"owner": owner}).encode()
@@ -320,12 +320,12 @@ class ModelStore:
                 ) from None
 
     def pointers(self, model: str) -> Pointers | None:
-        """The newest generation, or None when no pointer was ever moved."""
+        """Reads the newest generation; None if no pointer was ever moved."""
         generations = self._listing_of(model).generations
         return self.pointers_at(model, generations[-1]) if generations else None
 
     def pointers_at(self, model: str, generation: int) -> Pointers:
-        """One generation."""
+        """Reads one generation."""
         path = _pointer_path(model, generation)
         try:
             pointers = parse_pointers(self.storage.get(path, SMALL.max_bytes), path)
@@ -339,7 +339,7 @@ class ModelStore:
         return pointers
 
     def history(self, model: str) -> list[Pointers]:
-        """Every generation, oldest first.
+        """Reads all generations, oldest first.
 
         Raises:
             ModelNotFoundError: no version of the model is published.
@@ -360,16 +360,16 @@ class ModelStore:
 
         Args:
             model: its name.
-            version: where the alias is to point.
+            version: the version that the alias shall name.
             alias: the alias.
-            why: for the history.
-            expecting: what aliases must name at that moment, None for nothing yet; a decision that
-                was made by them holds only then.
+            why: reason, for the history.
+            expecting: versions by alias on which the decision to promote was based, None for an
+                alias that names nothing yet; the call fails if one has changed.
 
         Raises:
             VersionNotFoundError: the version is not published.
-            StalePointerError: an alias does not name what is expected; nothing has moved.
-            ConflictError: somebody moved a pointer at the same moment; look again and retry.
+            StalePointerError: an alias does not name the expected version; nothing has moved.
+            ConflictError: another writer moved a pointer concurrently; read again and retry.
         """
         current = self.pointers(model)
         for name, expected in (expecting or {}).items():
@@ -385,8 +385,8 @@ class ModelStore:
         """Points an alias at the version it named before.
 
         Raises:
-            VersionNotFoundError: it never named another.
-            ConflictError: somebody moved a pointer at the same moment; look again and retry.
+            VersionNotFoundError: it never named another version.
+            ConflictError: another writer moved a pointer concurrently; read again and retry.
         """
         history = self.history(model)
         target = previous_target(history, alias)
@@ -395,7 +395,7 @@ class ModelStore:
     def _point(
         self, model: str, version: int, alias: str, why: str, current: Pointers | None
     ) -> Pointers:
-        """Writes the generation after `current`, unless somebody else has since."""
+        """Writes the generation after `current`, unless another writer has done so since."""
         self.manifest(model, version)  # the target exists and can be read
         check_alias(alias)
         following = Pointers(
@@ -415,7 +415,7 @@ class ModelStore:
         return following
 
     def _claim_next(self, model: str, claimed: Sequence[int]) -> int:
-        """Takes the lowest number nobody has taken; `claimed` ascends and may be out of date."""
+        """Claims the next free number; `claimed` is ascending and may be out of date."""
         first = claimed[-1] + 1 if claimed else 1
         owner = f"{this_user()} {uuid.uuid4().hex}"
         for version in range(first, first + MAX_CLAIM_ATTEMPTS):
@@ -432,16 +432,16 @@ class ModelStore:
         """Writes one file of a claimed version and reads it back to check it.
 
         Raises:
-            DigestMismatchError: the store did not keep the bytes.
+            DigestMismatchError: the store returned other bytes.
         """
         path = f"{manifest.model}/{manifest.version}/{entry.file}"
         self.storage.replace(path, data)
         self._checked(entry, path)
 
     def _discard_files(self, manifest: Manifest) -> None:
-        """Gives back the space of a version that failed to publish; its number stays taken.
+        """Deletes the files of a version that failed to publish; its number stays claimed.
 
-        Never called once the manifest may be there.
+        Never called once the manifest may exist.
         """
         for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
             with contextlib.suppress(StorageError):  # the first failure is the one to report
@@ -451,7 +451,7 @@ class ModelStore:
 
 
 def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
-    """Returns the bytes if they are those the entry names.
+    """Returns the bytes if they match the entry.
 
     Raises:
         DigestMismatchError: size or sha256 differ.
@@ -466,12 +466,12 @@ def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
 
 
 def manifest_path(model: str, version: int) -> str:
-    """Where the manifest of a version lies in its store."""
+    """Returns the path of a version's manifest in its store."""
     return f"{model}/{version}/{MANIFEST}"
 
 
 def signature_path(model: str, version: int) -> str:
-    """Where the signature of a version lies in its store, if it has one."""
+    """Returns the path of a version's signature in its store, if it has one."""
     return f"{model}/{version}/{SIGNATURE}"
 
 
@@ -490,7 +490,7 @@ def _pointer_path(model: str, generation: int) -> str:
 
 
 def this_user() -> str:
-    """Who does this, on which machine, for histories: `ann@host`."""
+    """Returns the user and the machine, for histories: `ann@host`."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user id without a name

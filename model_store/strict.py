@@ -1,7 +1,7 @@
-"""A pydantic base whose errors name the key, the value and the nearest right name.
+"""A pydantic base model whose errors name the key, the value and the nearest valid name.
 
-Manifests, recipes and server configuration all come from people or from other machines, and all
-share one rule: an unknown key or a bad value is an error in words, never ignored.
+Manifests, recipes and server configuration come from people or from other machines. One rule holds
+for all: an unknown key or a bad value is an error with a readable message, and never ignored.
 """
 
 import difflib
@@ -27,20 +27,20 @@ _WORDS = {
     "bool_type": "write true or false",
     "bool_parsing": "write true or false",
 }
-"""What to write where a value has the wrong type, by pydantic's name of the error."""
+"""Remedy for a value of the wrong type, by pydantic's name of the error."""
 MAX_EXPLAINED = 5
-"""Faults that a message names, of as many as there are."""
+"""Faults that a message describes; the rest are counted."""
 MAX_FAULTS = 200
-"""Of which any is looked at: each costs several microseconds to look up."""
+"""Faults beyond which none is described: each costs several microseconds to look up."""
 MAX_NAME = 128
-"""Characters of a name that is compared with those that are known."""
+"""Longest name, in characters, that is compared with the known names."""
 
 _short_repr = reprlib.Repr()
 _short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = 80
 
 
 class StrictModel(BaseModel):
-    """Frozen, and closed to keys it does not know."""
+    """Base model that is frozen and forbids unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
@@ -51,7 +51,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     """Returns ` (did you mean 'x'?)` for the closest known name, or the list of known names."""
     names = sorted(known) if len(name) <= MAX_NAME else []
     close = difflib.get_close_matches(name, names, n=1)
-    # Two letters in the wrong order are half of a short name.
+    # Two swapped letters are half of a short name, which the similarity ratio rejects.
     close = close or [known for known in names if sorted(known) == sorted(name)]
     if close:
         return f" (did you mean '{close[0]}'?)"
@@ -59,11 +59,11 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Turns a validation error into lines `a.b: what was wrong, the value, what to do`.
+    """Formats a validation error as `'a.b' is VALUE: the fault and the remedy`, joined by `;`.
 
     Args:
-        error: what pydantic raised.
-        model: the model that was validated, to look up the names it knows.
+        error: the error that pydantic raised.
+        model: the model that was validated, to look up its field names.
     """
     count = error.error_count()
     if count > MAX_FAULTS:
@@ -84,7 +84,7 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
     place = ".".join(path) or "(whole)"
     if detail["type"] == "missing":
         return f"'{place}' is missing"
-    if detail["type"] == "value_error" and not path:  # it names the keys itself
+    if detail["type"] == "value_error" and not path:  # the message names the keys itself
         return message
     message = _what_to_write(detail) or f"{message}{_nearest_value(detail)}"
     if detail["input"] is None and _has_default(model, path):
@@ -93,7 +93,7 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
 
 
 def _what_to_write(detail: Mapping[str, Any]) -> str | None:
-    """In place of pydantic's own words, which speak of Python's types."""
+    """Returns a remedy that replaces pydantic's message, which refers to Python types."""
     value, kind = detail["input"], str(detail["type"])
     if kind in ("tuple_type", "list_type"):
         alone = isinstance(value, str | int | float)
@@ -106,7 +106,7 @@ def _what_to_write(detail: Mapping[str, Any]) -> str | None:
 
 
 def _nearest_value(detail: Mapping[str, Any]) -> str:
-    """The closest of a few words of which one was to be given, if one is close."""
+    """Returns a hint with the closest allowed value of a `Literal`; empty if none is close."""
     value = detail["input"]
     if detail["type"] != "literal_error" or not isinstance(value, str) or len(value) > MAX_NAME:
         return ""
@@ -124,24 +124,24 @@ def _shortened(text: str) -> str:
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """The field names of the nested model that a location points into."""
+    """Returns the field names of the nested models that a location points into."""
     found = _models_at(model, path)
     return [f.alias or name for one in found for name, f in one.model_fields.items()]
 
 
 def _has_default(model: type[BaseModel], path: list[str]) -> bool:
-    """Whether a key may be left out."""
+    """Returns True if a key may be omitted."""
     fields = [f for one in _models_at(model, path[:-1]) for f in _field(one, path[-1:])]
     return bool(fields) and not any(field.is_required() for field in fields)
 
 
 def _field(model: type[BaseModel], path: list[str]) -> list[FieldInfo]:
-    """The field of a key, if the model has it."""
+    """Returns the field of a key, if the model has it."""
     return [f for name, f in model.model_fields.items() if [f.alias or name] == path]
 
 
 def _models_at(model: type[BaseModel], path: list[str]) -> list[type[BaseModel]]:
-    """The nested models that a location points into."""
+    """Returns the nested models that a location points into."""
     current: list[type[BaseModel]] = [model]
     for part in path:
         fields = [m.model_fields[part].annotation for m in current if part in m.model_fields]

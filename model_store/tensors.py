@@ -1,14 +1,14 @@
 """The datatypes of the Open Inference Protocol and the raw (binary) form of a tensor.
 
-In: bytes and a shape, or a NumPy array. Out: the other one.
+In: bytes and a shape, or a NumPy array. Out: the other form.
 Source: Open Inference Protocol v2, "Tensor Data" and Triton's binary tensor data extension.
 
-Rules kept here:
+Rules:
 - raw data is little-endian, row-major and packed;
 - a BYTES element is a 4-byte little-endian length followed by that many bytes;
 - a BOOL element is one byte, 0 or 1;
-- BF16 has no NumPy type: it travels as its 16-bit pattern in a uint16 array;
-- decoding views the given buffer and copies nothing, except for BYTES.
+- BF16 has no NumPy type: a uint16 array holds its 16-bit patterns;
+- decoding returns a view of the given buffer and copies only BYTES.
 """
 
 import io
@@ -38,17 +38,17 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
     "BF16": np.dtype("<u2"),
     "BYTES": np.dtype(np.object_),
 }
-"""Every datatype name of the protocol, with the NumPy type its elements have here."""
+"""Every datatype name of the protocol, with the NumPy type of its elements."""
 
 MAX_RANK = 64
 MAX_ELEMENTS = sys.maxsize // 8
-"""What a NumPy array can have at most; its own errors would be mistaken for bugs of ours."""
+"""The largest NumPy array; NumPy's own errors beyond it would look like internal errors."""
 
 _ELEMENTS_A_SLICE = 2048
-"""Of BYTES; each takes some 0.3 µs."""
+"""BYTES elements in a slice; each takes some 0.3 µs."""
 _BYTES_A_SLICE = 256 * 1024
 _COPIED_ELEMENT_BYTES = 32 * 1024
-"""Longer elements of BYTES are cheaper to hand on than to copy."""
+"""Longer BYTES elements are cheaper to pass on than to copy."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -57,7 +57,7 @@ class TensorError(ValueError):
 
 
 def datatype_of(array: Array) -> str:
-    """The protocol's name for an array's type; BYTES for strings, bytes and objects.
+    """Returns the protocol's name for an array's type; BYTES for strings, bytes and objects.
 
     Raises:
         TensorError: the type has no name in the protocol (complex numbers, dates, ...).
@@ -74,17 +74,17 @@ def datatype_of(array: Array) -> str:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Number of elements of a fully known shape.
+    """Returns the number of elements of a fully known shape.
 
     Raises:
-        TensorError: a dimension is negative, or the shape is one that no array can have.
+        TensorError: a dimension is negative, or the shape exceeds the limits of NumPy arrays.
     """
     if len(shape) > MAX_RANK:
         raise TensorError(f"a shape has {len(shape)} dimensions; give at most {MAX_RANK}")
     if shape and min(shape) < 0:
         raise TensorError(f"shape {list(shape)} has a negative dimension")
     count = math.prod(shape)
-    # An array without elements must still have strides, which its other dimensions decide.
+    # An array without elements still has strides, which its non-zero dimensions determine.
     if (count or math.prod(filter(None, shape))) > MAX_ELEMENTS:
         raise TensorError(f"shape {list(shape)} is larger than any array; send fewer elements")
     return count
@@ -116,18 +116,18 @@ def decode_raw(datatype: str, shape: Sequence[int], data: bytes | bytearray | me
 
 
 def encode_raw(datatype: str, array: Array) -> bytes:
-    """The raw bytes of an array, in row-major order."""
+    """Returns the raw bytes of an array, in row-major order."""
     if datatype == "BYTES":
         return encode_bytes_elements(array)
     return np.ascontiguousarray(array, DATATYPES[datatype]).tobytes()
 
 
 def raw_view(datatype: str, array: Array) -> memoryview:
-    """The same bytes as `encode_raw`, viewed where the array's memory allows it.
+    """Returns the bytes of `encode_raw`, as a view if the array's memory layout allows it.
 
     Args:
-        datatype: any but BYTES, whose elements do not lie in the array.
-        array: must not be empty, nor change while the view is in use.
+        datatype: any except BYTES, whose elements are not stored in the array.
+        array: a non-empty array that does not change while the view is in use.
     """
     return np.ascontiguousarray(array, DATATYPES[datatype]).data.cast("B")
 
@@ -151,16 +151,16 @@ def decode_bytes_elements(
 def bytes_elements_in_slices(
     data: bytes | bytearray | memoryview, count: int
 ) -> Generator[None, None, npt.NDArray[np.object_]]:
-    """The same as `decode_bytes_elements`; yields between slices.
+    """Does the work of `decode_bytes_elements`; yields between slices.
 
     A slice has `_ELEMENTS_A_SLICE` elements or some `_BYTES_A_SLICE` bytes, or is a part of a long
     element.
 
     Raises:
-        The same.
+        TensorError: as `decode_bytes_elements`.
     """
     view = memoryview(data)
-    # One more than is wanted, but no more than there can be: a shape may claim anything.
+    # One more than `count`, but no more than the data can hold: a shape may claim any size.
     elements = np.empty(min(count, len(view) // _LENGTH.size) + 1, np.object_)
     position = found = slice_from = 0
     while position < len(view) and found <= count:
@@ -188,8 +188,8 @@ def bytes_elements_in_slices(
 
 
 def _copied_in_slices(view: memoryview) -> Generator[None, None, bytes]:
-    """A copy of a long element; its memory is new, which costs more than the bytes themselves."""
-    copy = io.BytesIO(bytes(len(view)))  # zeros cost nothing yet; the buffer is handed on as it is
+    """Copies a long element in slices; page faults of new memory cost more than the copying."""
+    copy = io.BytesIO(bytes(len(view)))  # zero pages cost nothing yet; `getvalue` copies nothing
     for start in range(0, len(view), _BYTES_A_SLICE):
         copy.write(view[start : start + _BYTES_A_SLICE])
         yield
@@ -197,15 +197,15 @@ def _copied_in_slices(view: memoryview) -> Generator[None, None, bytes]:
 
 
 def encode_bytes_elements(array: Array) -> bytes:
-    """Joins the elements of an array, in row-major order, each behind its length."""
+    """Joins the elements of an array, in row-major order, each prefixed with its length."""
     return b"".join(bytes_elements_in_pieces(array))
 
 
 def bytes_elements_in_pieces(array: Array) -> Iterator[bytes]:
-    """Yields what `encode_bytes_elements` joins, in pieces.
+    """Yields the bytes of `encode_bytes_elements` in pieces.
 
-    A piece has `_ELEMENTS_A_SLICE` elements or some `_BYTES_A_SLICE` bytes, or is one long element
-    as it lies.
+    A piece has `_ELEMENTS_A_SLICE` elements or some `_BYTES_A_SLICE` bytes, or is one long element,
+    uncopied.
     """
     parts: list[bytes] = []
     size = 0
@@ -227,10 +227,10 @@ def bytes_elements_in_pieces(array: Array) -> Iterator[bytes]:
 
 
 def as_bytes(element: object) -> bytes:
-    """One BYTES element as bytes; text is UTF-8.
+    """Returns one BYTES element as bytes; text is encoded as UTF-8.
 
     Raises:
-        TensorError: the element is neither bytes nor text, or text with half a surrogate pair.
+        TensorError: the element is neither bytes nor text, or text with a lone surrogate.
     """
     if isinstance(element, bytes):
         return element
@@ -245,7 +245,7 @@ def as_bytes(element: object) -> bytes:
 
 
 def object_array(elements: Sequence[bytes]) -> npt.NDArray[np.object_]:
-    """A flat object array; NumPy's own conversion would cut trailing zero bytes."""
+    """Returns a flat object array; NumPy's own conversion would strip trailing zero bytes."""
     array = np.empty(len(elements), np.object_)
     array[:] = elements
     return array

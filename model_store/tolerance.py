@@ -1,4 +1,4 @@
-"""The limits that an artifact's outputs are held to; `parity` measures them."""
+"""Limits of the difference between an artifact's and the checkpoint's outputs; see `parity`."""
 
 from pydantic import Field
 
@@ -6,21 +6,21 @@ from model_store.strict import StrictModel
 
 
 class Tolerance(StrictModel):
-    """How far an artifact may lie from the checkpoint and still be served.
+    """Largest differences from the checkpoint with which an artifact is still served.
 
-    Widen `max_abs_difference` for quantized kinds, whose outputs move while the answer does not;
-    then `min_agreement` is the limit that means something.
+    Widen `max_abs_difference` for quantized kinds, whose outputs change while the top class does
+    not; `min_agreement` is then the relevant limit.
     """
 
     max_abs_difference: float
-    """Largest absolute difference of any output element, in the output's own unit; of FP16, beyond
+    """Largest absolute difference of any output element, in the output's own unit; for FP16, minus
     one rounding step."""
     min_agreement: float
-    """Share of rows, 0 to 1, whose largest output is in the same place."""
+    """Smallest share of rows, 0 to 1, with the same top class."""
     max_probability_shift: float = 1.0
-    """Largest change of the probability of any class: outputs [rows, classes] through softmax."""
-    # Left out where there is none: what was published before reads as it always did.
+    """Largest change of any class probability: outputs [rows, classes] after softmax."""
+    # Omitted from JSON if empty, so that older manifests serialize as before.
     embeddings: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
-    """Outputs whose vectors are held to `min_cosine`, and to none of the three above."""
+    """Outputs whose vectors are compared by `min_cosine`, and by none of the three limits above."""
     min_cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
-    """Least likeness of any vector of `embeddings`; see `Parity.cosine`."""
+    """Smallest `Parity.cosine` of any vector of `embeddings`."""

@@ -1,14 +1,14 @@
 """Copies one version from a store to another, number and bytes unchanged.
 
-In: two stores, a model and a version. Out: the same version in the target, and what it took.
+In: two stores, a model and a version. Out: the same version in the target, and a report.
 
-Rules kept here:
-- all or nothing: the manifest is written last, so a copy that dies leaves no version behind;
-- the number is claimed in the name of the manifest's digest, so that a copy which died can be
-  taken up again by anybody, while another publisher of the same number is refused;
-- every byte is checked against the manifest when it leaves the source, and again after the target
-  has stored it; a file the target already holds whole is not sent twice;
-- the signature goes along, as it is: whoever loads the version verifies it.
+Rules:
+- all or nothing: the manifest is written last, so an interrupted copy leaves no version;
+- the number is claimed with the manifest's digest as owner, so that anyone can resume an
+  interrupted copy, while another publisher of the same number is refused;
+- every byte is checked against the manifest when it is read from the source, and again after the
+  target has stored it; a file that the target already holds complete is not sent again;
+- the signature is copied unchanged; it is verified when the version is loaded.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from model_store.store import ModelStore, Progress, manifest_path, signature_pat
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What one copy did."""
+    """Statistics of one copy."""
 
     files_copied: int
     files_skipped: int
-    """Files the target held already, digest checked unless the whole version was there."""
+    """Files that the target held already; digests checked unless the whole version existed."""
     bytes_copied: int
 
 
@@ -41,23 +41,23 @@ def copy_version(
     """Copies a version to another store under the same number.
 
     Args:
-        source: the store that has it.
-        target: the store that shall have it; its pointers stay as they are.
+        source: the store to copy from.
+        target: the store to copy to; its pointers are not changed.
         model: name of the model.
         version: its number in both stores.
-        progress: called after every file that is now in the target, copied or found there.
+        progress: called for every file that is in the target, copied or found there.
 
     Raises:
         ModelNotFoundError, VersionNotFoundError: the source does not have it.
-        DigestMismatchError: a file of the source is corrupt, or the target did not keep the bytes.
-        ConflictError: the target has another version under this number, or somebody else took it.
-        StorageError: one of the stores failed; the same copy may be started again.
+        DigestMismatchError: a file of the source is corrupt, or the target stored other bytes.
+        ConflictError: the number is taken in the target, by another version or publisher.
+        StorageError: one of the stores failed; the same copy can be retried.
     """
     manifest = source.manifest(model, version)
     sealed = source.sealed(manifest)
     signature = source.signature(model, version)
     if _is_published(source, target, manifest, sealed):
-        if signature and target.signature(model, version) is None:  # an older copy left it behind
+        if signature and target.signature(model, version) is None:  # an older copy omitted it
             target.storage.replace(signature_path(model, version), signature)
         return CopyReport(0, len(manifest.all_files()), 0)
     target.claim(model, version, f"copy of the manifest with sha256 {_digest(sealed)}")
@@ -75,7 +75,7 @@ def copy_version(
     try:
         target.storage.create(manifest_path(model, version), sealed)
     except ConflictError:
-        if not _is_published(source, target, manifest, sealed):  # else the same copy, run twice
+        if not _is_published(source, target, manifest, sealed):  # else a concurrent copy of it
             raise
     return CopyReport(
         files_copied=len(copied),
@@ -87,10 +87,10 @@ def copy_version(
 def _is_published(
     source: ModelStore, target: ModelStore, manifest: Manifest, sealed: bytes
 ) -> bool:
-    """Whether the target has this version already.
+    """Returns True if the target has this version already.
 
     Raises:
-        ConflictError: it has a different one under the same number.
+        ConflictError: it has a different version under the same number.
     """
     try:
         found = target.sealed(manifest)
@@ -109,7 +109,7 @@ def _is_published(
 def _is_whole(
     target: ModelStore, manifest: Manifest, entry: FileEntry, sizes: dict[str, int]
 ) -> bool:
-    """Whether the target holds the right bytes; reads them only if their number is right."""
+    """Returns True if the target holds the file intact; reads it only if its size matches."""
     if sizes.get(f"{manifest.model}/{manifest.version}/{entry.file}") != entry.size_bytes:
         return False
     try:

@@ -1,9 +1,9 @@
-"""YAML that somebody else wrote: whatever is wrong with it is one error.
+"""Reads untrusted YAML; every fault in it is one error type.
 
-In: text. Out: what it says.
+In: text. Out: the document.
 
-Rule kept here: aliases are told apart from what they stand for only by identity, so a page of them
-may stand for more than any memory holds, or for itself; who walks through it later need not fear.
+Rule: the expanded size is bounded. An alias is the same Python object as its anchor, so one page of
+aliases may expand beyond any memory, or contain itself; such a document is refused.
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 MAX_MARKS = 50_000
-"""Characters that part one value from the next: PyYAML takes some 50 µs for each of them."""
+"""Limit of separator characters: PyYAML takes some 50 µs for each of them."""
 MARKS = "\n,:[{"
 MAX_PARTS = 1_000_000
-"""Values that a document may come to, once every alias is written out."""
+"""Limit of the values in a document with all aliases expanded."""
 
 
 class YamlError(ValueError):
-    """The text is no YAML, or no document that can be walked through."""
+    """The text is not YAML, or its document is too large or contains itself."""
 
 
 def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
@@ -26,10 +26,10 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
 
     Args:
         text: UTF-8, one document.
-        loader: which YAML it is.
+        loader: loader for the dialect of YAML.
 
     Raises:
-        YamlError: it is no YAML, holds itself, or comes to more than `MAX_MARKS` or `MAX_PARTS`.
+        YamlError: it is not YAML, contains itself, or exceeds `MAX_MARKS` or `MAX_PARTS`.
     """
     marks = sum(text.count(m) if isinstance(text, str) else text.count(m.encode()) for m in MARKS)
     if marks > MAX_MARKS:
@@ -41,7 +41,7 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
         raise
     except Exception as error:
         # A 30th of February is a ValueError here, `!!bool x` a KeyError, a thousand brackets are a
-        # RecursionError: PyYAML lets through whatever its parts raise.
+        # RecursionError: PyYAML does not wrap the errors of its parts.
         raise YamlError(_words(error)) from error
     if parts > MAX_PARTS:
         raise YamlError(
@@ -52,7 +52,7 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
 
 
 def _words(error: Exception) -> str:
-    """The fault on one line, with the line and column of the text where that is known."""
+    """Returns the fault on one line, with the line and column of the text if known."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}"
@@ -62,14 +62,14 @@ def _words(error: Exception) -> str:
 
 
 def _parts(value: Any, known: dict[int, int]) -> int:
-    """Counts the values in a value, each as often as an alias names it.
+    """Counts the values in a value, with aliases expanded.
 
     Args:
-        value: of a document.
-        known: what was found, by the identity of lists and mappings; 0 while it is looked through.
+        value: a value of the document.
+        known: counts by identity of lists and mappings; 0 while a count is in progress.
 
     Raises:
-        YamlError: it holds itself.
+        YamlError: it contains itself.
     """
     if not isinstance(value, dict | list):
         return 1

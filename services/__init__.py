@@ -1,1 +1,1 @@
-"""The processes: gateways that take requests, inference that runs batches, a queue between."""
+"""The server processes: gateways that accept requests, queues, workers that run batches."""

@@ -1,4 +1,4 @@
-"""Small files that are replaced whole: who reads one, or crashes, finds the old or the new."""
+"""Replaces small files atomically: readers see the old or the new content, even after a crash."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Puts a whole file in the place of an old one; only its owner may read it.
+    """Writes a file and replaces an old one; only the owner may read it.
 
     Raises:
         OSError: it cannot be written; the old one stays.

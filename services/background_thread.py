@@ -1,4 +1,4 @@
-"""Work beside the event loop, for as long as a block lasts: looking at files, sending, sampling."""
+"""Background threads beside the event loop, for the duration of a block: watching, exporting."""
 
 import contextlib
 import threading
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 def background_thread(
     name: str, work: Callable[[threading.Event], None], end_within_s: float | None = None
 ) -> Iterator[None]:
-    """Runs a function in a thread of its own within the block, and waits for its end behind it.
+    """Runs a function in a separate thread during the block, and joins the thread at its end.
 
     Args:
-        name: of the thread.
-        work: returns soon after the event it is given is set; to pause, it waits for that event.
-        end_within_s: how long it is waited for; None for as long as it takes.
+        name: name of the thread.
+        work: function that returns soon after its event is set; it pauses by waiting for the event.
+        end_within_s: timeout of the join; None for no timeout.
     """
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)

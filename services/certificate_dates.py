@@ -1,6 +1,6 @@
-"""When a certificate expires, read from its DER: Python's `ssl` tells it of a peer's only.
+"""Reads the expiry date of a certificate from its DER: Python's `ssl` gives only that of a peer.
 
-Source: RFC 5280, 4.1 (the order of the fields) and 4.1.2.5 (how the two moments are written).
+Source: RFC 5280, 4.1 (the order of the fields) and 4.1.2.5 (the formats of the two dates).
 """
 
 from datetime import UTC, datetime
@@ -9,10 +9,10 @@ _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x17, 0x18, 0xA0
 
 
 def not_after_s(der: bytes) -> float:
-    """The last moment a certificate is valid, in seconds since 1970.
+    """Returns the expiry time of a certificate, in seconds since 1970.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: it is not a certificate.
     """
     try:
         _, certificate, _ = _element(der)
@@ -33,7 +33,7 @@ def not_after_s(der: bytes) -> float:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """The first element (its tag, what is in it) and what comes after it."""
+    """Returns the tag and the content of the first element, and the data after it."""
     tag, length, start = data[0], data[1], 2
     if length & 0x80:
         start += length & 0x7F

@@ -1,4 +1,4 @@
-"""PEM files that others renew: what is in them, when it expires, and whether they have changed."""
+"""Reads PEM files that are renewed at run time: content, expiry date, and changes."""
 
 import re
 import ssl
@@ -9,15 +9,15 @@ from services.certificate_dates import not_after_s
 from services.settings import ConfigError
 
 MAX_PEM_BYTES = 2**20
-"""A Linux distribution's file of all public authorities has a fourth of it."""
+"""Limit of a PEM file; a Linux distribution's file of all public authorities has a fourth of it."""
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]++-----END CERTIFICATE-----")
 
 Mark = tuple[int, int, int]
-"""What tells a file that was changed or replaced: inode, time of change in ns, size in bytes."""
+"""State of a file, to detect changes: inode, modification time in ns, size in bytes."""
 
 
 def mark_of(file: Path) -> Mark:
-    """The mark of a file or folder; zeros if it is not there."""
+    """Returns the mark of a file or folder; zeros if it does not exist."""
     try:
         found = file.stat()
     except OSError:
@@ -26,14 +26,14 @@ def mark_of(file: Path) -> Mark:
 
 
 def read_certificates(file: Path, setting: str) -> tuple[bytes, float]:
-    """What a file of certificates holds, and when the first of them expires.
+    """Reads a file of certificates, and the earliest of their expiry times.
 
     Args:
-        file: PEM.
-        setting: which names the file, for the error.
+        file: a PEM file.
+        setting: the setting that names the file, for the error.
 
     Returns:
-        Its bytes, and seconds since 1970.
+        Its bytes, and the earliest expiry in seconds since 1970.
 
     Raises:
         ConfigError: it cannot be read, or holds no certificate.
@@ -54,10 +54,10 @@ def read_certificates(file: Path, setting: str) -> tuple[bytes, float]:
 
 
 def read_file(file: Path, setting: str) -> bytes:
-    """What a file holds.
+    """Reads a file.
 
     Raises:
-        ConfigError: it cannot be read, is no plain file, or has more than `MAX_PEM_BYTES`.
+        ConfigError: it cannot be read, is not a regular file, or is above `MAX_PEM_BYTES`.
     """
     try:
         return read_plain_file(file, MAX_PEM_BYTES)
@@ -69,5 +69,5 @@ def read_file(file: Path, setting: str) -> bytes:
 
 
 def openssl_words(error: Exception) -> str:
-    """OpenSSL's words without the place in its source."""
+    """Returns OpenSSL's message without the position in its source."""
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)

@@ -1,22 +1,22 @@
-"""Every way a request can be refused or fail, as one tree.
+"""Errors of requests that are refused or fail, as one tree.
 
 ServingError
 ├── InvalidRequestError         400 INVALID_ARGUMENT    the request contradicts itself or the model
 │   └── PayloadTooLargeError    413 RESOURCE_EXHAUSTED
-├── UnauthenticatedError        401 UNAUTHENTICATED     the caller's token is missing or unknown
-├── NotAllowedError             403 PERMISSION_DENIED   nobody may do this here, by the settings
-├── AccessUnavailableError      503 UNAVAILABLE         retry: what proves a token is being fetched
-├── RateLimitedError            429 RESOURCE_EXHAUSTED  retry when it says
+├── UnauthenticatedError        401 UNAUTHENTICATED     the credential is missing or unknown
+├── CodeNotAllowedError         403 PERMISSION_DENIED   the settings do not allow running this code
+├── AccessUnavailableError      503 UNAVAILABLE         retry: keys for tokens are being fetched
+├── RateLimitedError            429 RESOURCE_EXHAUSTED  retry after the given time
 ├── NotFoundError               404 NOT_FOUND
 │   ├── UnknownModelError
 │   ├── UnknownVersionError
 │   ├── UnknownArtifactError
 │   ├── UnknownJobError
 │   └── UnknownPathError
-├── ForbiddenError              403 PERMISSION_DENIED   the caller may not ask for this
-├── ConflictError               409 ALREADY_EXISTS      the same name for something else
-├── JobNotOverError             409 FAILED_PRECONDITION there is no result, or not yet
-├── JobFailedError              500 INTERNAL            there will be none
+├── ForbiddenError              403 PERMISSION_DENIED   the caller lacks the scope, or it is off
+├── ConflictError               409 ALREADY_EXISTS      a different object has this name
+├── JobNotOverError             409 FAILED_PRECONDITION the job has no result, or not yet
+├── JobFailedError              500 INTERNAL            the job ended without a result
 ├── MethodNotAllowedError       405 UNIMPLEMENTED
 ├── UnsupportedError            501 UNIMPLEMENTED       an extension this server does not offer
 ├── ModelNotReadyError          503 UNAVAILABLE         loading, or refused at load
@@ -33,32 +33,32 @@ ServingError
 └── BackendError                500 INTERNAL            the model itself failed
     ├── DeadLetterError
     ├── InputRefusedError       400 INVALID_ARGUMENT    the model's own code refuses this input
-    └── DeviceError             503 UNAVAILABLE         what runs the model failed, not the model
+    └── DeviceError             503 UNAVAILABLE         the device or process failed, not the model
         └── WorkerProcessDiedError
 
-A leaf carries its HTTP status, its gRPC code and whether a retry helps, as plain values, so that
-no edge decides any of it.
+Each class carries its HTTP status, its gRPC code and whether it is retryable, as plain values, so
+that the edges contain no mapping.
 """
 
 import math
 from typing import ClassVar
 
 USUAL_WAIT_S = 1
-"""Until a retry, where nothing better is known."""
+"""Default delay before a retry."""
 
 
 class ServingError(Exception):
-    """Root of the tree. The message says what was wrong, which value, and what to do."""
+    """Root of the tree. The message states the fault, the value and the remedy."""
 
     http_status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
     wait_s: float | None = None
-    """Seconds until a retry may help, where that is known."""
+    """Seconds until a retry may succeed, if known."""
 
     @property
     def retry_after_s(self) -> int:
-        """Whole seconds after which a retry is worth one, if one may help at all."""
+        """Whole seconds to wait before a retry, if the error is retryable."""
         return USUAL_WAIT_S if self.wait_s is None else math.ceil(self.wait_s)
 
 
@@ -77,21 +77,21 @@ class PayloadTooLargeError(InvalidRequestError):
 
 
 class UnauthenticatedError(ServingError):
-    """The call needs a token, and has none or one that nobody knows."""
+    """The call needs a credential, and has none or an unknown one."""
 
     http_status = 401
     grpc_code = "UNAUTHENTICATED"
 
 
 class CodeNotAllowedError(ServingError):
-    """The settings of this server allow it to nobody, or not to this caller."""
+    """The settings of this server do not allow running this code, at all or for this caller."""
 
     http_status = 403
     grpc_code = "PERMISSION_DENIED"
 
 
 class AccessUnavailableError(ServingError):
-    """The keys that prove a token are not here yet; they are being fetched."""
+    """The keys that verify a token are not available yet; they are being fetched."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
@@ -99,12 +99,12 @@ class AccessUnavailableError(ServingError):
 
 
 class RateLimitedError(ServingError):
-    """The caller asked for more than its rate.
+    """The caller exceeded its rate.
 
     Args:
-        message: what was too much.
-        wait_s: seconds until it may ask again; the usual one is for an error that came from
-            another process, as its words alone.
+        message: the rate that was exceeded.
+        wait_s: seconds until the caller may retry; the default is for an error from another
+            process, which transmits only the message.
     """
 
     http_status = 429
@@ -119,7 +119,7 @@ class RateLimitedError(ServingError):
 
 
 class NotFoundError(ServingError):
-    """Something named in the request does not exist here."""
+    """An object that the request names does not exist here."""
 
     http_status = 404
     grpc_code = "NOT_FOUND"
@@ -130,11 +130,11 @@ class UnknownModelError(NotFoundError):
 
 
 class UnknownVersionError(NotFoundError):
-    """The model is served, this version of it is not."""
+    """The model is served, but this version of it is not."""
 
 
 class UnknownArtifactError(NotFoundError):
-    """The version is served, but not by an artifact like the one asked for."""
+    """The version is served, but not by an artifact like the requested one."""
 
 
 class UnknownJobError(NotFoundError):
@@ -142,28 +142,28 @@ class UnknownJobError(NotFoundError):
 
 
 class ForbiddenError(ServingError):
-    """The server does this for others, or for nobody, as its settings say."""
+    """The server's settings deny this to the caller, or to everyone."""
 
     http_status = 403
     grpc_code = "PERMISSION_DENIED"
 
 
 class ConflictError(ServingError):
-    """Something of this name is there, and is not the same."""
+    """A different object with this name exists already."""
 
     http_status = 409
     grpc_code = "ALREADY_EXISTS"
 
 
 class JobNotOverError(ServingError):
-    """The job has no result: not yet, or not any more."""
+    """The job has no result: not yet, or no longer."""
 
     http_status = 409
     grpc_code = "FAILED_PRECONDITION"
 
 
 class JobFailedError(ServingError):
-    """The job is over and has no result, for the reason that the message gives."""
+    """The job ended without a result, for the reason in the message."""
 
 
 class UnknownPathError(NotFoundError):
@@ -171,7 +171,7 @@ class UnknownPathError(NotFoundError):
 
 
 class MethodNotAllowedError(ServingError):
-    """The URL exists, the HTTP method does not fit it."""
+    """The URL exists, but does not support the HTTP method."""
 
     http_status = 405
     grpc_code = "UNIMPLEMENTED"
@@ -185,7 +185,7 @@ class UnsupportedError(ServingError):
 
 
 class ModelNotReadyError(ServingError):
-    """The version is loading, or was refused at load; the message says why."""
+    """The version is loading, or was refused at load; the message has the reason."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
@@ -193,7 +193,7 @@ class ModelNotReadyError(ServingError):
 
 
 class ShuttingDownError(ServingError):
-    """The server drains and takes no new requests."""
+    """The server drains and accepts no new requests."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
@@ -201,7 +201,7 @@ class ShuttingDownError(ServingError):
 
 
 class QueueUnavailableError(ServingError):
-    """What carries requests to the workers is out of reach; the request was not let in."""
+    """The queue to the workers is out of reach; the request was not admitted."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
@@ -209,7 +209,7 @@ class QueueUnavailableError(ServingError):
 
 
 class OverloadedError(ServingError):
-    """A limit on waiting work was hit; the request was never started."""
+    """A limit on waiting requests was hit; the request was never started."""
 
     http_status = 503
     grpc_code = "RESOURCE_EXHAUSTED"
@@ -221,51 +221,51 @@ class QueueFullError(OverloadedError):
 
 
 class TooManyInFlightError(OverloadedError):
-    """The gateway holds `max_in_flight_requests` requests, or as many as may wait to be read."""
+    """The gateway holds `max_in_flight_requests`, or the most that may wait to be read."""
 
 
 class OverShareError(OverloadedError):
-    """The caller holds its part of what is in flight, and others wait."""
+    """The caller has used its fair share of the requests in flight, and others wait."""
 
 
 class BufferFullError(OverloadedError):
-    """The process holds `max_buffered_bytes` of requests and answers."""
+    """The process holds `max_buffered_bytes` of requests and responses."""
 
 
 class UnreadAnswersError(OverloadedError):
-    """The connection's caller does not read the answers that it has."""
+    """The client of the connection does not read its responses."""
 
 
 class WouldMissDeadlineError(OverloadedError):
-    """By what was measured, the request cannot be done before its deadline."""
+    """The request cannot finish before its deadline, by the measured execution times."""
 
 
 class DeadlineExceededError(ServingError):
-    """The request's time ran out before its reply."""
+    """The request's deadline passed before its response."""
 
     http_status = 504
     grpc_code = "DEADLINE_EXCEEDED"
 
 
 class BackendError(ServingError):
-    """The model raised, or returned something other than its signature says."""
+    """The model raised, or returned outputs that do not match its signature."""
 
 
 class DeadLetterError(BackendError):
-    """The request ended the workers that ran it, and is kept for a person to look at."""
+    """The request crashed the workers that ran it, and is kept for an operator to inspect."""
 
 
 class InputRefusedError(BackendError):
-    """The version's own Python step says that it cannot take this input, and why."""
+    """The version's own Python step refuses this input; the message has the reason."""
 
     http_status = 400
     grpc_code = "INVALID_ARGUMENT"
 
 
 class DeviceError(BackendError):
-    """What runs the model failed: a device out of memory or in error, a worker process that died.
+    """The runtime environment failed: a device is out of memory or in error, a worker process died.
 
-    No input is to blame, so the requests of the batch are not run again one by one to find it.
+    No input is at fault, so the requests of the batch are not rerun one by one to find it.
     """
 
     http_status = 503
@@ -274,4 +274,4 @@ class DeviceError(BackendError):
 
 
 class WorkerProcessDiedError(DeviceError):
-    """The process that ran the model has ended; the message names its signal or exit code."""
+    """The worker process of the model has ended; the message names its signal or exit code."""

@@ -1,18 +1,18 @@
-"""The interpreter's lock, lent by a busy event loop to the threads that wait for it.
+"""Lets a busy event loop yield the interpreter lock (GIL) to waiting threads.
 
-A thread that wants the lock asks for it only if nobody has given it up for 5 ms. A busy event loop
-gives it up in every turn, for the few µs in which it looks at its sockets, and has it again before
-the other thread is awake: inferences beside it waited for 180 ms one time in a hundred, and once
-for 7 s. So between turns without an end it stays away a little longer.
+A waiting thread requests the GIL only if it has not been released for 5 ms. A busy event loop
+releases it in every iteration, for the few µs of polling its sockets, and takes it again before the
+other thread is awake: inference beside it waited for 180 ms one time in a hundred, and once for
+7 s. So a continuously busy loop releases the GIL a little longer between iterations.
 """
 
 import time
 
 LENT_S = 50e-6
-"""As long as a thread may take to wake, and 5 % of a turn. With it, no inference took longer than
-45 ms on two cores that six processes wanted."""
+"""Time that a thread may take to wake, and 5 % of an iteration. With it, no inference took longer
+than 45 ms on two cores that six processes competed for."""
 
 
 def lend_lock() -> None:
-    """Lets a thread that waits for the lock have it; called once in a turn that others follow."""
+    """Releases the GIL to a waiting thread; called once per iteration of a busy loop."""
     time.sleep(LENT_S)

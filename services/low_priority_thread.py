@@ -1,12 +1,12 @@
 """Runs work beside the event loop in threads of lower CPU priority.
 
-In: a function, such as the proof of the next version. Out: its result, or its error.
+In: a function, such as the verification of the next version. Out: its result, or its error.
 
-A thread of the lowest priority gets a thirtieth of a core that a backend wants as well, and all of
-one that nobody wants. More would not do: with a quarter of a core, a server at 70 % of its load has
-almost none left, and requests pile up (p99 of the encoder during a swap rose 1.7- to 5-fold). Nor
-would less, for while the thread holds the interpreter's lock, others wait for it to be given the
-processor.
+A thread of the lowest priority gets a thirtieth of a core that a backend also uses, and all of an
+idle one. A larger share is too much: with a quarter of a core, a server at 70 % of its load has
+almost no capacity left, and requests queue up (p99 of the encoder during a swap rose 1.7- to
+5-fold). A smaller share is too little: while the thread holds the GIL, others wait until it is
+scheduled.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 NICENESS = 19
-"""See sched(7): a step is a quarter more or less of the processor."""
+"""Lowest priority, see sched(7): a step changes the share of the processor by a quarter."""
 STEPS_BELOW_LOOP = 4
-"""Of threads that run a model or decompress a body: the event loop gets 71 % of a core that both
-want. Its work must be done anyway, and until then small models' requests wait for large ones'
-batches (ADR 34)."""
+"""Steps for threads that run a model or decompress a body: the event loop gets 71 % of a core that
+both use. The loop's work is due in any case, and until it is done, requests of small models wait
+for batches of large ones (ADR 34)."""
 
 T = TypeVar("T")
 
 
 def run_at_low_priority(work: Callable[[], T]) -> T:
-    """Runs a function in a thread of the lowest priority, and waits for it.
+    """Runs a function in a thread of the lowest priority, and waits for its result.
 
-    Threads that it starts inherit the priority and keep it: do not open thread pools for serving
+    Threads that it starts inherit the priority and keep it: do not create thread pools for serving
     here.
     """
     return start_at_low_priority(work).result()
@@ -40,12 +40,12 @@ def start_at_low_priority(work: Callable[[], T], steps: int = NICENESS) -> "Futu
     """Starts a function in a daemon thread of low priority.
 
     Args:
-        work: what to run.
-        steps: of niceness. Use few for work that holds the interpreter's lock for long: on a busy
-            machine the event loop waits until such a thread gets the processor.
+        work: function to run.
+        steps: steps of niceness. Use few for work that holds the GIL for long: on a busy machine
+            the event loop waits until such a thread is scheduled.
     """
     outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # whoever waits no more does not end it
+    outcome.set_running_or_notify_cancel()  # a cancelled waiter does not cancel the work
 
     def run() -> None:
         lower_priority(steps)
@@ -60,17 +60,17 @@ def start_at_low_priority(work: Callable[[], T], steps: int = NICENESS) -> "Futu
 
 
 def lower_priority(steps: int) -> None:
-    """Lowers the priority of the calling thread for good; does nothing except on Linux.
+    """Lowers the priority of the calling thread permanently, on Linux only.
 
     Args:
-        steps: of niceness below the main thread of the process.
+        steps: steps of niceness below the main thread of the process.
     """
     lower_priority_below(os.getpid(), steps)
 
 
 def lower_priority_below(process: int, steps: int) -> None:
     """Lowers the calling thread's priority below another process's; never raises a priority."""
-    if sys.platform == "linux":  # elsewhere priority is the whole process's
+    if sys.platform == "linux":  # elsewhere the priority is that of the whole process
         with contextlib.suppress(OSError):
             ahead = os.getpriority(os.PRIO_PROCESS, process)
             now = os.getpriority(os.PRIO_PROCESS, 0)

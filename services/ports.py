@@ -1,7 +1,7 @@
-"""The ports a process listens on, and what each of them says of its health.
+"""Opens the ports of a process, and serves metrics and health on the metrics port.
 
-The port of metrics answers `/v2/health/live` and `/v2/health/ready` too, in every process: a
-worker has no other port, and where the others want a client's certificate a probe cannot ask there.
+The metrics port answers `/v2/health/live` and `/v2/health/ready` in every process: a worker has no
+other port, and if the other ports require a client certificate, probes cannot use them.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 LIVE_PATH = "/v2/health/live"
 READY_PATH = "/v2/health/ready"
 LOOP_ANSWERS_WITHIN_S = 5.0
-"""An event loop that is silent for longer is blocked, and its process not live."""
+"""Time after which a silent event loop counts as blocked, and its process as not live."""
 BACKLOG = 4096
-"""Connections that the kernel completes while a process is too busy to take them; Linux allows no
-more by default. To one more it says nothing, and the caller asks again after 1 s, 3 s, 7 s."""
+"""Connections that the kernel completes while a process is too busy to accept them; the default
+limit of Linux. Further SYNs are dropped, and the client retries after 1 s, 3 s, 7 s."""
 
 
 class PortError(Exception):
@@ -31,38 +31,38 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
 
     Args:
         host: address.
-        port: 0 picks a free one.
-        setting: what sets it, for the message.
+        port: port number; 0 picks a free one.
+        setting: setting of the port, for the message.
 
     Raises:
-        PortError: it is taken, or the address is not ours.
+        PortError: it is in use, or the address is not of this machine.
     """
     try:
         found = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         raise port_error(port, setting, str(error)) from error
-    # Connections inherit it. asyncio sets it only where a socket says by number that it is of TCP,
-    # and an answer in two parts waits for 40 ms without it.
+    # Connections inherit TCP_NODELAY. asyncio sets it only if the socket's protocol number is TCP,
+    # and a response in two parts waits for 40 ms without it.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found
 
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:
-    """Binds each port once and gives it back: for work that would be in vain without them.
+    """Binds and releases each port, to fail before long work that would need them.
 
     Args:
         host: address.
-        ports: number by setting; 0 is always free.
+        ports: port number by setting; 0 is always free.
 
     Raises:
-        PortError: one is taken.
+        PortError: one is in use.
     """
     for setting, port in ports.items():
         listen(host, port, setting).close()
 
 
 def port_error(port: int, setting: str, reason: str) -> PortError:
-    """What to raise of a port that cannot be bound."""
+    """Returns the error for a port that cannot be bound."""
     return PortError(f"cannot listen on port {port} ({setting}): {reason}; choose another")
 
 
@@ -70,16 +70,16 @@ def port_error(port: int, setting: str, reason: str) -> PortError:
 def metrics_server(
     host: str, port: int, registry: CollectorRegistry, why_not_ready: Callable[[], str]
 ) -> Iterator[int]:
-    """Serves metrics, and the health of whom the running event loop belongs to. Yields the port.
+    """Serves metrics and the health of the process with the running event loop. Yields the port.
 
     Args:
         host: address.
-        port: 0 picks a free one.
-        registry: of the metrics.
-        why_not_ready: empty if the process does its work; called in the event loop.
+        port: port number; 0 picks a free one.
+        registry: registry of the metrics.
+        why_not_ready: returns the reason, empty if ready; called in the event loop.
 
     Raises:
-        PortError: it is taken.
+        PortError: it is in use.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -99,7 +99,7 @@ def metrics_server(
 def _metrics_and_health(
     metrics: WSGIApplication, loop: asyncio.AbstractEventLoop, why_not_ready: Callable[[], str]
 ) -> WSGIApplication:
-    """Answers what the other ports answer on these paths: 200, or 503 and why."""
+    """Answers the health paths as the other ports do: 200, or 503 and the reason."""
 
     async def ask() -> str:
         return why_not_ready()
@@ -109,7 +109,7 @@ def _metrics_and_health(
         if path not in (LIVE_PATH, READY_PATH):
             try:
                 return metrics(environ, start_response)
-            except (TypeError, ValueError):  # of an Accept header whose version is no number
+            except (TypeError, ValueError):  # an Accept header whose version is not a number
                 return metrics({**environ, "HTTP_ACCEPT": "*/*"}, start_response)
         try:
             said = asyncio.run_coroutine_threadsafe(ask(), loop).result(LOOP_ANSWERS_WITHIN_S)

@@ -1,13 +1,13 @@
-"""Whether a process is ready: whether the models that should be served here are.
+"""Readiness of a process: True if the models that should be served here are served.
 
-In: after each look at the store, or at the fleet, the models that should be served and are not,
-with the reasons. Out: yes or no, the reasons in words, and a log line when either changes.
+In: after each scan of the store or the fleet, the models that should be served and are not, with
+the reasons. Out: readiness, the reasons as text, and a log line when either changes.
 
-Rules kept here:
-- nothing is ready before everything has been looked at once, or one model is served where any
-  will do;
-- what blocks is chosen by the setting `readiness`;
-- reasons are cut to `MAX_REASONS` of `MAX_REASON_CHARACTERS`.
+Rules:
+- a process is not ready before the first full scan, or, with `any_model`, before one model is
+  served;
+- the setting `readiness` selects the conditions that block;
+- reasons are limited to `MAX_REASONS` of `MAX_REASON_CHARACTERS`.
 """
 
 import logging
@@ -27,23 +27,23 @@ STARTING = "starting: what is to be served has not been read through yet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look at the store or at the fleet found."""
+    """The result of one scan of the store or of the fleet."""
 
     started: bool = True
-    """Whether everything has been looked at once."""
+    """True if everything has been scanned once."""
     served: int = 0
-    """Models that answer requests without a version."""
+    """Number of models that answer requests without a version."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """By model that was named (`models`) and does not exist: why it is not served."""
+    """Reasons by model that the setting `models` names and that does not exist."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """By model that exists, and whose version in production is not served: why."""
+    """Reasons by model that exists and whose production version is not served."""
     fault: str = ""
-    """Why the store itself cannot be served; empty if it can."""
+    """Reason why the store itself cannot be served; empty if it can."""
     loading: tuple[str, ...] = ()
-    """Models that are read, tried or loaded for the first time."""
+    """Models that are read, verified or loaded for the first time."""
 
     def store_fault(self) -> str:
-        """Why the store lacks what should be served; empty if it does not, or nobody has looked."""
+        """Returns the reasons why the store lacks models; empty if none, or not yet scanned."""
         if not self.started:
             return ""
         missing = [f"model '{name}': {why}" for name, why in sorted(self.missing.items())]
@@ -54,11 +54,11 @@ class Readiness:
     """The answer to `/v2/health/ready`, `ServerReady` and grpc.health.v1.
 
     Args:
-        rule: which models must be served; see the setting `readiness`.
+        rule: models that must be served; see the setting `readiness`.
 
     Attributes:
-        look: what was seen last.
-        is_ready: whether to send traffic here.
+        look: result of the last scan.
+        is_ready: True if the process should receive traffic.
     """
 
     def __init__(self, rule: ReadinessRule = "all_models_once") -> None:
@@ -69,10 +69,10 @@ class Readiness:
         self._told: tuple[bool, str] = (False, "")
 
     def see(self, look: Look, about: Mapping[str, Any] | None = None) -> None:
-        """Takes a look into account, and logs what has changed.
+        """Updates readiness from a scan, and logs a change.
 
         Args:
-            look: what was found.
+            look: result of the scan.
             about: further fields of the log line.
         """
         self.look = look
@@ -84,7 +84,7 @@ class Readiness:
             self._told = told
 
     def why(self) -> str:
-        """What should be served and is not, in words; empty if there is none."""
+        """Returns the models that should be served and are not, as text; empty if none."""
         look = self.look
         if not look.started:
             names = ", ".join(f"'{name}'" for name in look.loading[:MAX_REASONS])
@@ -96,7 +96,7 @@ class Readiness:
         return "; ".join([*([_short(look.fault)] if look.fault else []), *said])
 
     def summary(self) -> str:
-        """The same without a name or a reason, for callers who may know none."""
+        """Returns a summary without names and reasons, for callers not allowed to see them."""
         look = self.look
         if not look.started:
             return STARTING
@@ -110,7 +110,7 @@ class Readiness:
         if self._rule == "any_model":
             return not look.served and bool(look.missing or look.refused or look.fault)
         if self._rule == "all_models_once" and self._was_ready:
-            return bool(look.missing)  # no request for it can be answered
+            return bool(look.missing)  # requests for these models cannot be answered
         return bool(look.missing or look.refused or look.fault)
 
     def _tell(self, about: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def resident_bytes(pid: int) -> int:
-    """Bytes that a process has in RAM; 0 if there is no such process, or no Linux to tell."""
+    """Returns the resident bytes of a process; 0 if it does not exist, or outside Linux."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (FileNotFoundError, ProcessLookupError):

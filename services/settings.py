@@ -1,4 +1,4 @@
-"""What every server process may be told, and how it is told: checked once, at start-up."""
+"""Settings common to all server processes, and their command line; validated once, at startup."""
 
 import argparse
 import difflib
@@ -19,23 +19,23 @@ class ConfigError(Exception):
 
 
 class ServiceSettings(StrictModel):
-    """What all server processes have in common; a field's text is the help of its option."""
+    """Settings of all server processes; a field's docstring is the help of its option."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` to be reached from other machines, and then say who may
-    (docs/security.md)."""
+    """Address to listen on. Set `0.0.0.0` to accept connections from other machines, and then
+    configure access (docs/security.md)."""
     metrics_port: int = Field(8002, ge=0, le=65_535)
-    """Prometheus; 0 picks a free port."""
+    """Port of Prometheus metrics; 0 picks a free port."""
     drain_timeout_s: float = Field(20.0, ge=0, le=3600)
-    """How long accepted requests may still take after SIGTERM; keep it below the grace period
-    of whatever supervises the process."""
+    """Seconds that accepted requests may still take after SIGTERM. Keep it below the termination
+    grace period of the process's supervisor."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """What to log."""
+    """Lowest level that is logged."""
 
     def ports(self) -> dict[str, int]:
-        """Every port to listen on, by its setting."""
+        """Returns the ports to listen on, by setting."""
         names = sorted(name for name in type(self).model_fields if name.endswith("_port"))
         return {name: getattr(self, name) for name in names}
 
@@ -47,30 +47,30 @@ class ServiceSettings(StrictModel):
 
 
 class ProcessSettings(ServiceSettings):
-    """What those have in common that serve models."""
+    """Settings of all processes that serve models."""
 
     models: tuple[str, ...] = ()
-    """Serve only these; one that does not exist keeps the process from being ready. Empty serves
-    every model."""
+    """Names of the only models to serve; a name that does not exist keeps the process not ready.
+    Empty serves all models."""
     readiness: ReadinessRule = "all_models_once"
-    """What `/v2/health/ready` waits for. `all_models_once`: every model whose production version
-    should be served here is, once; later refusals are told, and change nothing. `all_models`: at
-    every moment, as Triton's `--strict-readiness`; set it where a server with one broken model
-    should get no traffic. `any_model`: at least one; set it where one broken model among many must
-    not keep new processes from traffic."""
+    """Condition of `/v2/health/ready`. `all_models_once`: the production versions of all models
+    have been served once; later refusals are reported and do not change readiness. `all_models`:
+    all are served now, as Triton's `--strict-readiness`; set it if a server with one broken model
+    should get no traffic. `any_model`: at least one is served; set it if one broken model among
+    many must not keep new processes from traffic."""
     trace_endpoint: str = Field("", pattern=r"^(https?://.+)?$")
-    """URL of the collector that spans go to, over OTLP and HTTP, as in
-    `http://collector:4318/v1/traces`; set it to trace requests. Empty traces nothing."""
+    """URL of the collector for spans over OTLP/HTTP, such as `http://collector:4318/v1/traces`;
+    set it to trace requests. Empty disables tracing."""
     trace_ratio: float = Field(0.01, ge=0, le=1)
-    """The share of requests that is traced where the caller does not say (`traceparent`); raise it
-    where requests are few, set it to 0 to trace only what callers ask for."""
+    """Share of requests traced if the caller sends no sampling decision (`traceparent`). Raise it
+    at low request rates; set it to 0 to trace only requests that callers sample."""
 
 
 def shared_port(ports: Iterable[tuple[str, int]]) -> str:
-    """Says which two of these are one port; empty if none are. 0 is a free port for each.
+    """Reports two settings with the same port; empty if there are none. 0 never conflicts.
 
     Args:
-        ports: what each is for, and its number.
+        ports: setting and number of each port.
     """
     owners: dict[int, str] = {}
     for owner, port in ports:
@@ -88,7 +88,7 @@ def checked(kind: type[Settings], settings: Mapping[str, Any]) -> Settings:
     """Checks settings and fills in the defaults.
 
     Raises:
-        ConfigError: naming each unknown or bad setting, and the nearest right name.
+        ConfigError: a setting is unknown or invalid; names each, and the nearest valid name.
     """
     try:
         return kind.model_validate(dict(settings))
@@ -102,14 +102,14 @@ def settings_from(
     """Reads settings from a command line: `--name value`, and a list as `--model a --model b`.
 
     Args:
-        arguments: without the program's name.
-        kind: whose fields are the options.
-        purpose: what the program does, for its help.
-        program: its name, for its help.
+        arguments: arguments without the program's name.
+        kind: class of the settings, whose fields are the options.
+        purpose: purpose of the program, for its help.
+        program: name of the program, for its help.
 
     Raises:
         ConfigError: as `checked`; or an option does not exist, or has no value.
-        SystemExit: the help was asked for.
+        SystemExit: the help was requested.
     """
     parser = argparse.ArgumentParser(
         program, description=purpose, allow_abbrev=False, exit_on_error=False
@@ -144,13 +144,13 @@ def settings_from(
 
 
 def _option(name: str, field: FieldInfo) -> str:
-    """The option of a setting: of one that may be repeated, in the singular."""
+    """Returns the option of a setting; a repeatable option is in the singular."""
     option = f"--{name.replace('_', '-')}"
     return option.removesuffix("s") if get_origin(field.annotation) is tuple else option
 
 
 def command_line(settings: Mapping[str, object]) -> list[str]:
-    """The arguments from which `settings_from` reads these settings."""
+    """Returns the arguments from which `settings_from` reads these settings."""
     found = []
     for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
@@ -162,7 +162,7 @@ def command_line(settings: Mapping[str, object]) -> list[str]:
 
 
 def _value(text: str | list[str]) -> Any:
-    """What a value on the command line means: numbers, flags and mappings as in YAML."""
+    """Parses a value of the command line: numbers, booleans and mappings as in YAML."""
     if isinstance(text, list):
         return tuple(_value(item) for item in text)
     try:

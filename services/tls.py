@@ -1,13 +1,13 @@
-"""TLS of the ports of a process: one certificate for all of them, renewed while they answer.
+"""TLS for the ports of a process: one certificate for all of them, renewed without a restart.
 
-In: PEM files. Out: what an HTTP and a gRPC server take to speak TLS.
+In: PEM files. Out: TLS contexts and credentials for an HTTP and a gRPC server.
 
-Rules kept here:
-- TLS 1.2 is the oldest version spoken;
-- whoever connects after a renewal is shown the new certificate, and measured by the new client
-  authorities; a connection that is open stays as it is;
-- files that cannot be used stop the start; later they change nothing, and that is logged, counted;
-- no handshake waits for a disk: a thread of its own looks at the files.
+Rules:
+- TLS 1.2 is the oldest supported version;
+- connections opened after a renewal use the new certificate and the new client authorities; open
+  connections are not affected;
+- unusable files prevent startup; after it they are ignored, and the failure is logged and counted;
+- no handshake waits for the disk: a separate thread watches the files.
 """
 
 import logging
@@ -34,49 +34,49 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flambeau.tls")
 
 HTTP, HTTP2 = "http/1.1", "h2"
-"""Protocols, by their names in ALPN (RFC 7301)."""
+"""ALPN names of the protocols (RFC 7301)."""
 LOOK_EVERY_S = 1.0
-"""Pause between two looks at the files; they are read once two looks have found the same."""
+"""Interval between checks of the files; changed files are read once two checks in a row agree."""
 
 
 class TlsSettings(StrictModel):
-    """How the ports of REST and gRPC are locked; a part of other settings."""
+    """TLS settings of the REST and gRPC ports; a part of other settings."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     tls_certificate_file: str = ""
-    """PEM file with the server's certificate, and after it the authorities between it and the
-    root. Set it, with `tls_key_file`, to have REST and gRPC speak TLS and nothing else; the port
-    of metrics stays plain. Renewed files are taken up without a restart."""
+    """PEM file with the server's certificate, followed by the intermediate certificates. Set it
+    and `tls_key_file` to require TLS for REST and gRPC; the metrics port stays plaintext. Renewed
+    files are loaded without a restart."""
     tls_key_file: str = ""
     """PEM file with the certificate's private key, without a passphrase."""
     tls_client_ca_file: str = ""
-    """PEM file with the authorities of callers' certificates (mutual TLS). Set it to refuse every
-    caller that shows no certificate of theirs, health checks included."""
+    """PEM file with the authorities of client certificates (mutual TLS). Set it to refuse clients
+    without a certificate of these authorities, health checks included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """The files as they were when they were last usable."""
+    """The last usable state of the files."""
 
     certificate: bytes
     key: bytes
     client_ca: bytes | None
     contexts: dict[str, ssl.SSLContext]
-    """By the protocol that is spoken (ALPN)."""
+    """Contexts by ALPN protocol."""
     expiry_s: dict[str, float]
-    """By use, `server` or `client_ca`: seconds since 1970 of the first certificate to expire."""
+    """Earliest expiry of a certificate in seconds since 1970, by use: `server` or `client_ca`."""
 
 
 class Certificates:
-    """What the ports of a process show, and ask for; made by `open_certificates`.
+    """Certificates and client authorities of a process's ports; made by `open_certificates`.
 
     Args:
-        settings: with a certificate and a key.
-        metrics: told of expiry, renewals and failed handshakes.
+        settings: settings with a certificate and a key.
+        metrics: metrics of expiry, renewals and failed handshakes.
 
     Raises:
-        ConfigError: a file cannot be read, is not PEM, or does not fit the others.
+        ConfigError: a file cannot be read, is not PEM, or does not match the others.
     """
 
     def __init__(self, settings: TlsSettings, metrics: TlsMetrics) -> None:
@@ -87,13 +87,13 @@ class Certificates:
         self._judged = self._seen = self._marks()
         self._loaded = self._read()
         self.context = self._context_for(HTTP)
-        """For an HTTP server; every handshake on it goes on with the newest certificate."""
+        """Context for an HTTP server; every handshake uses the newest certificate."""
         self.grpc_context = self._context_for(HTTP2)
-        """The same for one that speaks gRPC on HTTP/2."""
+        """Context for a server of gRPC over HTTP/2, likewise."""
         self._tell()
 
     def grpc_credentials(self) -> "grpc.ServerCredentials":
-        """For a server of grpcio; every handshake asks for the newest certificate.
+        """Returns credentials for a grpcio server; every handshake uses the newest certificate.
 
         Source: https://github.com/grpc/proposal/blob/master/L8-python-dynamic-certificates.md
         """
@@ -121,7 +121,7 @@ class Certificates:
         )
 
     def renewing(self) -> AbstractContextManager[None]:
-        """Looks after the files as long as the block lasts."""
+        """Watches the files for the duration of the block."""
 
         def watch(over: threading.Event) -> None:
             while not over.wait(LOOK_EVERY_S):
@@ -130,9 +130,9 @@ class Certificates:
         return background_thread("tls", watch)
 
     def look(self) -> None:
-        """Takes the files up if they have changed, and have not changed again since the last look.
+        """Loads the files if they have changed, and have not changed again since the last check.
 
-        Whoever writes them one after the other is left time to write them all.
+        So files that are written one after the other are loaded once all are written.
         """
         marks = self._marks()
         settled, self._seen = marks == self._seen, marks
@@ -149,7 +149,7 @@ class Certificates:
             )
             return
         if self._marks() != marks:
-            return  # written while they were read; the next look sees it
+            return  # written while they were read; the next check sees it
         self._judged, self._loaded = marks, loaded
         self._tell()
         self._metrics.reloads.labels("taken").inc()
@@ -160,10 +160,10 @@ class Certificates:
         return tuple(mark_of(file) for file in files if file is not None)
 
     def _read(self) -> _Loaded:
-        """The files as they are.
+        """Reads the files.
 
         Raises:
-            ConfigError: as the class.
+            ConfigError: as the constructor.
         """
         certificate, server_s = read_certificates(self._certificate, "tls_certificate_file")
         key = read_file(self._key, "tls_key_file")
@@ -171,7 +171,7 @@ class Certificates:
         contexts = {protocol: self._new_context(protocol) for protocol in (HTTP, HTTP2)}
         try:
             for context in contexts.values():
-                # An empty passphrase, for OpenSSL would otherwise ask the terminal for one.
+                # An empty passphrase; without it OpenSSL would prompt on the terminal.
                 context.load_cert_chain(self._certificate, self._key, password="")
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(
@@ -187,7 +187,7 @@ class Certificates:
             for context in contexts.values():
                 context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
                 context.verify_mode = ssl.CERT_REQUIRED
-                # A ticket would let a caller back in whose authority is no longer on the list.
+                # A session ticket would readmit a client whose authority was removed.
                 context.options |= ssl.OP_NO_TICKET
                 context.num_tickets = 0
         return _Loaded(
@@ -206,10 +206,10 @@ class Certificates:
         return context
 
     def _context_for(self, protocol: str) -> ssl.SSLContext:
-        """A context whose handshakes go on with the newest one of the same protocol."""
+        """Returns a context whose handshakes switch to the protocol's newest context."""
 
         def take_newest(handshake: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-            # Called by OpenSSL once the caller has introduced itself, with or without a name.
+            # Called by OpenSSL for every ClientHello, with or without a server name.
             handshake.context = self._loaded.contexts[protocol]
 
         context = self._loaded.contexts[protocol]
@@ -217,7 +217,7 @@ class Certificates:
         return context
 
     def _tell(self) -> None:
-        """Sets the metrics of expiry, and warns of what has expired."""
+        """Sets the expiry metrics, and warns of expired certificates."""
         for use, expiry_s in self._loaded.expiry_s.items():
             self._metrics.not_after.labels(use).set(expiry_s)
             if expiry_s < time.time():
@@ -225,10 +225,10 @@ class Certificates:
 
 
 def open_certificates(settings: TlsSettings, metrics: TlsMetrics) -> Certificates | None:
-    """What the settings ask for; None if the ports are to be plain.
+    """Opens the configured certificates; None if the ports are plaintext.
 
     Raises:
-        ConfigError: a setting needs another one, or a file cannot be used.
+        ConfigError: a setting requires another one, or a file cannot be used.
     """
     if settings.tls_certificate_file and settings.tls_key_file:
         return Certificates(settings, metrics)
@@ -242,9 +242,9 @@ def open_certificates(settings: TlsSettings, metrics: TlsMetrics) -> Certificate
 
 
 def _handshakes_counted_in(metrics: TlsMetrics) -> type[ssl.SSLObject]:
-    """What a context makes for each connection: a refused one is counted and logged.
+    """Returns the class of a context's connections, which counts and logs failed handshakes.
 
-    asyncio says nothing of it: it takes the failure for a connection that broke.
+    asyncio does not report them: it treats the failure as a lost connection.
     """
 
     class Handshake(ssl.SSLObject):

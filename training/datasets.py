@@ -1,14 +1,14 @@
-"""Data: what a data set is, and scikit-learn's digits. No torch.
+"""Data: the contract of a data set, and scikit-learn's digits. Does not import torch.
 
 A data set is a function that returns a mapping with `train`, `validation` and `test`, each a pair
 `(inputs, labels)`. It is called with `args` of the recipe and, if it has a parameter `seed`, with
 the seed of the run. Inputs are NumPy arrays by tensor name, each [rows, ...], and labels are one
 array, [rows, ...], whose type and shape follow from the loss: whole numbers for classes, 0 and 1,
 or numbers (`loading/label_arrays.py`). For a sum of losses labels may be a mapping of several
-arrays, of which `labels` judges the model. The names of the inputs become those of the published
-model. A split may also be an object that gives its rows one by one (`loading/lazy_rows.py`):
-training rows are then read as they are needed, and the rows of the other splits all at once. What
-recipes name instead of a function is in `training.sources`.
+arrays, of which `labels` is the one that evaluates the model. The names of the inputs become those
+of the published model. A split may also be an object that returns single rows
+(`loading/lazy_rows.py`): training rows are then read on demand, and the rows of the other splits
+all at once. The sources that recipes name instead of a function are in `training.sources`.
 """
 
 import hashlib
@@ -50,57 +50,57 @@ GOLDEN_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Rows of one purpose."""
+    """Inputs and labels of one split."""
 
     inputs: dict[str, Array]
     """By tensor name, each [rows, ...]."""
     labels: LabelArray
-    """What judges the model. INT64 for classes: of each row, [rows], or of each of its T places,
-    [rows, T], with `IGNORED_LABEL` where none counts. FP32 for all else: 0 or 1 of each of K
-    labels, [rows, K]; numbers or counts, [rows], [rows, D], or [rows, T, D] with NaN where none
-    counts."""
+    """Labels that evaluate the model. INT64 for classes: of each row, [rows], or of each of T
+    positions, [rows, T], with `IGNORED_LABEL` at positions without a label. FP32 otherwise: 0 or 1
+    of each of K labels, [rows, K]; numbers or counts, [rows], [rows, D], or [rows, T, D] with NaN
+    at positions without a label."""
     others: dict[str, LabelArray] = field(default_factory=dict)
-    """More labels, by the name that terms of `loss.sum` know them by; each as `labels` are."""
+    """Further labels, by the name that terms of `loss.sum` use; each shaped as `labels` are."""
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.labels)
 
     def golden_inputs(self) -> dict[str, Array]:
-        """The inputs of the first rows."""
+        """Returns the first rows of the inputs."""
         return {name: array[:GOLDEN_ROWS] for name, array in self.inputs.items()}
 
     def every_labels(self) -> dict[str, LabelArray]:
-        """All labels by name: `labels`, and the others."""
+        """Returns all labels by name: `labels`, and the others."""
         return {LABELS: self.labels, **self.others}
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The three splits of a run: learn from one, choose by one, judge by one."""
+    """The three splits of a run: for training, for choosing the best epoch, and for the test."""
 
     train: Split
-    """All training rows; some of them, where `lazy_train` has them."""
+    """All training rows, or a sample of them if `lazy_train` is given."""
     validation: Split
     test: Split
     lazy_train: LazyRows | None = None
-    """Training rows that are read as they are needed."""
+    """Training rows that are read on demand."""
     origin: DataOrigin | None = None
-    """Where they were read from; None for rows that were made otherwise."""
+    """The source of the rows; None for rows that were generated."""
     class_names: tuple[str, ...] = ()
-    """Of the labels, in order, if the data has names for them."""
+    """Names of the label's classes, in order, if the data has them."""
 
     @property
     def train_labels(self) -> dict[str, LabelArray]:
-        """All labels of all training rows by name; of those of `train`, where no more are known."""
+        """All labels of the training rows by name; only those of `train` if no more are known."""
         known = None if self.lazy_train is None else self.lazy_train.labels
         if known is None:
             return self.train.every_labels()
         return {LABELS: known.astype(self.train.labels.dtype)}  # type: ignore[dict-item]
 
     def sha256(self) -> str:
-        """A digest of every name, type, shape and byte, in a fixed order."""
+        """Returns a digest of every name, type, shape and byte, in a fixed order."""
         digest = hashlib.sha256()
         if self.lazy_train is not None:
             digest.update(f"{self.lazy_train.sha256}\n".encode())
@@ -114,11 +114,11 @@ class Splits:
 
 
 def load_splits(recipe: Recipe, reach: DataReach | None = None) -> Splits:
-    """Reads the recipe's source, or calls its data set, and checks what that gives.
+    """Reads the recipe's source, or calls its data set, and checks the result.
 
     Args:
         recipe: the run.
-        reach: what may be read; None for any file.
+        reach: files that may be read; None for any file.
 
     Raises:
         TargetError: the data set cannot be found or does not take its arguments.
@@ -137,7 +137,7 @@ def load_splits(recipe: Recipe, reach: DataReach | None = None) -> Splits:
 
 
 def with_class_names(recipe: Recipe, splits: Splits) -> Recipe:
-    """The recipe, with the names of the data's classes if it has none of its own."""
+    """Returns the recipe, with the names of the data's classes if it has none of its own."""
     output = recipe.model.outputs[0]
     if not splits.class_names or output in recipe.labels:
         return recipe
@@ -184,9 +184,9 @@ def digits(
     """scikit-learn's handwritten digits: 1,797 images of 8 x 8, 10 classes, shipped with it.
 
     Args:
-        seed: decides which image goes where; every split keeps the share of each digit.
-        validation_share: share of what is not test, to choose the best epoch by.
-        test_share: share of all images, to judge by.
+        seed: decides the split of each image; every split keeps the share of each digit.
+        validation_share: share of all other images, to choose the best epoch by.
+        test_share: share of all images, for the test.
 
     Returns:
         `image`, FP32 [rows, 1, 8, 8] from 0 to 1, and the digits, INT64 [rows], by split.
@@ -195,7 +195,7 @@ def digits(
         DataError: a share is not between 0 and 1, or leaves a split too small.
     """
     rows, names = read_scikit_learn("digits")
-    # As they come: a share that makes no sense is told where it is cut off.
+    # Unvalidated: `put_apart` reports a share that makes no sense.
     shares = Shares.model_construct(
         validation_share=validation_share, test_share=test_share, seed=seed
     )
@@ -224,7 +224,7 @@ def _split(found: object, where: str, loss: LossPart, text: bool) -> Split:
 
 
 def _checked(array: Array, where: str, text: bool) -> Array:
-    """The array; strings as objects of type `bytes`, where a Python step takes them."""
+    """Returns the array; strings become `bytes` objects if a Python step takes them."""
     try:
         if datatype_of(array) != "BYTES":
             _check_finite(array, where)
@@ -266,6 +266,6 @@ def _layout(split: Split) -> dict[str, str]:
 
 
 def _arrays(split: Split) -> list[tuple[str, Array]]:
-    """Inputs and labels by name; the names of other labels cannot be those of inputs."""
+    """Returns inputs and labels by name; names of other labels cannot equal names of inputs."""
     others = [(f"labels.{name}", array) for name, array in sorted(split.others.items())]
     return [*sorted(split.inputs.items()), (LABELS, split.labels), *others]

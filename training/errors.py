@@ -1,4 +1,4 @@
-"""Everything a training run can refuse, as one tree.
+"""The errors of a training run, as one tree.
 
 TrainingError
 ├── RecipeError           a recipe that cannot be read, or has an unknown key or a bad value
@@ -7,11 +7,11 @@ TrainingError
 ├── CheckpointError       a checkpoint that is damaged, belongs to another program, or cannot be
 │                         written
 ├── RunBusyError          another process works in the same run folder
-├── StoppedError          a run that was asked to end before it is over; it can be resumed
+├── StoppedError          a run that was stopped before its end; it can be resumed
 ├── DivergedError         the loss, or the validation, is no longer a number
-├── MemoryRunOutError     training needs more memory than there is
-├── ExportError           one artifact cannot be made; the others go on
-├── IsolationError        what ran in a process of its own did not return
+├── MemoryRunOutError     training needs more memory than is available
+├── ExportError           one artifact cannot be made; the others continue
+├── IsolationError        a call in a child process that did not return
 ├── SweepError            a search that found nothing to publish
 └── NothingProvenError    no artifact kept its tolerance, so nothing is published
 """
@@ -42,15 +42,15 @@ class RunBusyError(TrainingError):
 
 
 class StoppedError(TrainingError):
-    """Somebody asked the run to stop; its checkpoint is written."""
+    """The run was stopped on request; its checkpoint is written."""
 
 
 class DivergedError(TrainingError):
-    """The loss, or what a run is judged by, became infinite or not a number."""
+    """The loss, or the validation figure of the run, became infinite or not a number."""
 
 
 class MemoryRunOutError(TrainingError):
-    """Training asked for more memory than the machine, the device or a limit has."""
+    """Training needed more memory than the machine, the device or a limit has."""
 
 
 class ExportError(TrainingError):
@@ -58,11 +58,11 @@ class ExportError(TrainingError):
 
 
 class IsolationError(TrainingError):
-    """A call in a process of its own that raised, died, or exceeded a limit."""
+    """A call in a child process that raised, died, or exceeded a limit."""
 
 
 class SweepError(TrainingError):
-    """No trial of a search came to its end, or its folder belongs to another program."""
+    """No trial of a search finished, or its folder belongs to another program."""
 
 
 class NothingProvenError(TrainingError):

@@ -1,4 +1,4 @@
-"""`python -m training.job`: runs one recipe for the training service, and tells how it goes.
+"""`python -m training.job`: runs one recipe for the training service, and reports its progress.
 
 In: a recipe's file, a store, a folder for the run; limits; SIGTERM to stop. Out: the published
 version; events as JSON lines; an exit code.
@@ -10,12 +10,12 @@ version; events as JSON lines; an exit code.
     {"kind": "stopped", "text": "..."}                  the last one, exit code 75
     {"kind": "failed", "text": "...", "error": "..."}   the last one, exit code 1; an error's name
 
-A recipe for several processes is handed to torchrun (`training.distributed.launcher`), which starts
-this program once more for each of them; so may any other torchrun. The first one tells and
-publishes.
+The launcher (`training.distributed.launcher`) starts a recipe for several processes with torchrun,
+which starts this program once for each process; any other torchrun may do so too. The first
+process reports and publishes.
 
-Rules kept here: it goes on from its own checkpoint; it ends, with all it has started, when whoever
-started it is gone (with `--lifeline`), so that two never work on one job; limits are set before any
+Rules: a run resumes from its own checkpoint; with `--lifeline` the process and all its children
+exit when the parent process is gone, so that two never work on one job; limits are set before any
 code of the recipe is imported.
 """
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from model_store.manifest import Manifest
 
 STOPPED = 75
-"""The exit code of a run that can go on elsewhere: EX_TEMPFAIL of sysexits.h."""
+"""The exit code of a run that can resume elsewhere: EX_TEMPFAIL of sysexits.h."""
 BUSY_S, BUSY_LOOK_S = 120.0, 1.0
-"""How long a run may wait for the one before it to let go of its folder, and how often it looks."""
+"""Seconds that a run waits for the previous run to unlock its folder, and between attempts."""
 GIB = 2**30
 
 
 class EventWriter:
-    """Writes events, and remembers whether the run is to stop; the run's watcher.
+    """Writes events, and records a request to stop; the run's watcher.
 
     Args:
-        file: where they go, a line each.
+        file: file of the events, one a line.
         together: the launcher's folder, if it has started this process.
     """
 
@@ -56,7 +56,7 @@ class EventWriter:
         self._together = together
         self._stopping = False
         self.alias_told = ""
-        """What became of the recipe's alias, once a version is published."""
+        """The outcome for the recipe's alias, once a version is published."""
 
     @property
     def stop_asked(self) -> bool:
@@ -64,7 +64,7 @@ class EventWriter:
         return self._stopping or (self._together is not None and (self._together / STOP).exists())
 
     def stop(self, *_: object) -> None:
-        """Asks the run to stop; a handler of signals."""
+        """Asks the run to stop; a signal handler."""
         self._stopping = True
 
     def begin(self, folder: Path) -> None:
@@ -72,7 +72,7 @@ class EventWriter:
         self.write("begun", folder=str(folder))
 
     def started(self) -> None:
-        """See `training.watcher.Watcher.started`: ranks that are lost then go on from here."""
+        """See `training.watcher.Watcher.started`: restarted ranks then resume from here."""
         if self._together is not None:
             (self._together / GO_ON).touch()
 
@@ -86,7 +86,7 @@ class EventWriter:
         self.alias_told = text
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Writes one event at once."""
+        """Writes one event and flushes it."""
         self._file.write(json.dumps({"kind": kind, **fields}) + "\n")
         self._file.flush()
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def set_limits(*, memory_bytes: int, file_bytes: int, open_files: int) -> None:
-    """Limits this process and all it starts; 0 leaves a limit as it is."""
+    """Limits this process and its children; 0 leaves a limit as it is."""
     if memory_bytes:
         _limit(resource.RLIMIT_DATA, memory_bytes)
     if file_bytes:
@@ -131,7 +131,7 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
     from training.errors import MemoryRunOutError, StoppedError, TrainingError
     from training.recipe.user_code import failure_in_words, own_lines
 
-    # A launcher has heard our last words; torchrun starts anew only what ends without any.
+    # The launcher reads the failure from the events; torchrun restarts on other exit codes only.
     stopped, failed = (STOPPED, 1) if asked.together is None else (0, 0)
     try:
         manifest = _run_here_or_together(asked, events)
@@ -155,12 +155,12 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
             text = _too_much_memory(asked.memory_limit_gib, text)
             _tell_failure(events, error, text)
         elif asked.together is not None and isinstance(error, RuntimeError):
-            events.write("crashed", text=text)  # as others do when one of them is lost
+            events.write("crashed", text=text)  # as other ranks do when one of them is lost
         else:
             _tell_failure(events, error, text)
-            if own_lines(error):  # the recipe's code fails, and its lines are told
+            if own_lines(error):  # the recipe's code failed, and its lines are reported
                 return failed
-        raise  # the log has the rest
+        raise  # the log has the traceback
     if manifest is not None:
         events.write(
             "published", model=manifest.model, version=manifest.version, alias=events.alias_told
@@ -169,7 +169,7 @@ def _run(asked: argparse.Namespace, events: EventWriter) -> int:
 
 
 def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Manifest | None":
-    """Returns what was published; None where another process does that, and tells of it.
+    """Returns the published version; None if another process publishes and reports it.
 
     Raises:
         TrainingError: see `training.errors`.
@@ -180,7 +180,7 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
     recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
     from training.distributed.ranks import ALONE, join_ranks, started_by_torchrun
 
-    # Read before the ranks meet, and so before any of them can write it.
+    # Read before the ranks meet, and so before any of them can write the file.
     ranks, resume = ALONE, is_to_resume(asked)
     if started_by_torchrun():
         ranks = join_ranks()
@@ -192,8 +192,8 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
     from training.pipeline import assist, run
     from training.sources.data_files import DataReach
 
-    # The recipe may be a stranger's: beside the working directory, which holds its code, it reads
-    # what the operator lends.
+    # The recipe may be untrusted: besides the working directory, which holds its code, it reads
+    # only the folders that the operator permits.
     reach = DataReach(folders=(Path.cwd(), *asked.data_folder))
     if not ranks.is_first:
         assist(recipe, asked.store, asked.runs_dir, resume, events, reach, ranks)
@@ -220,12 +220,12 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
 
 
 def is_to_resume(asked: argparse.Namespace) -> bool:
-    """Whether to go on from a checkpoint: ranks that are started again do, whatever was asked."""
+    """Returns True to resume from a checkpoint; restarted ranks always do."""
     return not asked.anew or (asked.together is not None and (asked.together / GO_ON).exists())
 
 
 def _same_for_all(asked: argparse.Namespace) -> list[str]:
-    """The arguments of each of several processes."""
+    """Returns the arguments that all processes share."""
     given = {
         "recipe": asked.recipe.absolute(),
         "store": asked.store,
@@ -243,12 +243,12 @@ def _tell_failure(events: EventWriter, error: Exception, text: str) -> None:
 
 
 def _once_alone(attempt: Callable[[], "Manifest"], look_s: float = BUSY_LOOK_S) -> "Manifest":
-    """Runs it as soon as nobody else works in its folder.
+    """Runs the attempt as soon as no other process works in its folder.
 
-    Whoever ran it before is gone or will notice soon that its lease has run out, and lets go then.
+    The process of the previous attempt is gone, or will notice that its lease has expired and exit.
 
     Raises:
-        RunBusyError: somebody still does after `BUSY_S`.
+        RunBusyError: another process still works there after `BUSY_S`.
     """
     from training.errors import RunBusyError
 

@@ -1,4 +1,4 @@
-"""Networks that come with flambeau. A recipe may name any other `torch.nn.Module` instead.
+"""Networks that ship with flambeau. A recipe may name any other `torch.nn.Module` instead.
 
 Shapes: N rows, C channels, K classes; images are [N, 1, 8, 8].
 """
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class SmallCnn(nn.Module):
     """Three convolutions for 8 x 8 images: 31 thousand parameters at width 32.
 
-    Every layer has a plain ONNX operator, and each norm follows its convolution, so that exporters
-    fold it into the weights.
+    Every layer maps to a plain ONNX operator, and each norm follows its convolution, so that
+    exporters fold it into the weights.
 
     Args:
         width: channels of the first two convolutions; the third has twice as many.
@@ -34,7 +34,7 @@ class SmallCnn(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        """Images [N, 1, 8, 8] to logits [N, K]."""
+        """Maps images [N, 1, 8, 8] to logits [N, K]."""
         logits: Tensor = self.head(self.features(image))
         return logits
 

@@ -48,18 +48,18 @@ def run(
     reach: DataReach | None = None,
     ranks: Ranks = ALONE,
 ) -> Manifest:
-    """Trains the recipe and publishes what is proven.
+    """Trains the recipe and publishes the verified artifacts.
 
     Args:
         recipe: the run.
         store_url: the model store, a folder or `s3://bucket/prefix`.
-        runs_dir: the folder of all runs; this one finds its own by recipe and data.
-        resume: goes on from the newest checkpoint of the same recipe and data, if there is one.
+        runs_dir: the folder of all runs; recipe and data decide the folder of this one.
+        resume: True to resume from the newest checkpoint of the same recipe and data, if any.
         console: shows progress and the table; the standard output by default.
         sign: makes the version's signature; None leaves it unsigned.
-        watcher: told how far the run is, and may stop it.
-        reach: which files of data may be read; None for any.
-        ranks: who trains with this process, which is the first of them; the others `assist`.
+        watcher: receives the progress of the run, and may stop it.
+        reach: files of data that may be read; None for any.
+        ranks: all ranks of the run; this process is the first, and the others call `assist`.
 
     Returns:
         The manifest of the published version.
@@ -110,7 +110,7 @@ def run(
 
 
 def _warn(guess: Guess | None, console: Console) -> str:
-    """Says that the model may as well guess, if so; and the same for behind the last event."""
+    """Warns if a guess is as good as the model; returns the text for the last event."""
     warning = None if guess is None else guess.warning()
     if guess is None or warning is None:
         return ""
@@ -131,16 +131,16 @@ def assist(
     reach: DataReach,
     ranks: Ranks,
 ) -> None:
-    """Trains along with the first rank, which does everything else alone.
+    """Trains together with the first rank, which does all else alone.
 
     Args:
         recipe: the run.
-        store_url: the same store as there.
-        runs_dir: the same folder as there.
-        resume: the same as there.
-        watcher: may have all ranks end the run.
-        reach: the same as there.
-        ranks: who trains with this process.
+        store_url: the store of the first rank.
+        runs_dir: the runs folder of the first rank.
+        resume: the same value as on the first rank.
+        watcher: may end the run on all ranks.
+        reach: the same value as on the first rank.
+        ranks: all ranks of the run.
 
     Raises:
         TrainingError: see `training.errors`.
@@ -155,7 +155,7 @@ def assist(
 def _prove(
     recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
 ) -> tuple[Reference, Report]:
-    """Exports the artifacts of the recipe, and replays each against the checkpoint."""
+    """Exports the artifacts of the recipe, and compares each with the checkpoint."""
     embeddings = recipe.model.embeddings
     golden, metric = reference(trained, splits.test, TaskMetric.of(recipe), embeddings)
     checkpoint = checkpoint_report(recipe, trained, golden, metric)

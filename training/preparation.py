@@ -1,4 +1,4 @@
-"""What a run begins with: its data, and a recipe with what it takes from data and store."""
+"""Prepares a run: loads its data, and completes the recipe with values of the data and store."""
 
 from dataclasses import dataclass
 
@@ -16,13 +16,13 @@ from training.sources.data_files import DataReach
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a run begins with."""
+    """Data and recipe of a run before training."""
 
     recipe: Recipe
-    """With names of classes, statistics and the number of the version it begins with."""
+    """With class names, statistics and the number of the parent version."""
     raw: Splits
     splits: Splits
-    """Behind the Python step, if there is one."""
+    """After the Python step, if there is one."""
     step: Step | None
     first: FirstWeights | None
 
@@ -33,16 +33,16 @@ def prepare(
     reach: DataReach | None = None,
     ranks: Ranks = ALONE,
 ) -> Prepared:
-    """Loads what a run begins with.
+    """Loads the data and the parent version of a run.
 
     Args:
         recipe: the run.
-        store: has the version of `model.from`; None for recipes without.
-        reach: which files of data may be read; None for any.
-        ranks: who share its batches.
+        store: store of the version of `model.from`; None for recipes without.
+        reach: files of data that may be read; None for any.
+        ranks: processes that share the batches.
 
     Raises:
-        TrainingError: the data, the step or the version cannot be had.
+        TrainingError: the data, the step or the version cannot be loaded.
         StoreError: the store cannot be read.
     """
     first = None

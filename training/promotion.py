@@ -1,4 +1,4 @@
-"""Moves an alias to a new version, if the recipe says so and what it was decided by still holds."""
+"""Moves an alias to a new version, if the recipe asks for it and its conditions still hold."""
 
 from dataclasses import dataclass
 
@@ -11,31 +11,31 @@ from training.recipe.recipe import Recipe
 from training.reporting.report import LiveComparison
 
 MOST_ATTEMPTS = 10
-"""How often others may move a pointer at the same moment."""
+"""Attempts to move a pointer while other writers move pointers of the model too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """What became of the alias."""
+    """The outcome for the alias."""
 
     moved: bool
     text: str
-    """For people, behind the name of the version: `→ production`, `; production stays ...`."""
+    """Text for people, after the version: `→ production`, `; production stays ...`."""
 
 
 def promote(
     recipe: Recipe, manifest: Manifest, store: ModelStore, comparison: LiveComparison | None = None
 ) -> Promotion:
-    """Points the recipe's alias at the new version, or says why not.
+    """Points the recipe's alias at the new version, or returns the reason against it.
 
     Args:
-        recipe: its `publish` says which alias, and when.
-        manifest: of the new version.
-        store: has its pointers.
-        comparison: with the live version, where the recipe asks for one.
+        recipe: the run; its `publish` has the alias and the conditions.
+        manifest: the manifest of the new version.
+        store: the model store, which has the pointers.
+        comparison: the comparison with the live version, if the recipe asks for one.
 
     Raises:
-        ConflictError: somebody else moved a pointer at the same moment.
+        ConflictError: another writer moved a pointer at the same moment.
     """
     alias = recipe.publish.alias
     if alias is None:
@@ -64,7 +64,7 @@ def promote(
 def _move(
     store: ModelStore, manifest: Manifest, alias: str, why: str, expecting: dict[str, int | None]
 ) -> None:
-    """Moves it; where a decision is known to hold still, in spite of others who move pointers."""
+    """Moves the alias; retries after other writers if `expecting` guards the decision."""
     for attempt in range(1, MOST_ATTEMPTS + 1):
         try:
             store.promote(manifest.model, manifest.version, alias, why, expecting=expecting)

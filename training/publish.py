@@ -1,10 +1,10 @@
-"""Publishes what is proven: lays out the files of a version and hands them to the model store.
+"""Publishes verified artifacts: writes the files of a version into the model store.
 
-In: a report with at least one proven artifact, and the files. Out: the manifest of a new version.
+In: a report with at least one verified artifact, and the files. Out: a new version's manifest.
 
-Rule kept here: a version that its recipe's `bump` would hide from callers is refused before the
-work of exporting it, and again, with all that is known then, when it is published; every artifact
-is replayed from the very files that are published.
+Rules: a version whose recipe asks for too small a `bump` is refused before its artifacts are
+exported, and checked again, with all facts known, when it is published; every artifact is replayed
+from the very files that are published.
 """
 
 import hashlib
@@ -49,24 +49,24 @@ QAT_CHECKPOINT = "checkpoint.qat.safetensors"
 PYTHON_STEP = "preprocess.py"
 GOLDEN, TRITON_CONFIG = "golden.safetensors", "config.pbtxt"
 LIBRARIES = ("flambeau", "numpy", "onnx", "onnxruntime", "onnxscript", "scikit-learn", "torch")
-"""Whose versions are recorded with the model."""
+"""Libraries whose versions are recorded with the model."""
 GIT_TIMEOUT_SECONDS = 10
 
 
 def check_bump(
     recipe: Recipe, raw: Splits, trained: Trained, store: ModelStore, step: Step | None
 ) -> None:
-    """Refuses a run whose version may not have the semantic version that it asks for.
+    """Refuses a run whose version may not have the semantic version that the recipe asks for.
 
     Args:
         recipe: the run.
         raw: the data as it was loaded, before any Python step.
         trained: the model.
-        store: has the versions before.
+        store: the model store, which has the earlier versions.
         step: the Python step, if there is one.
 
     Raises:
-        BumpTooSmallError: its `publish.bump` is less than what has changed.
+        BumpTooSmallError: its `publish.bump` is smaller than the change requires.
         StorageError: the store cannot be read.
     """
     if recipe.publish.bump is None:
@@ -100,24 +100,24 @@ def publish(
     sign: Sign | None = None,
     step: Step | None = None,
 ) -> Manifest:
-    """Writes the files that are still missing in `folder`, and publishes the proven artifacts.
+    """Writes the files that are still missing in `folder`, and publishes the verified artifacts.
 
     Args:
         recipe: the run.
         splits: the data as it was loaded, before any Python step.
         trained: the model.
-        expected: what the checkpoint itself answers.
+        expected: outputs of the checkpoint itself.
         report: the figures.
-        folder: holds the artifacts.
-        store: where the version goes.
-        sign: makes its signature; None leaves it unsigned.
-        step: the Python step that callers' inputs go through first.
+        folder: the artifacts' folder.
+        store: the store that gets the version.
+        sign: makes the signature; None leaves the version unsigned.
+        step: the Python step that converts clients' inputs, if there is one.
 
     Raises:
         NothingProvenError: every artifact was refused, or one does not give the golden rows of the
             files; nothing is published.
-        BumpTooSmallError: its `publish.bump` is less than what has changed.
-        UnsafeOnnxError: an ONNX file asks for more than its own bytes, so no server would open it.
+        BumpTooSmallError: its `publish.bump` is smaller than the change requires.
+        UnsafeOnnxError: an ONNX file needs other files or custom operators; no server opens it.
         StoreError: the store failed; nothing is published.
     """
     (folder / REPORT).write_bytes(report.to_json())
@@ -160,7 +160,7 @@ def publish(
 
 
 def file_entry(folder: Path, name: str) -> FileEntry:
-    """The manifest's entry for a file as it lies in the folder."""
+    """Returns the manifest's entry for a file in the folder."""
     return _entry_of(name, (folder / name).read_bytes())
 
 
@@ -191,7 +191,7 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
         made_with=proven.made_with,
         verification=Verification(
             max_abs_difference=proven.max_abs_difference,
-            # What has no classes agrees by definition.
+            # Outputs without classes agree by definition.
             agreement=1.0 if proven.agreement is None else proven.agreement,
             max_probability_shift=proven.max_probability_shift or 0.0,
             cosine=proven.cosine,
@@ -229,7 +229,7 @@ def _lineage(
 
 
 def _git_commit() -> str | None:
-    """The commit of the working directory, where the recipe's code lies; None outside of git."""
+    """Returns the commit of the working directory, with the recipe's code; None outside git."""
     git = shutil.which("git")
     if git is None:
         return None

@@ -1,16 +1,16 @@
-"""The folder of one run: what lies where, and the lock that keeps a second process out.
+"""The folder of one run: its layout, and the lock that excludes a second process.
 
     <runs>/<name>-<digest>/lock
                           /checkpoints/    see `checkpoint`
                           /metrics.jsonl   one line an epoch
                           /tensorboard/
-                          /profile.json    a trace of some steps, where the recipe has `profile`
-                          /prune/, /qat/   the same of each later phase, where there is one
-                          /transfer.json   which weights of `model.from` were taken, if it is given
-                          /version/        what is published, as it will lie in the store
+                          /profile.json    a trace of some steps, if the recipe has `profile`
+                          /prune/, /qat/   the same files of each later phase, if there is one
+                          /transfer.json   the weights of `model.from` that were loaded, if given
+                          /version/        the files to publish, laid out as in the store
 
 The digest covers the data and the parts of the recipe that decide the weights, so a run finds its
-own folder again, and a recipe that only exports differently finds the trained weights.
+folder again, and a recipe that differs only in its exports finds the trained weights.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ class PhaseFolder:
 
 
 class RunFolder(PhaseFolder):
-    """Paths of one run, which are those of its first phase too.
+    """Paths of one run, which are also those of its first phase.
 
     Args:
         runs_dir: the folder of all runs; made if absent.
         recipe: decides the name, with the data.
-        data_sha256: of the splits, which the recipe does not hold: a file may have changed.
+        data_sha256: digest of the splits; the recipe holds no data, and a file may have changed.
     """
 
     def __init__(self, runs_dir: Path, recipe: Recipe, data_sha256: str) -> None:
@@ -58,27 +58,27 @@ class RunFolder(PhaseFolder):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder; the system lets go when the process dies, however it dies.
+        """Locks the folder; the system unlocks it when the process dies, for whatever reason.
 
         Raises:
-            RunBusyError: another process holds it.
+            RunBusyError: another process holds the lock.
         """
         with locked_folder(self.path):
             yield
 
     def forget_phases(self) -> None:
-        """Removes what later phases left behind, for a run that starts anew."""
+        """Removes the files of later phases, for a run that starts anew."""
         for name in ("prune", "qat"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def phase(self, name: Literal["prune", "qat"]) -> PhaseFolder:
-        """Where a phase behind the training keeps its checkpoints and metrics; made if absent."""
+        """Returns the checkpoint and metrics folder of a phase after training; made if absent."""
         path = self.path / name
         path.mkdir(parents=True, exist_ok=True)
         return PhaseFolder(path)
 
     def empty_version(self) -> Path:
-        """The folder for exported files, without those of an earlier export."""
+        """Returns the folder for exported files, without those of an earlier export."""
         shutil.rmtree(self.version, ignore_errors=True)
         self.version.mkdir(parents=True)
         return self.version
@@ -86,10 +86,10 @@ class RunFolder(PhaseFolder):
 
 @contextlib.contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Holds a folder, made if absent; the system lets go when the process dies, however it dies.
+    """Locks a folder, made if absent; the system unlocks it when the process dies.
 
     Raises:
-        RunBusyError: another process holds it.
+        RunBusyError: another process holds the lock.
     """
     path.mkdir(parents=True, exist_ok=True)
     with (path / "lock").open("w") as lock:
@@ -104,7 +104,7 @@ def locked_folder(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Writes a file so that readers, and a crash at any moment, see the old one or the new one."""
+    """Writes a file so that readers see the old or the new one, even after a crash."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""Who looks on while a recipe runs, and may have it stopped: `training.job`, for the service."""
+"""Observers of a running recipe that may stop it: `training.job`, for the service."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,31 +6,31 @@ from typing import Protocol
 
 
 class Watcher(Protocol):
-    """Told how far a run is."""
+    """Receives the progress of a run."""
 
     @property
     def stop_asked(self) -> bool:
-        """Whether the run is to end after this step, with a checkpoint of it."""
+        """True if the run should end after this step, with a checkpoint of it."""
 
     def begin(self, folder: Path) -> None:
-        """The run works in this folder."""
+        """Receives the folder of the run, before any work in it."""
 
     def started(self) -> None:
-        """It has begun or goes on: whatever checkpoint is there from now on is its own."""
+        """Reports that the run started or resumed: checkpoints from now on are its own."""
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """An epoch, counted from 1, is over, and its checkpoint written if one was due.
+        """Reports the end of an epoch, counted from 1; a checkpoint that was due is written.
 
         Raises:
-            StoppedError: the run is to end here.
+            StoppedError: the run must end here.
         """
 
     def promoted(self, text: str) -> None:
-        """A version is published: what became of the recipe's alias, and why."""
+        """Receives the outcome for the recipe's alias, with its reason, after a publication."""
 
 
 class NullWatcher:
-    """Nobody looks on."""
+    """A watcher that ignores all events."""
 
     stop_asked = False
 
@@ -48,11 +48,11 @@ class NullWatcher:
 
 
 class LaterPhase:
-    """The same watcher in a phase behind the training: the epochs are counted on.
+    """The same watcher in a phase after training: the epoch numbers continue.
 
     Args:
-        watcher: of the run.
-        epochs: that came before.
+        watcher: the watcher of the run.
+        epochs: the number of epochs before this phase.
     """
 
     def __init__(self, watcher: Watcher, epochs: int) -> None:
@@ -69,7 +69,7 @@ class LaterPhase:
         self._watcher.begin(folder)
 
     def started(self) -> None:
-        """See `Watcher.started`: told of the training already."""
+        """See `Watcher.started`: already called for the training."""
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher.end_epoch`."""

@@ -1,4 +1,4 @@
-"""`flambeau access`: who may call a server, with API keys; `flambeau keys` is about signatures."""
+"""`flambeau access`: API keys of a server's callers; `flambeau keys` is about signing keys."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -52,7 +52,7 @@ def add(
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a key. It is shown once, here; the file has only its hash."""
+    """Create a key. It is shown only once, here; the file stores only its hash."""
     from pydantic import ValidationError
 
     from model_store.strict import explain
@@ -87,7 +87,7 @@ def add(
 
 @access_app.command("list")
 def list_keys(file: KeysFile = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List the keys: whose, what for, until when."""
+    """List the keys with name, grants and expiry."""
     from services.access.api_keys import KeysFileError, read_keys
 
     with failing_with({KeysFileError: 1}):
@@ -123,7 +123,7 @@ def revoke(
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take a key out of the file; servers that watch it refuse it within two seconds."""
+    """Remove a key from the file; servers that watch it refuse the key within two seconds."""
     from services.access.api_keys import KeysFileError, revoke_key
 
     with failing_with({KeysFileError: 1}), written_down("revoke key", name, audit_log):

@@ -43,7 +43,7 @@ def alerts(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print alert rules for Prometheus, by what each model in the store promises (slo)."""
+    """Print alert rules for Prometheus, for the objectives (slo) of each model in the store."""
     from flambeau.monitoring.objectives import stored_objectives
     from flambeau.monitoring.rules import prometheus_rule, rules_file
     from flambeau.monitoring.runbooks import RUNBOOK_URL

@@ -1,4 +1,4 @@
-"""`flambeau queue dead`: the requests that ended the workers that ran them."""
+"""`flambeau queue dead`: requests that were running when their workers died."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,7 +31,7 @@ Found = TypeVar("Found")
 
 @dead_app.command("list")
 def list_letters(queue: QueueOption = DEFAULT_QUEUE, as_json: AsJson = False) -> None:
-    """List them, the oldest first."""
+    """List dead letters, the oldest first."""
     letters = _with_letters(queue, lambda all_letters: all_letters.all())
     if as_json:
         print_json([_facts(letter) for letter in letters])
@@ -52,7 +52,7 @@ def list_letters(queue: QueueOption = DEFAULT_QUEUE, as_json: AsJson = False) ->
 def show_letter(
     letter: LetterArgument, queue: QueueOption = DEFAULT_QUEUE, as_json: AsJson = False
 ) -> None:
-    """Show what was asked."""
+    """Show the request of a dead letter."""
 
     async def show(letters: "DeadLetters") -> "tuple[DeadLetter, InferRequest]":
         found = await letters.find(letter)
@@ -98,7 +98,7 @@ def retry_letter(
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
-    """Put one back on its queue: after the model was mended, to see whether it runs."""
+    """Requeue a dead letter, for example after the model was fixed."""
 
     async def retry(letters: "DeadLetters") -> None:
         from services.queueing.redis_streams.dead_letters import NoSuchLetterError
@@ -117,7 +117,7 @@ def drop_letter(
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
-    """Forget one."""
+    """Delete a dead letter."""
 
     async def drop(letters: "DeadLetters") -> bool:
         return await letters.drop(await letters.find(letter))

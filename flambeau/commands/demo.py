@@ -23,7 +23,7 @@ def demo(
         from services.settings import ConfigError, checked
         from services.standalone.config import ServerConfig
 
-    with failing_with({ConfigError: 2}):  # before a training, which takes longer
+    with failing_with({ConfigError: 2}):  # before the training, which takes longer
         checked(ServerConfig, {"store": store})
     fill_if_empty(store, recipe)
     arguments = ["--store", store, "--model", MODEL, "--set", "log_level=warning"]

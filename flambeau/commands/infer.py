@@ -1,4 +1,4 @@
-"""`flambeau infer`: one request to a served model, from the command line."""
+"""`flambeau infer`: sends one request to a served model."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +40,7 @@ def infer(
     token_file: TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
-    """Run a served model on your arrays and show what it answers."""
+    """Run a served model on your arrays and show the outputs."""
     from flambeau.client import Client
     from flambeau.errors import AddressError, ClientError
     from flambeau.tensor_text import as_json, describe
@@ -57,10 +57,10 @@ def infer(
 
 
 def read_inputs(arguments: list[str]) -> dict[str, Any]:
-    """Reads every `NAME=VALUE`, before anything is asked of the server.
+    """Parses every `NAME=VALUE`, before the server is contacted.
 
     Raises:
-        typer.Exit: with 2, after one cannot be read and the user has been told so.
+        typer.Exit: with 2, after the error message of an unreadable value.
     """
     from flambeau.errors import InvalidRequestError
     from flambeau.tensor_text import read_input
@@ -78,7 +78,7 @@ def read_inputs(arguments: list[str]) -> dict[str, Any]:
 
 
 def fit_inputs(served: "Model", values: dict[str, Any]) -> dict[str, "Array"]:
-    """Types and shapes the values as the model's signature says."""
+    """Converts the values to the types and shapes of the model's signature."""
     from flambeau.errors import InvalidRequestError
     from flambeau.tensor_text import fit_input
     from model_store.strict import nearest_name

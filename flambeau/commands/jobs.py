@@ -1,4 +1,4 @@
-"""`flambeau jobs`: work handed in now and fetched later."""
+"""`flambeau jobs`: submits asynchronous work, and fetches the results later."""
 
 import time
 from collections import Counter, deque
@@ -38,7 +38,7 @@ OutputFile = Annotated[
 ]
 DEFAULT_SERVER = "127.0.0.1:8001"
 MAX_IN_FLIGHT = 256
-"""Jobs of a batch that are handed in before their results are fetched."""
+"""Most jobs of a batch that are submitted before their results are fetched."""
 REPORT_EVERY_S = 5.0
 
 
@@ -63,7 +63,7 @@ def submit(
     webhook: Annotated[str, typer.Option(help="URL to call when it is over.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Hand in a job; prints its id."""
+    """Submit a job, and print its id."""
     with _clients(server, token_file) as (served_by, jobs):
         values = read_inputs(inputs)
         arrays = fit_inputs(served_by(model, version), values)
@@ -117,7 +117,7 @@ def cancel(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a job that is not over."""
+    """Cancel a job that is not over."""
     with _clients(server, token_file) as (_, jobs):
         found = jobs.cancel(job)
     if as_json:
@@ -167,7 +167,7 @@ def batch(
         int, typer.Option(min=1, help="Rows of a stack in one job; the model's most unless less.")
     ] = 1024,
 ) -> None:
-    """Run files of work through a model. Interrupted, it goes on where it was when run again."""
+    """Run input files through a model as jobs. Run it again after an interruption to resume."""
     from flambeau.batch_files import check_folder, read_items, result_path
 
     with _clients(server, token_file) as (served_by, jobs):
@@ -196,7 +196,7 @@ def _run_batch(
     total: int,
     folder: Path,
 ) -> int:
-    """Hands items in, some ahead, and fetches their results. Returns how many failed."""
+    """Submits items ahead, and fetches their results. Returns the number of failures."""
     from rich.progress import Progress
 
     from flambeau.batch_files import result_path, write_arrays
@@ -211,7 +211,7 @@ def _run_batch(
             for item in items:
                 try:
                     in_flight.append((item, _submit_item(jobs, served, version, item)))
-                except InvalidRequestError as error:  # the others are none the worse for it
+                except InvalidRequestError as error:  # the other items continue
                     states["refused"] += 1
                     typer.echo(f"{item.name}: {error}", err=True)
                     progress.advance(bar)
@@ -235,7 +235,7 @@ def _run_batch(
 
 
 def _submit_item(jobs: "JobClient", served: "Model", version: str, item: "Item") -> str:
-    """Hands an item in, and again if it had failed when it was handed in before. Returns its id."""
+    """Submits an item, with a new key if an earlier job of it failed. Returns the job's id."""
     from flambeau.batch_files import key_of
 
     values = item.read()
@@ -248,7 +248,7 @@ def _submit_item(jobs: "JobClient", served: "Model", version: str, item: "Item")
 
 
 def _show(job: "Job", output: Path | None, as_json: bool) -> None:
-    """Shows a job: its outputs too, unless they are to be written to a file."""
+    """Prints a job, with its outputs unless they are written to a file."""
     from flambeau.tensor_text import describe, listed
 
     written = job.outputs is not None and output is not None
@@ -271,7 +271,7 @@ def _show(job: "Job", output: Path | None, as_json: bool) -> None:
 
 
 def _facts(job: "Job") -> dict[str, object]:
-    """All of a job but its outputs."""
+    """Returns all fields of a job except its outputs."""
     names = ("id", "model", "version", "state", "created_at", "deadline", "finished_at", "error")
     return {name: getattr(job, name) for name in names}
 
@@ -280,7 +280,7 @@ def _facts(job: "Job") -> dict[str, object]:
 def _clients(
     server: str, token_file: Path | None
 ) -> "Iterator[tuple[Callable[[str, str], Model], JobClient]]":
-    """What asks for a model's signature, and what hands jobs in."""
+    """Opens clients for a model's signature and for jobs."""
     from flambeau.client import Client
     from flambeau.errors import AddressError, ClientError
     from flambeau.jobs import JobClient

@@ -1,4 +1,4 @@
-"""`flambeau keys`: who signs versions here, and whose signatures are trusted."""
+"""`flambeau keys`: the keys that sign versions here, and the keys that are trusted."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ def new(
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a key pair: what is published from now on is signed with it."""
+    """Create a key pair: versions published from now on are signed with it."""
     from model_store.signatures.key_folder import KeyFolder
 
     key = KeyFolder(keys).new(name)
@@ -61,7 +61,7 @@ def list_keys(
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the keys: fingerprint, whether one signs here, whether it is trusted."""
+    """List the keys: fingerprint, signing and trusted keys."""
     from model_store.signatures.key_folder import KeyFolder
 
     folder = KeyFolder(keys)

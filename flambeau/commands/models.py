@@ -1,4 +1,4 @@
-"""`flambeau models`: what is in a model store, whether it is whole, and which version is live."""
+"""`flambeau models`: the contents and integrity of a model store, and its live versions."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -50,9 +50,9 @@ Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept in the 
 @models_app.command("list")
 @failing_with(STORE_FAILURES)
 def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
-    """List the models: what is in production, and the fastest artifact of it.
+    """List the models, their production versions and the fastest artifacts.
 
-    A model that cannot be read is listed all the same, explained, and makes the exit code 1.
+    An unreadable model is listed too, with the reason, and makes the exit code 1.
     """
     opened = existing_store(store)
     summaries = [
@@ -82,7 +82,7 @@ def show(
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Show a version: signature, artifacts and their figures, lineage, files."""
+    """Show a version: signature, artifacts with their metrics, lineage, files."""
     opened, manifest = open_version(store, model, version)
     pointers = opened.pointers(manifest.model)
     versions = pointers.aliases if pointers else {}
@@ -102,7 +102,7 @@ def verify(
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check the size and sha256 of every file of a version, and who signed it."""
+    """Check the size and sha256 of every file of a version, and its signature."""
     from model_store.manifest import SIGNATURE
 
     opened, manifest = open_version(store, model, version)
@@ -154,9 +154,9 @@ def rollback(
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Point production, or another alias, back at the version it named before.
+    """Point production, or another alias, back at its previous version.
 
-    A second rollback returns to the version that the first left; promote goes further back.
+    A second rollback returns to the version before the first one; promote goes further back.
     """
     _print_move(existing_store(store).rollback(model, alias, why), model, alias, as_json)
 
@@ -164,7 +164,7 @@ def rollback(
 @models_app.command()
 @failing_with(STORE_FAILURES)
 def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
-    """Show every move of a model's pointers: when, who, what, why."""
+    """Show every move of a model's pointers: time, user, target, reason."""
     generations = existing_store(store).history(model)
     if as_json:
         print_json([pointers.model_dump(mode="json") for pointers in generations])
@@ -175,7 +175,7 @@ def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson =
 
 
 def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:
-    """The store and the version asked for: the production one, else the newest, if none was."""
+    """Opens the store, and returns it with the version: the given, production or newest one."""
     model, version = model_and_version(model, version)
     store = existing_store(url)
     if version is None:
@@ -187,7 +187,7 @@ def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore
 
 
 def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelSummary:
-    """The facts of one model; one that cannot be read must not hide the others."""
+    """Returns the facts of one model; an unreadable model must not hide the others."""
     if listing.unreadable:
         return ModelSummary(model=model, versions=(), error=listing.unreadable)
     try:
@@ -196,7 +196,7 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
         )
         aliases = dict(pointers.aliases) if pointers else {}
         manifest = store.manifest(model, aliases.get(PRODUCTION, listing.versions[-1]))
-    except Exception as error:  # its files are anybody's
+    except Exception as error:  # the files may have any content
         reason = str(error) if isinstance(error, StoreError) else f"model {model}: {error!r}"
         return ModelSummary(model=model, versions=listing.versions, error=reason)
     best = manifest.artifacts_by_speed()[0]
@@ -219,7 +219,7 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
 
 
 def _certificate_lines(store: "ModelStore", manifest: "Manifest") -> list[str]:
-    """Where the version was verified; one that cannot be read must not hide the version."""
+    """Lists the certificates of a version; an unreadable one must not hide the version."""
     from flambeau.commands.text.certificate import list_lines
     from model_store.certificates.certificates import certificates
 
@@ -231,7 +231,7 @@ def _certificate_lines(store: "ModelStore", manifest: "Manifest") -> list[str]:
 
 
 def _failure(store: "ModelStore", manifest: "Manifest", entry: "FileEntry") -> str | None:
-    """What is wrong with one file, or None."""
+    """Returns the error of one file, or None."""
     try:
         store.read_file(manifest, entry)
     except StoreError as error:
@@ -240,7 +240,7 @@ def _failure(store: "ModelStore", manifest: "Manifest", entry: "FileEntry") -> s
 
 
 def _signed(store: "ModelStore", manifest: "Manifest", keys: str) -> tuple[str, str | None]:
-    """Who signed a version, as far as that is known here; and what is wrong with that, or None."""
+    """Describes the signer of a version, if known here, and returns the error, or None."""
     from model_store.signatures.key_folder import KeyFolder, trusted_keys
 
     if store.signature(manifest.model, manifest.version) is None:
@@ -249,13 +249,13 @@ def _signed(store: "ModelStore", manifest: "Manifest", keys: str) -> tuple[str, 
         key = store.signer(manifest, trusted_keys(KeyFolder(keys).trusted_folder))
     except SignatureMismatchError as error:
         return str(error), str(error)
-    except StoreError as error:  # nobody here can tell, which need not matter
+    except StoreError as error:  # no trusted key here, which may be intended
         return str(error), None
     return f"by {key.name}", None
 
 
 def _advice(store: "ModelStore", manifest: "Manifest") -> str:
-    """Which version people get meanwhile, and what to do about it."""
+    """Describes the live version, and the remedy."""
     pointers = store.pointers(manifest.model)
     live = pointers.aliases.get(PRODUCTION) if pointers else None
     if live is None:

@@ -1,4 +1,4 @@
-"""`flambeau report`: what was measured when a version was published."""
+"""`flambeau report`: the measurements at the publication of a version."""
 
 import sys
 from pathlib import Path

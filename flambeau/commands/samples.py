@@ -1,4 +1,4 @@
-"""`flambeau samples`: what a gateway kept of requests and answers (`payload_samples`)."""
+"""`flambeau samples`: requests and responses stored by a gateway (`payload_samples`)."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -53,15 +53,15 @@ def list_samples(
 def _tell_none(
     store: str, model: str, version: int | None, *, is_model: bool, as_json: bool
 ) -> None:
-    """Says that there are none; of a name that is no model's, it fails.
+    """Prints that there are no samples; fails if the name is not that of a model.
 
-    A bucket for samples alone has no models, and any may have samples there.
+    A bucket only for samples has no models, so that any name may have samples there.
     """
     of_version = f" version {version}" if version else ""
     told = f"no samples of '{model}'{of_version} in {store}"
     known = existing_store(store).models()
     if is_model or model in known or not known:
-        typer.echo(told, err=as_json)  # no line of JSON is what they are as JSON
+        typer.echo(told, err=as_json)  # as JSON, an empty output is no samples
         return
     raise ModelNotFoundError(f"{told}, which has no such model{_nearest(model, store)}")
 
@@ -85,7 +85,7 @@ def show(
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Show the samples of a request, with their values where those were kept."""
+    """Show the samples of a request, with their values if they were kept."""
     found = [one for one in _samples(store, model) if one.request_id == request_id]
     if not found:
         typer.echo(
@@ -126,7 +126,7 @@ def delete(
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
-    """Delete samples of a model. A server that samples may write further ones."""
+    """Delete samples of a model. A server with sampling may write new ones."""
     from model_store.samples.payload_samples import delete_samples
 
     with written_down("delete samples", f"{model} {request_id or ''}".strip(), audit_log):
@@ -143,7 +143,7 @@ def delete(
 
 
 def _samples(store: str, model: str) -> "list[PayloadSample]":
-    """All of a model, by time."""
+    """Reads all samples of a model, in order of time."""
     from model_store.samples.payload_samples import read_samples
 
     return sorted(
@@ -152,7 +152,7 @@ def _samples(store: str, model: str) -> "list[PayloadSample]":
 
 
 def _nearest(model: str, store: str) -> str:
-    """The nearest model of the store, of one that is not in it."""
+    """Returns a hint with the nearest model of the store, or "" if the model is in it."""
     from model_store.strict import nearest_name
 
     known = existing_store(store).models()

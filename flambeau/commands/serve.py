@@ -1,4 +1,4 @@
-"""`flambeau serve`: one process with everything, and lines to paste once it is ready."""
+"""`flambeau serve`: the whole server in one process; prints example requests when ready."""
 
 from typing import Annotated, Any
 
@@ -64,7 +64,7 @@ def run(settings: dict[str, Any]) -> None:
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """`NAME=VALUE` pairs, each value read as YAML: `threads=2`, `models=[a, b]`."""
+    """Parses `NAME=VALUE` pairs, with values in YAML: `threads=2`, `models=[a, b]`."""
     from model_store.yaml_text import YamlError, read_yaml
 
     for pair in pairs:

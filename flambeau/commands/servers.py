@@ -1,8 +1,8 @@
-"""`flambeau gateway`, `inference` and `trainer`: each process of the split form by its name.
+"""`flambeau gateway`, `inference` and `trainer`: the processes of a split server.
 
-They are `python -m services.gateway` and so on. Their options are the fields of a configuration
-(`services/settings.py`), which a typer command would have to import to be listed, so all arguments
-are passed on as they are.
+They run `python -m services.gateway` and so on. Their options are the fields of a configuration
+(`services/settings.py`), which a typer command would have to import for its help, so all arguments
+are passed on unchanged.
 """
 
 from importlib import import_module
@@ -12,23 +12,23 @@ import typer
 PASSED_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
-    "help_option_names": [],  # the process has a help of its own
+    "help_option_names": [],  # the process has its own help
 }
-"""The context of a verb whose arguments are another parser's."""
+"""Context of a command whose arguments another parser reads."""
 
 
 def gateway(context: typer.Context) -> None:
-    """Run a gateway: takes requests over REST and gRPC, and has workers answer them."""
+    """Run a gateway: accepts requests over REST and gRPC, and forwards them to workers."""
     _run("gateway", context)
 
 
 def inference(context: typer.Context) -> None:
-    """Run a worker: models on this machine's device, for gateways."""
+    """Run a worker: runs models on this machine's device, for gateways."""
     _run("inference", context)
 
 
 def trainer(context: typer.Context) -> None:
-    """Run the training service: takes training jobs over REST and gRPC, and runs them."""
+    """Run the training service: accepts training jobs over REST and gRPC, and runs them."""
     _run("trainer", context)
 
 

@@ -1,4 +1,4 @@
-"""Verbs with `--set NAME=VALUE`: a name that is given as an option is told the right form."""
+"""Commands with `--set NAME=VALUE`: their error for an unknown option suggests that form."""
 
 from abc import abstractmethod
 from typing import Any
@@ -7,29 +7,29 @@ from flambeau.commands.options.verb_classes import Verb
 
 
 class SetCommand(Verb):
-    """A kind of them says which names there are.
+    """Base class; each subclass knows the names that `--set` accepts.
 
     Attributes:
-        what: such a name is, in words.
+        what: description of such a name.
     """
 
     what: str
 
     @abstractmethod
     def name_of(self, option: str) -> str | None:
-        """The name that `--set` takes; None if there is none.
+        """Returns the name that `--set` accepts, or None.
 
         Args:
-            option: without its dashes, `http_port` for `--http-port`.
+            option: option without its dashes, `http_port` for `--http-port`.
         """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Adds to the error for an unknown option how that name is given."""
+        """Extends the error for an unknown option by its `--set` form."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            option = getattr(error, "option_name", None)  # only that of an unknown option has one
+            option = getattr(error, "option_name", None)  # only unknown-option errors have one
             if isinstance(option, str) and (form := self._form(option, given)):
                 words = f"No such option: {option}; it is {self.what}, given as {form}"
                 error.message = words  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ class SetCommand(Verb):
             raise
 
     def _form(self, option: str, arguments: list[str]) -> str:
-        """`--set http_port=9000` for the option `--http-port`; empty if there is no such name."""
+        """Returns `--set http_port=9000` for the option `--http-port`; "" if it is not a name."""
         try:
             name = self.name_of(option.removeprefix("--").replace("-", "_"))
         except ImportError:
@@ -53,24 +53,24 @@ class SetCommand(Verb):
 
 
 class SettingsCommand(SetCommand):
-    """For `app.command(cls=...)`, of verbs that take settings of a server."""
+    """Class of commands that accept server settings, for `app.command(cls=...)`."""
 
     what = "a setting"
 
     def name_of(self, option: str) -> str | None:
-        """The setting itself."""
+        """Returns the setting itself."""
         from services.standalone.config import ServerConfig
 
         return option if option in ServerConfig.model_fields else None
 
 
 class RecipeCommand(SetCommand):
-    """For `app.command(cls=...)`, of verbs that take keys of a recipe."""
+    """Class of commands that accept recipe keys, for `app.command(cls=...)`."""
 
     what = "a key of the recipe"
 
     def name_of(self, option: str) -> str | None:
-        """`train.epochs` for `epochs`."""
+        """Returns `train.epochs` for `epochs`."""
         from training.recipe.keys import key_named
 
         return key_named(option)

@@ -1,4 +1,4 @@
-"""`flambeau sweep`: many short trainings of a recipe, the best of which is published."""
+"""`flambeau sweep`: many short trainings of a recipe; the best one is published."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _at_most(most: int) -> "Callable[[int], int]":
-    """A limit that the help does not show: at 80 columns its range would cut other words."""
+    """Checks a limit that the help does not show: its range would not fit into 80 columns."""
 
     def check(value: int) -> int:
         if value > most:
@@ -106,13 +106,13 @@ def sweep(
 ) -> None:
     """Search for better values of a recipe, and publish the best trial.
 
-    Each --param names a key and how its value is drawn: 'optim.adamw.lr=log(1e-4, 1e-1)',
+    Each --param names a key and its distribution: 'optim.adamw.lr=log(1e-4, 1e-1)',
     'model.args.dropout=float(0, 0.5)', 'train.epochs=int(5, 20)' or
     'optim.accumulate=choice(1, 2, 4)'.
 
-    The same command goes on where it was interrupted. Exits with 0 when the best trial is
-    published, or done with --no-publish; 2 when the recipe, its data or a parameter is wrong, 1
-    when anything else is.
+    The same command resumes an interrupted search. Exits with 0 when the best trial is published,
+    or done with --no-publish; 2 when the recipe, its data or a parameter is wrong, 1 for any other
+    failure.
     """
     from model_store.errors import StoreError
     from model_store.signatures.key_folder import KeyFolder
@@ -140,7 +140,7 @@ def sweep(
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None
         if publish:
-            ModelStore(store)  # one that cannot be opened fails here, not after the search
+            ModelStore(store)  # an invalid store fails here, not after the search
         from training.sweep.search import SweepPlan
 
         plan = SweepPlan(

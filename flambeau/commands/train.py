@@ -1,4 +1,4 @@
-"""`flambeau train`: a recipe becomes a published version."""
+"""`flambeau train`: trains a recipe, and publishes the result as a version."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.recipe.recipe import Recipe
 
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C stopped, as shells count it."""
+"""Exit code of a program that Ctrl-C stopped, by shell convention."""
 RecipeSource = Annotated[
     str,
     typer.Argument(help="A YAML file, or a function: path/file.py:name or package.module:name."),
@@ -52,10 +52,10 @@ def train(
     ] = "",
     keys: KeysFolder = "",
 ) -> None:
-    """Train a recipe, export and prove its artifacts, and publish what kept its tolerance.
+    """Train a recipe, export and verify its artifacts, and publish those within tolerance.
 
     Exits with 0 when a version is published, 2 when the recipe or its data are wrong, 75 when
-    SIGTERM has stopped several processes behind a checkpoint, 1 when anything else is wrong.
+    SIGTERM has stopped several processes after a checkpoint, 1 for any other failure.
     """
     from pathlib import Path
 
@@ -66,13 +66,13 @@ def train(
     from training.job import STOPPED
     from training.recipe.user_code import own_code_named
 
-    # The disk is the user's, so its failures are theirs to read.
+    # The disk is the user's, so its errors are reported without a traceback.
     codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
     codes |= {RecipeError: 2, DataError: 2, StoppedError: STOPPED}
     with failing_with(codes), needing("train"):
         loaded = _load(recipe, set_ or [], store)
         key = KeyFolder(keys).signing_key(sign_with)
-        sign = signer_with(key) if key else None  # before training: a bad key fails here
+        sign = signer_with(key) if key else None  # before training: an invalid key fails here
         try:
             if loaded.train.processes > 1:
                 from training.distributed.launcher import train_together
@@ -90,7 +90,7 @@ def train(
 
 
 def _load(source: str, overrides: list[str], store: str) -> "Recipe":
-    """The recipe, once all that it names is there: torch takes a while to be imported."""
+    """Loads the recipe, and checks its references first, since importing torch is slow."""
     from model_store.store import ModelStore
     from training.network.stored_version import stored_version
     from training.recipe.file import load_recipe

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVER = "127.0.0.1:8004"
 HERE = "run"
-"""The verb that is meant where none is named."""
+"""Default subcommand."""
 
 
 class TrainGroup(VerbGroup):
-    """Takes what is none of its verbs for a recipe to train here."""
+    """Interprets an unknown subcommand as a recipe to train here."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the verb in that was left out."""
+        """Inserts the default subcommand."""
         if args and args[0] not in self.commands and args[0] != "--help":
             args = [HERE, *args]
         return super().parse_args(ctx, args)
@@ -76,7 +76,7 @@ def submit(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hand a recipe to the training service; prints the job's id.
+    """Submit a recipe to the training service, and print the job's id.
 
     Exits with 2 when the recipe or its code is refused; with --follow, with 1 unless it succeeds.
     """
@@ -161,7 +161,7 @@ def logs(
         bool, typer.Option("--json", help="Print each event as a line of JSON.")
     ] = False,
 ) -> None:
-    """Show what a job has told; with -f as it tells it, failing unless it succeeds."""
+    """Show the events of a job; -f follows them, and fails unless the job succeeds."""
     with _client(server, token_file) as client:
         show = _print_event_as_json if as_json else _print_event
         if follow:
@@ -178,7 +178,7 @@ def cancel(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a job that is not over."""
+    """Cancel a job that is not over."""
     with _client(server, token_file) as client:
         found = client.cancel(job)
     state = found.state if found.is_over else "being cancelled"
@@ -195,7 +195,7 @@ def resume(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a job that failed or was cancelled go on from its checkpoint."""
+    """Resume a failed or cancelled job from its checkpoint."""
     with _client(server, token_file) as client:
         last = max((event.seq for event in client.watch(job)), default=0) if follow else 0
         found = client.resume(job)
@@ -220,7 +220,7 @@ def _client(server: str, token_file: Path | None = None) -> "Iterator[TrainingCl
 
 @contextmanager
 def _refusals() -> "Iterator[None]":
-    """What the service allows nobody, or not this caller, is refused as a wrong recipe is."""
+    """Reports a permission error of the service like an invalid recipe."""
     from flambeau.errors import InvalidRequestError, ServerError
 
     try:
@@ -232,7 +232,7 @@ def _refusals() -> "Iterator[None]":
 
 
 def _recipe_text(source: str) -> tuple[str, str]:
-    """A recipe's text and what messages call it; that of a function with every default."""
+    """Returns a recipe's text and its name for messages; from a function with every default."""
     from training.recipe.file import load_recipe, read_recipe_text, resolved_yaml
 
     if source.endswith((".yaml", ".yml", ".json")):
@@ -246,7 +246,7 @@ def _follow(
     after: int,
     show: "Callable[[TrainingEvent], None] | None" = None,
 ) -> None:
-    """Shows events until the job is over; exits with 1 unless it has succeeded."""
+    """Prints events until the job is over; exits with 1 unless it has succeeded."""
     try:
         for event in client.watch(job_id, after=after, follow=True):
             (show or _print_event)(event)
@@ -258,7 +258,7 @@ def _follow(
 
 
 def _print_outcome(job: "TrainingJob", text: str, as_json: bool) -> None:
-    """What became of a job, as text or as a line of JSON, as events are."""
+    """Prints the state of a job as text, or as a line of JSON like events."""
     if as_json:
         print_json(_facts(job), in_a_line=True)
     else:
@@ -270,7 +270,7 @@ def _print_event(event: "TrainingEvent") -> None:
         typer.echo(event.text)
     elif event.kind == "state":
         typer.echo(f"{_local(event.time)}  {event.state}: {event.text}")
-    # The figures of an epoch are in the line that the run prints of it.
+    # The run's own log line has the metrics of an epoch.
 
 
 def _print_event_as_json(event: "TrainingEvent") -> None:
@@ -278,7 +278,7 @@ def _print_event_as_json(event: "TrainingEvent") -> None:
 
 
 def _facts(job: "TrainingJob") -> dict[str, object]:
-    """A job of a list, which comes without its recipe."""
+    """Returns the fields of a job without its recipe, as in lists."""
     facts = asdict(job)
     del facts["recipe"]
     return facts

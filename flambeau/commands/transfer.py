@@ -1,4 +1,4 @@
-"""`flambeau push` and `flambeau pull`: a version from one store to another, all or nothing."""
+"""`flambeau push` and `flambeau pull`: copies a version atomically between stores."""
 
 import contextlib
 from collections.abc import Iterator
@@ -83,7 +83,7 @@ def _copy(model: str, version: int, source_url: str, target_url: str, as_json: b
 
 @contextlib.contextmanager
 def _progress(title: str, total_bytes: int) -> Iterator["Progress"]:
-    """A bar on a terminal, a line for every finished file elsewhere; both on standard error."""
+    """Shows a bar on a terminal, otherwise a line per finished file; both on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn
     from rich.progress import Progress as Bar

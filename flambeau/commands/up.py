@@ -1,4 +1,4 @@
-"""`flambeau up`: everything from nothing. Trains the recipe if the store is empty, then serves."""
+"""`flambeau up`: trains a first model if the store is empty, then serves."""
 
 import signal
 import subprocess
@@ -38,7 +38,7 @@ def up(
         from services.standalone.config import ServerConfig
 
     settings = {"store": store, **parse_settings(set_ or [])}
-    with failing_with({ConfigError: 2, PortError: 1}):  # before a training, which takes longer
+    with failing_with({ConfigError: 2, PortError: 1}):  # before the training, which takes longer
         config = checked(ServerConfig, settings)
         check_free(config.host, config.ports())
     fill_if_empty(store, recipe)
@@ -46,14 +46,14 @@ def up(
 
 
 def fill_if_empty(store: str, recipe: str | None = None) -> None:
-    """Trains and publishes a recipe, unless the store holds a model already.
+    """Trains and publishes a recipe, unless the store already has a model.
 
-    A training that was interrupted goes on from its last checkpoint. It runs in a process of its
-    own: it imports torch and starts helpers, of which nothing is to stay with a server.
+    An interrupted training resumes from its last checkpoint. It runs in its own process, because it
+    imports torch and starts helpers, none of which should stay with the server.
 
     Raises:
         typer.Exit: it failed, with its exit code; or 128 + the number of the signal that ended it;
-            or the store holds something else.
+            or the store has another layout.
     """
     from model_store.errors import ForeignLayoutError, StoreError
     from model_store.store import ModelStore
@@ -70,16 +70,16 @@ def fill_if_empty(store: str, recipe: str | None = None) -> None:
         f"the store {opened.url} is empty: training {first} first; an interrupted training goes on "
         "from its last checkpoint"
     )
-    sys.stdout.flush()  # the training writes to the same place
+    sys.stdout.flush()  # the training writes to the same output
     command = own_command("flambeau", "train", first, "--store", store, "--resume")
     if code := _run_to_its_end(command):
         raise typer.Exit(code)
 
 
 def _run_to_its_end(command: Sequence[str]) -> int:
-    """Runs a command; asked to end, it interrupts the command and waits. Returns the exit code.
+    """Runs a command to its end, and interrupts it on a stop signal. Returns the exit code.
 
-    The command has a session of its own, so that Ctrl-C does not reach it a second time.
+    The command has its own session, so that Ctrl-C does not reach it a second time.
     """
     asked: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -92,7 +92,7 @@ def _run_to_its_end(command: Sequence[str]) -> int:
     before = {number: signal.signal(number, interrupt) for number in ENDING}
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
-        if asked:  # before there was a process
+        if asked:  # a signal before the process existed
             process.send_signal(signal.SIGINT)
         code = process.wait()
     finally:

@@ -1,4 +1,4 @@
-"""`flambeau up-split`: many processes on one machine. Redis, workers, gateways, an example load."""
+"""`flambeau up-split`: Redis, workers, gateways and an example load on one machine."""
 
 import contextlib
 import fcntl
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 EXTRAS = "split,train"
 FOLDER = Path("var/split")
-"""For Redis' files and all logs."""
+"""Folder of Redis' files and all logs."""
 FIRST_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
-"""Of the first gateway, unless settings say otherwise."""
+"""Ports of the first gateway, unless settings differ."""
 PORTS_EACH = 10
-"""Each further gateway and worker has ports so much higher."""
+"""Port offset of each further gateway and worker."""
 METRICS_OF_WORKERS = 3
-"""The first worker's port for metrics is so much higher than the first gateway's."""
+"""Offset of the first worker's metrics port from the first gateway's."""
 REPORT_EVERY_S = 5.0
 AFTER_FAILURE_S = 0.1
 
@@ -66,7 +66,7 @@ def up_split(
 
     failures = {ConfigError: 2, PortError: 1, SplitProcessError: 1, ClientError: 1}
     with failing_with(failures), needing(EXTRAS), contextlib.ExitStack() as stack:
-        # Whatever can be wrong is found before a training, which takes longer.
+        # Configuration errors are found before a training, which takes longer.
         plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
         FOLDER.mkdir(parents=True, exist_ok=True)
         stack.enter_context(_alone_in(FOLDER))
@@ -106,7 +106,7 @@ def up_split(
 
 
 def _stop_with(redis: "RedisProcess", asked: threading.Event) -> None:
-    """Asks to stop when Redis has ended; a gateway or worker that ends leaves the others."""
+    """Stops everything when Redis exits; the exit of a gateway or worker stops no other."""
 
     def look(*_: object) -> None:
         if redis.has_ended():
@@ -118,16 +118,16 @@ def _stop_with(redis: "RedisProcess", asked: threading.Event) -> None:
 def plan_processes(
     gateways: int, workers: int, given: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Tells each setting to the processes that know it. Returns the settings of every one.
+    """Assigns each setting to the processes that have it. Returns the settings of every process.
 
     Args:
-        gateways: how many.
-        workers: how many.
+        gateways: number of gateways.
+        workers: number of workers.
         given: settings by name.
 
     Raises:
-        ConfigError: none of them knows a setting, it has a bad value, or it is ours to give; or
-            two ports are one.
+        ConfigError: a setting is unknown, has an invalid value, or is reserved; or two ports are
+            equal.
     """
     from services.gateway.config import GatewayConfig
     from services.inference.config import InferenceConfig
@@ -166,7 +166,7 @@ def plan_processes(
 
 
 def _ports(plan: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[str, int]]:
-    """Every port of a plan, with its setting and its owner."""
+    """Yields every port of a plan, with its setting and its owner."""
     for kind, owner in (("gateway", "gateway"), ("inference", "worker")):
         for n, settings in enumerate(plan[kind]):
             for name in FIRST_PORTS:
@@ -176,7 +176,7 @@ def _ports(plan: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[st
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keeps a second one out: it would take the first one's socket and write to its files."""
+    """Locks the folder: a second instance would take over the socket and the files."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,7 +193,7 @@ def _any_model(store: str) -> str:
 
 
 def _send_load(model: str, grpcs: Sequence[str], asked: threading.Event) -> None:
-    """Asks the gateways in turn, one request after the other, until asked to stop."""
+    """Sends requests to the gateways in turn, one at a time, until stopped."""
     import numpy as np
 
     from flambeau.client import Client

@@ -1,4 +1,4 @@
-"""`flambeau verify`: the whole certificate of a version again, on this machine or a server's."""
+"""`flambeau verify`: verifies a version again, on this machine or a server's."""
 
 import contextlib
 import tempfile
@@ -54,11 +54,11 @@ def verify(
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Prove every artifact of a version on a machine, and record it as a certificate.
+    """Verify every artifact of a version on a machine, and record the result as a certificate.
 
-    Each replays the golden inputs in a process of its own, in every form that requests come in.
-    Exits with 0 if none failed and at least one passed. `flambeau models verify` only checks
-    digests and signatures.
+    Each artifact replays the golden inputs in its own process, in every form of requests. Exits
+    with 0 if none failed and at least one passed. `flambeau models verify` only checks digests and
+    signatures.
     """
     model, version = model_and_version(model, version)
     if on:
@@ -112,7 +112,7 @@ def _with_departures(
     judge: "RecipeJudge",
     folder: Path,
 ) -> "Certificate":
-    """The certificate, and of each artifact that ran and failed where it departs."""
+    """Adds to the certificate the layer at which each failed artifact deviates."""
     results = []
     for result, artifact in zip(certificate.artifacts, manifest.artifacts, strict=True):
         if result.outcome == "failed" and result.replays:
@@ -125,12 +125,12 @@ def _with_departures(
 
 
 def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -> "RecipeJudge":
-    """The recipe's own checkpoint and data.
+    """Returns the judge with the recipe's checkpoint and data.
 
     Raises:
-        TrainingError: they are not here, or not those of the version.
-        StoreError: its files are broken, or the recipe is another machine's and nobody vouches
-            for it: it names code to call.
+        TrainingError: they are missing, or differ from those of the version.
+        StoreError: its files are broken, or the recipe is from a remote store without a trusted
+            signature: it names code to call.
     """
     from model_store.golden import read_golden
     from model_store.signatures.key_folder import KeyFolder, trusted_keys

@@ -1,1 +1,1 @@
-"""Dashboards, alert rules and the list of metrics, written down once and generated from here."""
+"""Dashboards, alert rules and the list of metrics: defined here, and generated as files."""

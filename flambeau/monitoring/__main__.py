@@ -1,4 +1,4 @@
-"""Writes what is generated: dashboards, alert rules, the list of metrics.
+"""Writes the generated files: dashboards, alert rules, the list of metrics.
 
     python -m flambeau.monitoring [FOLDER]
 

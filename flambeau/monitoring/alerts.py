@@ -1,12 +1,12 @@
-"""The alerts that do not depend on what a model promises.
+"""The alerts that do not depend on the objectives of a model.
 
-Severities: `page` wakes somebody, because callers suffer or soon will; `ticket` waits for the day.
-A counter that is watched over a window keeps its alert for as long as the window; the first event
-that it is seen with counts, too (`risen`).
+Severities: `page` wakes the person on call, because clients are affected or soon will be; `ticket`
+waits for working hours. An alert on a counter's increase over a window stays active for the window;
+the first event of a new series counts, too (`risen`).
 
 Every aggregation keeps `namespace`, so that one Prometheus can watch several installations: the
 traffic of one neither silences nor dilutes the alerts of another. Series without that label, as
-outside Kubernetes, are an installation of their own.
+outside Kubernetes, are a separate installation.
 """
 
 from dataclasses import dataclass
@@ -15,29 +15,28 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule."""
+    """One alerting rule."""
 
     name: str
     severity: Literal["page", "ticket"]
     summary: str
-    """One line; may use Prometheus' templates. The namespace is added where there is one."""
+    """One line; may use Prometheus' templates. The namespace is appended if there is one."""
     expression: str
-    """PromQL; it fires for every series it gives."""
+    """PromQL; the alert fires for every series that it returns."""
     lasting: str
-    """For how long it must hold first; empty for none."""
+    """Duration for which it must hold first; empty for none."""
     dashboard: str
-    """The uid of the one to look at."""
+    """Uid of the dashboard to open."""
 
 
 def risen(counter: str, window: str) -> str:
-    """PromQL: by how much each series of a counter has risen within a window.
+    """Returns PromQL for the increase of each series of a counter within a window.
 
-    `increase` sees no event that had happened when a series was looked at for the first time: a
-    version that fails its proof as it is read begins with 1. So a series that nobody had seen
-    before the window counts whole; an hour of looks is searched, so that one that was not looked
-    at for a while is not taken for new.
+    `increase` misses events before the first scrape of a series: a version that fails verification
+    at load starts at 1. So a series that is new in the window counts in full. The hour before is
+    searched for samples, so that a series with a gap of scrapes does not look new.
     """
-    whole = f"max_over_time({counter}[{window}]) > 0"  # its process may have been restarted since
+    whole = f"max_over_time({counter}[{window}]) > 0"  # the process may have restarted since
     new = f"{whole} unless count_over_time({counter}[1h] offset {window})"
     return f"(({new}) or increase({counter}[{window}]))"
 
@@ -47,7 +46,7 @@ _JOBS = 'flambeau_finished_jobs_total{state=~"failed|expired"}'
 _TRAINING_JOBS = 'flambeau_training_finished_jobs_total{state="failed"}'
 
 BUDGET_ALERTS = ("FlambeauErrorBudgetBurn", "FlambeauLatencyBudgetBurn")
-"""Those that depend on what a model promises; `rules` makes them."""
+"""Alerts that depend on a model's objectives; `rules` makes them."""
 ALERTS = (
     Alert(
         "FlambeauProcessDown", "page",
@@ -83,7 +82,7 @@ ALERTS = (
     Alert(
         "FlambeauOverloaded", "ticket",
         "{{ $value | humanizePercentage }} of all requests are refused by a limit",
-        # What nobody serves is no overload; other alerts tell of it.
+        # A model without a server is not overload; other alerts report it.
         'sum by (namespace) (rate(flambeau_refusals_total{reason!="ModelNotReadyError"}[10m])) '
         "/ sum by (namespace) (rate(flambeau_requests_total[10m])) > 0.01",
         "10m", "flambeau-overview",

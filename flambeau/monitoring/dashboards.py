@@ -1,7 +1,7 @@
-"""The dashboards: what they show, in the order in which somebody on call asks.
+"""The dashboards, in the order in which the person on call needs them.
 
 Every expression is run against a real Prometheus while a fleet serves (`python -m
-tests.dashboards`, and shorter `tests/e2e/test_dashboards.py`), and must have data there.
+tests.dashboards`, and shorter `tests/e2e/test_dashboards.py`), and must return data there.
 """
 
 from flambeau.monitoring.panels import Dashboard, Panel, Query, Row, Unit, Variable
@@ -24,13 +24,13 @@ ONE_VERSION = Variable(
 
 
 def quantile(share: float, metric: str, labels: str, by: str = "") -> str:
-    """The quantile of a histogram's recent values.
+    """Returns PromQL for a quantile of a histogram's recent values.
 
     Args:
-        share: from 0 to 1.
-        metric: its name.
-        labels: which series.
-        by: labels, comma separated, that get a line each; empty for one line of all.
+        share: quantile, from 0 to 1.
+        metric: name of the histogram.
+        labels: label matchers.
+        by: comma-separated labels that get a line each; empty for one line of all.
     """
     names = f"le, {by}" if by else "le"
     return (
@@ -39,37 +39,37 @@ def quantile(share: float, metric: str, labels: str, by: str = "") -> str:
 
 
 def rate(metric: str, labels: str, by: str = "") -> str:
-    """What a counter grows by a second, summed over processes."""
+    """Returns PromQL for the rate of a counter per second, summed over processes."""
     summed = f"sum by ({by})" if by else "sum"
     return f"{summed} (rate({metric}{{{labels}}}{RATE}))"
 
 
 def grown(metric: str, labels: str, by: str) -> str:
-    """What a counter has grown by within each stretch of the time shown."""
+    """Returns PromQL for the increase of a counter per interval of the time shown."""
     return f"sum by ({by}) (increase({metric}{{{labels}}}{RATE}))"
 
 
 def grown_in_all(metric: str, labels: str) -> str:
-    """What a counter has grown by within all of the time shown."""
+    """Returns PromQL for the increase of a counter over the whole time shown."""
     return f"sum(increase({metric}{{{labels}}}[$__range]))"
 
 
 def of_redis(metric: str) -> str:
-    """What Redis holds of each version.
+    """Returns PromQL for a metric of Redis' contents for each version.
 
-    Every worker of a namespace tells the same, so the largest value counts; namespaces are summed.
+    All workers of a namespace report the same value, so the largest counts; namespaces are summed.
     """
     return f"sum by (model, version) (max by (namespace, model, version) ({metric}{{{LANE}}}))"
 
 
 def failing(labels: str, by: str = "") -> str:
-    """The share of requests that failed for a reason of ours."""
+    """Returns PromQL for the share of requests that failed on the server's side."""
     metric = "flambeau_requests_total"
     return f"{rate(metric, f'{labels},{FAILURES}', by)} / {rate(metric, labels, by)}"
 
 
 def burning(ratio: str, objective: str) -> str:
-    """How many times as fast as it may the worst of the chosen models uses up its budget."""
+    """Returns PromQL for the highest burn rate of the error budget among the selected models."""
     return (
         f"max(model:flambeau_requests_{ratio}:ratio_rate1h{{{LANE}}} / on (namespace, model) "
         f"(1 - model:flambeau_{objective}:objective))"
@@ -78,14 +78,14 @@ def burning(ratio: str, objective: str) -> str:
 
 def lines(title: str, unit: Unit, about: str, *queries: tuple[str, str], stacked: bool = False,
           quiet: bool = False) -> Panel:  # fmt: skip
-    """A panel of lines, from pairs of expression and legend."""
+    """Builds a panel of lines from pairs of expression and legend."""
     made = tuple(Query(expression, legend, quiet) for expression, legend in queries)
     return Panel(title, about, unit, made, stacked=stacked)
 
 
 def figure(title: str, unit: Unit, about: str, expression: str, warn_above: float | None = None
            ) -> Panel:  # fmt: skip
-    """A panel of one number."""
+    """Builds a panel of one number."""
     query = Query(expression, "")
     return Panel(title, about, unit, (query,), "stat", warn_above=warn_above)
 

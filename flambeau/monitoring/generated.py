@@ -1,4 +1,4 @@
-"""The files that are generated and committed, so that who only copies files has them.
+"""The generated files, which are committed, so that a plain checkout has them.
 
 In: this code, and the runbooks. Out: each file's path and text.
 """
@@ -14,10 +14,10 @@ from flambeau.monitoring.runbooks import read_runbooks, runbook_dashboard
 
 
 def generated_files(root: Path) -> dict[str, str]:
-    """Their texts, by path from the root of the repository.
+    """Returns their texts, by path from the root of the repository.
 
     Args:
-        root: of the repository.
+        root: root of the repository.
     """
     runbooks = runbook_dashboard(read_runbooks(root))
     return {
@@ -35,10 +35,10 @@ def generated_files(root: Path) -> dict[str, str]:
 
 
 def write_all(root: Path) -> list[Path]:
-    """Writes all of them. Returns their paths.
+    """Writes all generated files. Returns their paths.
 
     Args:
-        root: of the repository.
+        root: root of the repository.
     """
     written = []
     for name, text in generated_files(root).items():

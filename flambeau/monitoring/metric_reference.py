@@ -1,4 +1,4 @@
-"""`docs/metrics.md`: every metric, from the code that counts it.
+"""Generates `docs/metrics.md`: every metric, from the code that defines it.
 
 In: the registries of a server and of the training service. Out: Markdown.
 """
@@ -56,15 +56,15 @@ _PROCESSES: dict[str, tuple[str, ...]] = {
     "flambeau_tls_reloads": (GATEWAY, WORKER, TRAINER),
     "flambeau_tls_handshake_failures": (GATEWAY, TRAINER),
 }
-"""Who counts what is not a worker's alone."""
+"""Processes that expose a metric, unless only workers do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family."""
+    """One metric family."""
 
     name: str
-    """As a query writes it; of a histogram without `_bucket`, `_sum` and `_count`."""
+    """Name as in a query; of a histogram without `_bucket`, `_sum` and `_count`."""
     kind: str
     labels: tuple[str, ...]
     meaning: str
@@ -72,7 +72,7 @@ class Metric:
 
 
 def all_metrics() -> list[Metric]:
-    """Every metric of ours, servers' before the trainer's, each once."""
+    """Lists every flambeau metric once, the servers' before the trainer's."""
     server = _of(Metrics("").registry, (WORKER,))
     trainer = _of(TrainerMetrics("").registry, (TRAINER,))
     return list({metric.name: metric for metric in (*trainer, *server)}.values())
@@ -81,7 +81,7 @@ def all_metrics() -> list[Metric]:
 def _of(registry: CollectorRegistry, processes: tuple[str, ...]) -> Iterator[Metric]:
     for collector in list(registry._collector_to_names):
         if not isinstance(collector, LoopCounter | LoopHistogram | MetricWrapperBase):
-            continue  # what the library says of the process and of Python
+            continue  # process and Python metrics of the library
         (family,) = collector.collect()
         labels = collector.label_names if isinstance(collector, LoopCounter | LoopHistogram) else (
             collector._labelnames
@@ -95,7 +95,7 @@ def _of(registry: CollectorRegistry, processes: tuple[str, ...]) -> Iterator[Met
 
 
 def metrics_document() -> str:
-    """The page."""
+    """Renders the page."""
     found = all_metrics()
     parts = [HEAD]
     for title, process in (

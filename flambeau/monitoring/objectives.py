@@ -1,4 +1,4 @@
-"""What the models of a store promise, as their live versions say."""
+"""The objectives of a store's models, read from their live versions."""
 
 from model_store.pointers import PRODUCTION
 from model_store.slo import DEFAULT_SLO, Slo
@@ -6,10 +6,10 @@ from model_store.store import ModelStore
 
 
 def stored_objectives(store: ModelStore) -> dict[str, Slo]:
-    """By model: what the version in production says, or the newest where none is.
+    """Returns the objectives by model: of the version in production, otherwise of the newest.
 
     Args:
-        store: whose manifests are read.
+        store: store whose manifests are read.
 
     Raises:
         StoreError: the store or a manifest in it cannot be read.

@@ -1,10 +1,10 @@
-"""Grafana dashboards as plain records, and the JSON that Grafana reads.
+"""Grafana dashboards as plain records, and their JSON.
 
-In: dashboards of rows of panels of PromQL. Out: a document as Grafana's own export has it
+In: dashboards of rows of panels of PromQL. Out: a document in the format of Grafana's export
 (https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/).
 
-Rules kept here: an `id` of null and a `uid` that never changes, so that an import replaces; the
-data source is a variable, so that no installation's own is named; panels never overlap.
+Rules: `id` is null and `uid` is constant, so that an import replaces the dashboard; the data source
+is a variable, so that no installation's own is hard-coded; panels never overlap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,57 +12,57 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 SCHEMA_VERSION = 39
-"""Of Grafana 10.4 and 11; newer ones migrate it when they load it."""
+"""Schema of Grafana 10.4 and 11; newer versions migrate it when they load it."""
 WIDTH = 24
-"""Of Grafana's grid."""
+"""Columns of Grafana's grid."""
 STAT_HEIGHT, GRAPH_HEIGHT = 4, 8
 NOTE_LINES_A_UNIT = 1.4
-"""Lines of a note in one unit of height."""
+"""Lines of a note per unit of height."""
 PALETTE = "palette-classic"
 TAG = "flambeau"
-"""Of every dashboard; the top of each links to all that have it."""
+"""Tag of every dashboard; the top of each links to all that have it."""
 
 Unit = Literal["reqps", "ops", "s", "percentunit", "bytes", "short", "none", "celsius", "watt"]
-"""Grafana's names of units."""
+"""Grafana's unit names."""
 
 DATA_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression of a panel, and what its series are called."""
+    """One expression of a panel, and the legend of its series."""
 
     expression: str
-    """PromQL; may hold the dashboard's variables and `$__rate_interval`."""
+    """PromQL; may use the dashboard's variables and `$__rate_interval`."""
     legend: str
-    """With labels as `{{model}}`."""
+    """Legend with labels as `{{model}}`."""
     quiet: bool = False
-    """Whether it may have no number to show where nothing of its kind has happened."""
+    """True if the query may return no data before the first event of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture."""
+    """One panel."""
 
     title: str
     description: str
-    """What it shows and what to make of it; people read it at night."""
+    """Meaning of the panel and advice; it is read on call, at night."""
     unit: Unit
     queries: tuple[Query, ...]
     kind: Literal["timeseries", "stat"] = "timeseries"
     stacked: bool = False
     warn_above: float | None = None
-    """From where on a single figure is red."""
+    """Value above which a single number is red."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels beside each other, under a heading."""
+    """Panels side by side, under a heading."""
 
     title: str
     panels: tuple[Panel, ...]
     absent: str = ""
-    """What its panels say in place of numbers where nothing that they show is running; empty for
+    """Text of its panels in place of numbers if the monitored component does not run; empty for
     rows that every installation fills."""
     note: str = ""
     """Markdown above the panels."""
@@ -70,17 +70,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a dashboard."""
+    """A selector at the top of a dashboard."""
 
     name: str
     label: str
     query: str
-    """Where its values come from: `label_values(metric, label)`."""
+    """Query of its values: `label_values(metric, label)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One page."""
+    """One dashboard."""
 
     uid: str
     title: str
@@ -89,13 +89,13 @@ class Dashboard:
     variables: tuple[Variable, ...] = ()
 
     def panels(self) -> Iterator[Panel]:
-        """All of them, from top to bottom."""
+        """Yields all panels, from top to bottom."""
         for row in self.rows:
             yield from row.panels
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
-    """The document."""
+    """Returns the JSON document of a dashboard."""
     return {
         "annotations": {"list": [_alert_annotation()] if dashboard.variables else []},
         "description": dashboard.description,
@@ -126,7 +126,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a panel lies in the grid of 24 columns; heights are about 38 pixels each."""
+    """Position of a panel in the grid of 24 columns; heights are about 38 pixels each."""
 
     x: int
     y: int
@@ -135,11 +135,11 @@ class Place:
 
 
 def places(row: Row, top: int) -> list[tuple[Panel, Place]]:
-    """Puts the panels of a row side by side, at most six figures or three graphs.
+    """Places the panels of a row side by side, at most six numbers or three graphs.
 
     Args:
-        row: its panels.
-        top: the line below its heading.
+        row: row with the panels.
+        top: first grid line below its heading.
     """
     found = []
     x, y = 0, top
@@ -174,7 +174,7 @@ def _placed(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def note_height(note: str) -> int:
-    """Units of height that a note needs, of lines of some 160 characters."""
+    """Returns the height units of a note, for lines of about 160 characters."""
     lines = sum(1 + len(line) // 160 for line in note.splitlines())
     return max(2, round(lines / NOTE_LINES_A_UNIT) + 1)
 
@@ -246,7 +246,7 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 
 def _choices(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
-    if dashboard.variables:  # a page of texts asks nobody
+    if dashboard.variables:  # a page of texts has no selectors
         yield _data_source()
     yield from map(_variable, dashboard.variables)
 
@@ -261,7 +261,7 @@ def _data_source() -> dict[str, Any]:
 
 def _variable(variable: Variable) -> dict[str, Any]:
     return {
-        # With ".*" a series that lacks the label is shown as well, as outside Kubernetes.
+        # With ".*" series without the label are shown too, as outside Kubernetes.
         "allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "datasource": DATA_SOURCE, "definition": variable.query, "hide": 0, "includeAll": True,
         "label": variable.label, "multi": True, "name": variable.name, "options": [],

@@ -1,11 +1,11 @@
-"""Recording and alerting rules for Prometheus, made of what versions promise.
+"""Recording and alerting rules for Prometheus, derived from the objectives of versions.
 
-In: the objectives of models. Out: rule groups, as a file for Prometheus or an
-object of its operator.
+In: the objectives of models. Out: rule groups, as a file for Prometheus or an object of its
+operator.
 
-Burn rates: a budget is what an objective leaves over 30 days; it burns at 1 if it lasts just so
-long. Two windows each must agree, so that an alert begins soon and ends soon (Site Reliability
-Workbook, chapter 5, "Multiwindow, Multi-Burn-Rate Alerts").
+Burn rates: an error budget covers 30 days; a burn rate of 1 uses it up in exactly that time. Two
+windows must agree, so that an alert starts soon and ends soon (Site Reliability Workbook,
+chapter 5, "Multiwindow, Multi-Burn-Rate Alerts").
 """
 
 import re
@@ -24,16 +24,16 @@ FAILURES = (
     'code=~"500|502|503|504|INTERNAL|UNKNOWN|UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|'
     'DATA_LOSS"'
 )
-"""Answers for a reason of ours. Overload is one: callers were promised an answer."""
+"""Codes of server-side failures. Overload is one: clients were promised an answer."""
 PER_MODEL = "namespace, model"
-"""What ratios and objectives are told apart by: models of one name in two namespaces of Kubernetes
-are two models. Outside Kubernetes the series have no such label, and are one model."""
+"""Labels that identify a model in ratios and objectives: models of one name in two Kubernetes
+namespaces are two models. Outside Kubernetes the series lack that label, and are one model."""
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 NAMESPACE = "{{ with $labels.namespace }} in namespace {{ . }}{{ end }}"
-"""In summaries: the namespace, of series that have one."""
+"""Suffix of summaries: the namespace, for series that have one."""
 _METRIC = re.compile(r"\b((?:model:)?flambeau_[\w:]+|up)\b(\{)?")
 MIN_BAD = 5
-"""So few failures wake nobody, however few requests there were."""
+"""Failures below which no alert fires, however few requests there were."""
 
 HEADER = (
     "# Generated: `make dashboards` writes this one, and `flambeau alerts --store URL` the same\n"
@@ -62,12 +62,12 @@ BURNS = (
 def rule_groups(
     objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL, namespace: str = ""
 ) -> list[dict[str, Any]]:
-    """Every group.
+    """Returns every rule group.
 
     Args:
-        objectives: by model; every other model has the usual ones.
+        objectives: objectives by model; every other model has the defaults.
         runbook_url: pattern of the URL of an alert's runbook (`runbooks.RUNBOOK_URL`).
-        namespace: of Kubernetes, that all of it is limited to; empty for every namespace.
+        namespace: Kubernetes namespace to limit all rules to; empty for every namespace.
     """
     groups: list[dict[str, Any]] = [
         {"name": "flambeau-objectives", "rules": _objectives(objectives)},
@@ -84,7 +84,7 @@ def rule_groups(
 
 
 def _within(namespace: str, expression: str) -> str:
-    """The same of one namespace: each metric of an expression gets a matcher for the label."""
+    """Limits an expression to one namespace: each of its metrics gets a label matcher."""
     matcher = f'namespace="{namespace}"'
     return _METRIC.sub(
         lambda found: f"{found[1]}{{{matcher}," if found[2] else f"{found[1]}{{{matcher}}}",
@@ -95,14 +95,14 @@ def _within(namespace: str, expression: str) -> str:
 def rules_file(
     objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL, namespace: str = ""
 ) -> str:
-    """A file of rules for Prometheus; see `rule_groups`."""
+    """Renders a rules file for Prometheus; see `rule_groups`."""
     return HEADER + _yaml({"groups": rule_groups(objectives, runbook_url, namespace)})
 
 
 def prometheus_rule(
     objectives: Mapping[str, Slo], runbook_url: str = RUNBOOK_URL, namespace: str = ""
 ) -> str:
-    """The same as an object of the Prometheus operator (monitoring.coreos.com/v1)."""
+    """Renders the rules as an object of the Prometheus operator (monitoring.coreos.com/v1)."""
     return HEADER + _yaml(
         {
             "apiVersion": "monitoring.coreos.com/v1",
@@ -126,17 +126,17 @@ def _yaml(document: object) -> str:
 
 
 def _others(objectives: Mapping[str, Slo]) -> str:
-    """Selects the models that have the usual objectives."""
+    """Returns the label matcher of the models with default objectives."""
     return f'model!~"{"|".join(["unknown", *map(_escaped, sorted(objectives))])}"'
 
 
 def _escaped(model: str) -> str:
-    """In a regular expression of PromQL; names hold no other character that means something."""
+    """Escapes a name for a PromQL regular expression; names have no other special characters."""
     return model.replace(".", "\\\\.")
 
 
 def _objectives(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
-    """What each model promises, as series: so the alerts are the same for all."""
+    """Records each model's objectives as series, so that the alerts are the same for all."""
     chosen = [(f'model="{model}"', slo) for model, slo in sorted(objectives.items())]
     rules = []
     for selector, slo in [*chosen, (_others(objectives), DEFAULT_SLO)]:
@@ -148,7 +148,7 @@ def _objectives(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
 
 
 def _ratios(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
-    """The share of each model's requests that failed, or were not in time, over each window."""
+    """Records each model's share of failed and of slow requests, over each window."""
     by_latency: dict[float, list[str]] = defaultdict(list)
     for model, slo in sorted(objectives.items()):
         by_latency[slo.latency_ms].append(_escaped(model))
@@ -180,7 +180,7 @@ def _ratios(objectives: Mapping[str, Slo]) -> list[dict[str, Any]]:
 
 
 def _budgets() -> list[tuple[str, str, str, Burn]]:
-    """Alert, ratio and objective of every pair of windows."""
+    """Returns alert, ratio and objective of every pair of windows."""
     errors, latency = BUDGET_ALERTS
     kinds = ((errors, "failed", "availability"), (latency, "slow", "latency"))
     return [(*kind, burn) for kind in kinds for burn in BURNS]

@@ -1,7 +1,7 @@
-"""Runbooks where an alert can link to them: a dashboard of texts, beside the others.
+"""Runbooks as a dashboard of texts, beside the others, for the links of alerts.
 
 In: `docs/runbooks/*.md`. Out: the dashboard `flambeau-runbooks`, and the URL of each alert's
-runbook. Grafana is up when flambeau is not, and every installation with our dashboards has it: so
+runbook. Grafana is up when flambeau is not, and every installation with these dashboards has it: so
 the links of the alerts need no other server.
 """
 
@@ -15,17 +15,17 @@ from flambeau.monitoring.panels import Dashboard, Row
 UID = "flambeau-runbooks"
 RUNBOOK_URL = f"http://localhost:3000/d/{UID}?viewPanel={{panel}}"
 """Pattern of a runbook's URL: `{alert}` is the alert's name, `{panel}` the number of its panel in
-the dashboard. As it stands, Grafana of `deploy/compose.yaml`, or of a cluster through
-`kubectl port-forward`; `flambeau alerts --runbook-url` takes another."""
+the dashboard. The default is Grafana of `deploy/compose.yaml`, or of a cluster through `kubectl
+port-forward`; `flambeau alerts --runbook-url` sets another."""
 NAMES = tuple(sorted({alert.name for alert in ALERTS} | {*BUDGET_ALERTS}))
 _LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)?(?!https?:)([^)#]+)[^)]*\)")
 
 
 def url_of_runbook(alert: str, pattern: str = RUNBOOK_URL) -> str:
-    """The URL of an alert's runbook.
+    """Returns the URL of an alert's runbook.
 
     Args:
-        alert: its name.
+        alert: name of the alert.
         pattern: see `RUNBOOK_URL`.
     """
     # Each row has two panels: its heading, then its text.
@@ -34,20 +34,20 @@ def url_of_runbook(alert: str, pattern: str = RUNBOOK_URL) -> str:
 
 
 def read_runbooks(root: Path) -> dict[str, str]:
-    """The text of each runbook, by alert.
+    """Reads the text of each runbook, by alert.
 
     Args:
-        root: of the repository.
+        root: root of the repository.
     """
     folder = root / "docs/runbooks"
     return {name: (folder / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
 
 
 def runbook_dashboard(texts: Mapping[str, str]) -> Dashboard:
-    """A row for each alert, with its runbook as text.
+    """Builds a dashboard with a row for each alert, which has its runbook as text.
 
     Args:
-        texts: Markdown, by alert. Links within the repository become words: nothing serves it.
+        texts: Markdown, by alert. Links within the repository become plain text.
     """
     return Dashboard(
         uid=UID,
@@ -58,5 +58,5 @@ def runbook_dashboard(texts: Mapping[str, str]) -> Dashboard:
 
 
 def _without_links(text: str) -> str:
-    _, _, body = text.partition("\n")  # the heading is that of the row
+    _, _, body = text.partition("\n")  # the row has that heading
     return _LINK.sub(r"\1 (docs/\2)", body).strip()

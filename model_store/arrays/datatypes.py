@@ -1,4 +1,4 @@
-"""Names of the datatypes of the Open Inference Protocol; NumPy's types are in `tensors`.
+"""Datatype names of the Open Inference Protocol; `tensors` maps them to NumPy types.
 
 Source: https://github.com/kserve/open-inference-protocol (tensor data types).
 """

@@ -1,8 +1,8 @@
-"""Rows alone and the same rows padded: what proves that padding changes no answer.
+"""Makes unpadded and padded forms of the same rows, to verify that padding changes no answer.
 
-In: held-out rows of one common length, whose mask or lengths say how much of each is real. Out:
+In: held-out rows of one common length, with the real length of each in a mask or in lengths. Out:
 each row cut to its own length, and batches of those rows padded to their bucket, as a server that
-keeps the signature's `padding` would run them.
+follows the signature's `padding` would run them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from model_store.signature import Padding, Signature, SignatureError
 from model_store.tensors import Array
 
 EXAMPLE_LENGTH = 4
-"""Elements of a row that is exported by. More than one, which exporters make a special case."""
+"""Length of the example rows for exporters. More than 1, which exporters treat as a constant."""
 
 Inputs = dict[str, Array]
 Outputs = dict[str, Array]
@@ -23,14 +23,14 @@ Outputs = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """The same rows in both forms."""
+    """Rows in unpadded and padded form."""
 
     lengths: list[int]
-    """How many elements of each row are real."""
+    """Number of real elements of each row."""
     alone: list[Inputs]
     """Each row at its own length, [1, ...]."""
     batches: list[tuple[list[int], Inputs]]
-    """Which rows of `alone`, and their inputs padded to the bucket, [rows, ...]."""
+    """Indexes of rows in `alone`, and their inputs padded to the bucket, [rows, ...]."""
 
 
 def padded_rows(inputs: Mapping[str, Array], signature: Signature) -> PaddedRows:
@@ -38,10 +38,10 @@ def padded_rows(inputs: Mapping[str, Array], signature: Signature) -> PaddedRows
 
     Args:
         inputs: by name, each [rows, ...], all of one length.
-        signature: with a `padding`.
+        signature: a signature with a `padding`.
 
     Raises:
-        SignatureError: the mask or the lengths contradict the padding, or no row needs any.
+        SignatureError: the mask or the lengths contradict the padding, or no row needs padding.
     """
     padding = signature.padding
     assert padding is not None, "only a model with padding has rows to pad"
@@ -66,13 +66,13 @@ def padded_rows(inputs: Mapping[str, Array], signature: Signature) -> PaddedRows
 
 
 def shortened(inputs: Mapping[str, Array], signature: Signature) -> Inputs:
-    """The beginning of every row: enough to export by, and no more.
+    """Returns the first elements of every row, as examples for exporters.
 
-    Exporters run a recurrent layer element by element, so that their time grows with the rows.
+    Exporters run a recurrent layer element by element, so their time grows with the length.
 
     Args:
-        inputs: by name, each [rows, ...]; without `padding`, they stay as they are.
-        signature: says which axes hold the length.
+        inputs: arrays by name, each [rows, ...]; returned unchanged without a `padding`.
+        signature: the signature, whose `padding` names the length axes.
     """
     padding = signature.padding
     if padding is None:
@@ -87,14 +87,14 @@ def shortened(inputs: Mapping[str, Array], signature: Signature) -> Inputs:
 
 
 def own_lengths(inputs: Mapping[str, Array], padding: Padding) -> npt.NDArray[np.int64]:
-    """How many elements of each row are real, [rows].
+    """Returns the number of real elements of each row, [rows].
 
-    The mask says so, or the lengths; where the model takes neither, any beginning of a row is a
-    row, so that lengths from 1 to all are spread over the rows.
+    The mask or the lengths contain it. For a model with neither, every prefix of a row is a valid
+    row, so lengths from 1 to the full length are spread over the rows.
 
     Raises:
-        SignatureError: a row is real behind its padding, has no real element, or mask and lengths
-            differ.
+        SignatureError: a row has real elements after its padding, has no real element, or mask and
+            lengths differ.
     """
     name, axis = next(iter(padding.inputs.items()))
     rows, full = inputs[name].shape[0], inputs[name].shape[axis]
@@ -125,12 +125,12 @@ def own_lengths(inputs: Mapping[str, Array], padding: Padding) -> npt.NDArray[np
 def cut_back(
     outputs: Mapping[str, Array], lengths: Sequence[int], padding: Padding
 ) -> list[Outputs]:
-    """The outputs of a padded batch as each row alone would have them, [1, ...].
+    """Cuts the outputs of a padded batch to those of each row alone, [1, ...].
 
     Args:
-        outputs: by name, each [rows, ...].
-        lengths: of the rows, before they were padded.
-        padding: says which outputs vary with the length, and along which axis.
+        outputs: arrays by name, each [rows, ...].
+        lengths: lengths of the rows before padding.
+        padding: the padding, which names the outputs that vary with the length, and their axes.
     """
     return [
         {
@@ -170,5 +170,5 @@ def _pad(array: Array, axis: int, length: int, value: float) -> Array:
 
 
 def _to(length: int, axis: int | None) -> tuple[slice, ...]:
-    """Selects the first elements along one axis; all of them where there is none."""
+    """Selects the first elements along one axis; all elements if `axis` is None."""
     return () if axis is None else (*(slice(None),) * axis, slice(length))

@@ -1,10 +1,10 @@
-"""Differences between two sets of outputs. Pure NumPy: used at export and again at load.
+"""Measures differences between two sets of outputs. Pure NumPy: used at export and at load.
 
-Shapes: every array is [rows, ...]; row i of one belongs to row i of the other.
+Shapes: every array is [rows, ...]; row i of one corresponds to row i of the other.
 
-Rules kept here:
-- an output of FP16 is compared beyond one rounding step. Two FP32 numbers that lie 1e-7 apart may
-  round to two neighbours of FP16, which near 0.5 lie 2.4e-4 apart;
+Rules:
+- one rounding step of an FP16 output does not count. Two FP32 numbers that differ by 1e-7 may
+  round to two adjacent FP16 numbers, which near 0.5 differ by 2.4e-4;
 - classes whose values differ by no more than rounding are equally the top class of a row.
 """
 
@@ -18,7 +18,7 @@ from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 
 TIE_STEPS = 4
-"""Rounding steps of FP32, at the largest value of a row: what two orders of a sum differ by."""
+"""Tolerance in FP32 rounding steps at a row's largest value: sums in two orders differ by these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Parity:
     agreement: float
     max_probability_shift: float = 0.0
     cosine: float = 1.0
-    """Of embeddings, the least of any row: the cosine of the angle between both vectors, times the
-    ratio of the shorter one's length to the longer one's; 1 for equal ones, 0 where a number is
-    missing."""
+    """The lowest value over all embedding vectors of: the cosine of the angle between both vectors,
+    times the ratio of the shorter one's length to the longer one's. 1 for equal vectors, 0 if a
+    value is not finite."""
 
     def failure(self, tolerance: Tolerance) -> str | None:
-        """Says which limit is broken first, or None when all hold."""
+        """Describes the first limit that is exceeded; None if all hold."""
         if not self.max_abs_difference <= tolerance.max_abs_difference:  # catches NaN too
             return (
                 f"largest difference {self.max_abs_difference:.3g} is above "
@@ -54,18 +54,18 @@ class Parity:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Something beside the checkpoint, once."""
+    """One comparison of outputs with those of the checkpoint."""
 
     where: str
-    """On which rows, and how many at once."""
+    """The rows that were compared, and the batch size."""
     parity: Parity
     place: str = ""
-    """Where the largest difference is, if that is known: `row 12 of 'logits'`."""
+    """Location of the largest difference, if known: `row 12 of 'logits'`."""
     disagreement: str = ""
-    """Where another class is the top one, if any row has one: the same of the first."""
+    """Location of the first row with a different top class, in the same form; empty if none."""
 
     def failure(self, tolerance: Tolerance) -> str | None:
-        """Says where which limit is broken, or None when all hold."""
+        """Describes the exceeded limit and its location; None if all hold."""
         broken = self.parity.failure(tolerance)
         place = f", most in {self.place}" if self.place else ""
         parity = self.parity
@@ -86,12 +86,12 @@ def compare_rows(
     found: Mapping[str, Array],
     embeddings: Collection[str] = (),
 ) -> Comparison:
-    """Compares all outputs of some rows, and names the row that lies farthest off.
+    """Compares all outputs of some rows, and names the row with the largest difference.
 
     Args:
-        where: which rows they are.
+        where: description of the rows.
         expected: outputs by name, each [rows, ...].
-        found: the same of another.
+        found: outputs to compare with them.
         embeddings: outputs that are compared by `Parity.cosine`.
     """
     parity = compare(expected, found, embeddings)
@@ -102,7 +102,7 @@ def compare_rows(
 def _first_disagreement(
     expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str]
 ) -> str:
-    """The first row whose top class is another; empty where an output cannot be compared."""
+    """Returns the first row with a different top class; empty if an output cannot be compared."""
     for name, right in expected.items():
         other = found.get(name)
         if other is None or other.shape != right.shape:
@@ -117,10 +117,10 @@ def _first_disagreement(
 def _farthest(
     expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str]
 ) -> str:
-    """The row of the largest difference, or the first that holds no number; empty if all agree.
+    """Returns the row of the largest difference, or the first not finite; empty if all agree.
 
-    An output that is missing or has another shape comes first. Of embeddings the row counts where
-    there is nothing else.
+    An output that is missing or has another shape comes first. Embeddings count only if there are
+    no other outputs.
     """
     for name, right in expected.items():
         if name not in found:
@@ -145,12 +145,11 @@ def compare(
 ) -> Parity:
     """Measures all outputs together; the worst output counts.
 
-    A missing output, another shape, or a NaN or infinity where a number was expected counts as
-    infinitely far.
+    A missing output, another shape, a NaN or an infinity counts as an infinite difference.
 
     Args:
         expected: outputs by name, each [rows, ...].
-        found: the same of another.
+        found: outputs to compare with them.
         embeddings: outputs that are compared by `Parity.cosine` alone, [rows, ..., D].
     """
     difference, agreement, shift, cosine = 0.0, 1.0, 0.0, 1.0
@@ -172,19 +171,19 @@ def compare(
 
 
 def beyond_rounding(expected: Array, found: Array) -> Array:
-    """The elements of `found`, nearer to those of `expected` by one rounding step of FP16.
+    """Moves the elements of `found` towards those of `expected` by one FP16 rounding step.
 
-    The step is that from the larger of both to its neighbour towards zero. Arrays of other types
-    have their own elements.
+    The step is from the larger magnitude of the two to its neighbour towards zero. Arrays of other
+    types are returned unchanged.
 
     Args:
-        expected: of any shape.
-        found: of the same shape.
+        expected: array of any shape.
+        found: array of the same shape.
     """
     if expected.dtype != np.float16 or found.dtype != np.float16:
         return found
     larger = np.maximum(np.abs(expected), np.abs(found))
-    with np.errstate(invalid="ignore"):  # infinities are no numbers afterwards, as they should be
+    with np.errstate(invalid="ignore"):  # infinities become NaN, as intended
         step = (larger - np.nextafter(larger, np.float16(0))).astype(np.float64)
         right = expected.astype(np.float64)
         gap = found.astype(np.float64) - right
@@ -193,7 +192,7 @@ def beyond_rounding(expected: Array, found: Array) -> Array:
 
 
 def worst(found: Sequence[Parity]) -> Parity:
-    """The worst of each figure."""
+    """Returns the worst value of each measure."""
     return Parity(
         max(parity.max_abs_difference for parity in found),
         min(parity.agreement for parity in found),
@@ -210,7 +209,7 @@ def _max_abs_difference(expected: Array, found: Array) -> float:
 
 
 def _least_cosine(expected: Array, found: Array) -> float:
-    """`Parity.cosine` of vectors along the last axis; two vectors of zeros are alike."""
+    """Returns `Parity.cosine` of vectors along the last axis; two zero vectors count as equal."""
     right, other = expected.astype(np.float64), found.astype(np.float64)
     if not (np.isfinite(right).all() and np.isfinite(other).all()):
         return 0.0
@@ -221,12 +220,12 @@ def _least_cosine(expected: Array, found: Array) -> float:
 
 
 def _has_classes(expected: Array) -> bool:
-    """Only outputs of shape [rows, classes] have a top class; others agree by definition."""
+    """Returns True for outputs [rows, classes]; others have no top class and always agree."""
     return expected.ndim == 2 and expected.shape[1] > 1 and expected.dtype.kind in "fiu"
 
 
 def _agreeing(expected: Array, found: Array) -> npt.NDArray[np.bool_]:
-    """Rows whose top class is the same, or ties with it, [rows]; of outputs [rows, classes]."""
+    """Marks the rows of outputs [rows, classes] with the same or a tied top class, [rows]."""
     top, chosen = expected.argmax(axis=1), found.argmax(axis=1)
     right, rows = expected.astype(np.float64), np.arange(len(expected))
     steps = TIE_STEPS * np.finfo(np.float32).eps if expected.dtype.kind == "f" else 0.0
@@ -243,7 +242,7 @@ def _max_probability_shift(expected: Array, found: Array) -> float:
 
 
 def _softmax(logits: Array) -> npt.NDArray[np.float64]:
-    """Along the classes, [rows, classes]; infinities give no numbers, which is no news here."""
+    """Returns the softmax over the classes, [rows, classes]; NaN for rows with infinities."""
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
         shares: npt.NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)

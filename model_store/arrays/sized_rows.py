@@ -1,7 +1,7 @@
-"""Rows at other sizes: what shows that a model and its artifacts take every size they say.
+"""Resizes rows, to verify that a model and its artifacts accept every size of their signature.
 
 In: rows as the data has them, and a signature with `dynamic` axes. Out: the same rows at the
-smallest sizes, at the largest and between, a different size along each axis.
+smallest sizes, at the largest sizes, and between, with a different size along each axis.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ Inputs = dict[str, Array]
 
 
 def at_other_sizes(inputs: Mapping[str, Array], signature: Signature) -> list[Inputs]:
-    """Cuts rows where they are too long, and repeats them where they are too short.
+    """Cuts rows that are too long, and repeats the elements of rows that are too short.
 
     Args:
-        inputs: by name, each [rows, ...].
-        signature: its `dynamic` axes take other sizes; without any, nothing is returned.
+        inputs: arrays by name, each [rows, ...].
+        signature: the signature, whose `dynamic` axes are resized; without any, returns [].
     """
     axes = [(name, axis) for name, found in signature.dynamic.items() for axis in found]
     if not axes:

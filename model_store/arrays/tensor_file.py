@@ -1,10 +1,10 @@
-"""Tensors as the bytes of a safetensors file. Every NumPy array that is stored passes through here.
+"""Encodes tensors as a safetensors file; every stored NumPy array passes through here.
 
-In: arrays by name, whatever way they lie in memory. Out: the bytes of a file that reads back as the
-same arrays.
+In: arrays by name, of any memory layout. Out: the bytes of a file that reads back as the same
+arrays.
 
-Rule kept here: arrays are written in row-major order. `safetensors.numpy` writes memory as it lies
-(0.8.0), so that a transposed view would read back with its values in other places.
+Rule: arrays are written in row-major order. `safetensors.numpy` writes memory in its layout
+(0.8.0), so a transposed view would read back with its values in other positions.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from model_store.tensors import Array
 
 
 def encode_tensors(tensors: Mapping[str, Array]) -> bytes:
-    """The file that holds these tensors.
+    """Returns the bytes of a safetensors file with these tensors.
 
     Args:
-        tensors: by name, of any shape and strides; none of strings or objects.
+        tensors: arrays by name, of any shape and strides, but not of strings or objects.
 
     Raises:
-        SafetensorError: an array's type is one that safetensors does not have.
+        SafetensorError: safetensors does not support an array's type.
     """
     from safetensors.numpy import save  # noqa: TID251
 
-    # Not `np.ascontiguousarray`, which gives a number without dimensions one.
+    # Not `np.ascontiguousarray`, which turns a 0-d array into a 1-d array.
     data: bytes = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     return data

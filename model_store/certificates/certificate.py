@@ -1,8 +1,8 @@
-"""A certificate: what became of every artifact of a version on one kind of machine. Pure rules.
+"""A certificate: the verification results of a version's artifacts in one environment. Pure rules.
 
-A version is proven where it is published; another torch, driver or processor computes something
-else, so each environment has a certificate of its own. It tells people: nothing is served, or
-refused, because of one, for every load replays the golden rows anyway.
+A version is verified on the machine that publishes it. Another torch, driver or processor computes
+different numbers, so each environment has its own certificate. Certificates inform people; serving
+does not depend on them, because every load replays the golden rows.
 """
 
 import hashlib
@@ -21,39 +21,39 @@ from model_store.tolerance import Tolerance
 SCHEMA_VERSION: Literal[1] = 1
 """The newest schema of certificates that this program reads, and the one it writes."""
 DIGEST_CHARACTERS = 16
-"""Of an environment's digest, in names of files and in tables."""
+"""Length of an environment's digest in file names and tables."""
 
 Outcome = Literal["passed", "failed", "not run"]
 
 
 class Environment(StrictModel):
-    """What decides what an artifact computes and how fast. Machines alike in all of it are one."""
+    """Hardware and software that an artifact's outputs and speed depend on, compared as a whole."""
 
     machine: str
     """Kind of processor and system, such as `x86_64 Linux`."""
     cpu_model: str
-    """As the processor calls itself."""
+    """Model name that the processor reports."""
     cpu_features: tuple[str, ...]
-    """As `model_store.host.cpu_features` names them."""
+    """Names from `model_store.host.cpu_features`."""
     device: str
     """`cpu`, or `cuda` for any of the machine's GPUs."""
     device_name: str = ""
-    """What the GPU calls itself; empty for the CPU."""
+    """Name that the GPU reports; empty for the CPU."""
     driver: str = ""
     """Version of the GPU's driver; empty for the CPU."""
     threads: int
     """CPU threads of one run."""
     python: str
     libraries: dict[str, str]
-    """Versions of the runtimes, by the name PyPI knows them by."""
+    """Versions of the runtimes, by their names on PyPI."""
 
     def digest(self) -> str:
-        """The name of the environment: sha256 of all of this, shortened."""
+        """Returns the environment's name: the sha256 of all fields, shortened."""
         data = json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
         return hashlib.sha256(data).hexdigest()[:DIGEST_CHARACTERS]
 
     def summary(self) -> str:
-        """One line: the device, its threads and the runtimes."""
+        """Returns one line: the device, its threads and the runtimes."""
         device = self.device_name or self.cpu_model
         driver = [f"driver {self.driver}"] if self.driver else []
         threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
@@ -62,39 +62,39 @@ class Environment(StrictModel):
 
 
 class ReplayResult(StrictModel):
-    """One comparison with what the checkpoint gave."""
+    """One comparison with the checkpoint's outputs."""
 
     where: str
-    """On which rows, and how many at once."""
+    """The rows that were compared, and the batch size."""
     max_abs_difference: float | None
-    """None where a shape differs, or a number is missing."""
+    """None if a shape differs or a value is not finite."""
     agreement: float
     max_probability_shift: float
     cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
-    """Least likeness of any embedding; None where the version has none."""
+    """Lowest `Parity.cosine` of any embedding; None if the version has no embeddings."""
 
 
 class ArtifactResult(StrictModel):
-    """What became of one artifact."""
+    """The verification result of one artifact."""
 
     artifact: str
-    """Its name."""
+    """Name of the artifact."""
     outcome: Outcome
     reason: str = ""
-    """Why it failed, or was not run."""
+    """Reason for a failure, or for not running the artifact."""
     tolerance: Tolerance
     replays: tuple[ReplayResult, ...] = ()
     repeats: bool | None = None
-    """Whether the same rows gave the same bits twice; None if that was not tried."""
+    """True if two runs on the same rows gave identical bits; None if that was not tested."""
     metrics: dict[str, float] = Field(default={})
-    """Over the test split, where it was judged by that."""
+    """Task metrics over the test split, if they were measured."""
     latency_ms: dict[int, float] = Field(default={})
     """Milliseconds of one run, by batch size."""
     departs_at: str = ""
-    """Where in the model it departs from the checkpoint, if that was looked for and found."""
+    """Place in the model of the first divergence from the checkpoint, if searched for and found."""
 
     def worst(self) -> tuple[float | None, float | None]:
-        """The largest difference, None if it is no number, and the lowest agreement of all."""
+        """Returns the largest difference (None if one is missing) and the lowest agreement."""
         differences = [replay.max_abs_difference for replay in self.replays]
         numbers = [difference for difference in differences if difference is not None]
         largest = max(numbers) if numbers and len(numbers) == len(differences) else None
@@ -102,27 +102,27 @@ class ArtifactResult(StrictModel):
 
 
 class Certificate(StrictModel):
-    """What became of every artifact of one version in one environment."""
+    """The verification results of every artifact of one version in one environment."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     model: str
     version: int = Field(ge=1)
     manifest_sha256: Sha256
-    """Of the manifest as it is stored: whose figures these are."""
+    """Digest of the stored manifest; it identifies the version that the figures belong to."""
     flambeau: str
-    """Version of the program that made it."""
+    """Version of flambeau that wrote the certificate."""
     made_at: datetime
     environment: Environment
     artifacts: tuple[ArtifactResult, ...]
 
     @property
     def holds(self) -> bool:
-        """Whether no artifact failed, and at least one was run and passed."""
+        """True if no artifact failed and at least one passed."""
         outcomes = {result.outcome for result in self.artifacts}
         return "failed" not in outcomes and "passed" in outcomes
 
     def to_json(self) -> bytes:
-        """Stable, readable JSON: the same certificate always gives the same bytes."""
+        """Returns stable, readable JSON: the same certificate always gives the same bytes."""
         return (json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n").encode()
 
 
@@ -131,11 +131,11 @@ def parse_certificate(data: bytes, where: str) -> Certificate:
 
     Args:
         data: the document's bytes.
-        where: where it is from, for messages.
+        where: its source, for messages.
 
     Raises:
-        CertificateError: it is not JSON, breaks the schema, is from a newer flambeau, or is more
-            than is read of one.
+        CertificateError: it is not JSON, violates the schema, is from a newer flambeau, or exceeds
+            the limits `LARGE`.
     """
     try:
         document: Any = parse_document(data, where, LARGE)
@@ -154,15 +154,15 @@ def parse_certificate(data: bytes, where: str) -> Certificate:
 
 
 def certificate_path(manifest: Manifest, environment: str) -> str:
-    """Where the certificate of an environment lies in the store of a version.
+    """Returns the path of an environment's certificate in the store.
 
     Args:
-        manifest: of the version.
-        environment: its digest.
+        manifest: manifest of the version.
+        environment: digest of the environment.
     """
     return f"{certificates_folder(manifest)}{environment}.json"
 
 
 def certificates_folder(manifest: Manifest) -> str:
-    """The folder of a version's certificates: beside the version, which never changes."""
+    """Returns the folder of a version's certificates, beside the version, which is immutable."""
     return f"{manifest.model}/certificates/{manifest.version}/"

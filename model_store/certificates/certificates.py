@@ -1,9 +1,9 @@
-"""The certificates of a version: one a kind of machine, written and read beside the version.
+"""Writes and reads the certificates of a version: one per environment, beside the version.
 
     <url>/<model>/certificates/<version>/<environment>.json
 
-Rules kept here: a version's own folder is never touched; the same environment has one certificate,
-and the newest replaces the one before; a file that is not of this very version is an error.
+Rules: the folder of a version is never modified; an environment has one certificate, and a newer
+one replaces it; a certificate of any other version is an error.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from model_store.store import ModelStore
 
 
 def manifest_sha256(store: ModelStore, manifest: Manifest) -> str:
-    """The digest of a version's manifest as it is stored.
+    """Returns the sha256 of a version's stored manifest.
 
     Raises:
         StorageError: the store is out of reach.
@@ -30,13 +30,13 @@ def manifest_sha256(store: ModelStore, manifest: Manifest) -> str:
 
 
 def record(store: ModelStore, manifest: Manifest, certificate: Certificate) -> str:
-    """Writes a certificate, in the place of an earlier one of the same environment.
+    """Writes a certificate and replaces an earlier one of the same environment.
 
     Returns:
         Its path in the store.
 
     Raises:
-        StorageError: the store failed, or may not be written to.
+        StorageError: the store failed or is read-only.
     """
     path = certificate_path(manifest, certificate.environment.digest())
     store.storage.replace(path, certificate.to_json())
@@ -44,10 +44,10 @@ def record(store: ModelStore, manifest: Manifest, certificate: Certificate) -> s
 
 
 def certificates(store: ModelStore, manifest: Manifest) -> list[Certificate]:
-    """Every certificate of a version, the newest first.
+    """Returns all certificates of a version, newest first.
 
     Raises:
-        CertificateError: one cannot be read, or is of another version.
+        CertificateError: one cannot be read, or belongs to another version.
         StorageError: the store is out of reach.
     """
     paths = store.storage.list(certificates_folder(manifest))

@@ -1,1 +1,1 @@
-"""The machine and the environment: processor, memory, what is installed."""
+"""The machine and the environment: processor, memory, installed packages."""

@@ -1,6 +1,6 @@
-"""What this machine's processor can do, as far as compiled and quantized models ask for it.
+"""Reads the processor features that compiled and quantized models may need.
 
-In: Linux' `/proc/cpuinfo`. Out: names as Linux writes them, in a fixed order.
+In: Linux' `/proc/cpuinfo`. Out: feature names in Linux' spelling, in a fixed order.
 """
 
 import functools
@@ -21,20 +21,20 @@ FEATURES = (
     "bf16",
     "i8mm",
 )
-"""Those that decide whether code runs at all, or how fast 8 and 16 bit numbers are."""
+"""Features that code may require, or that determine the speed of 8-bit and 16-bit numbers."""
 BF16_FEATURES = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-"""Of processors that compute in bfloat16; others convert each number, and crawl."""
+"""Features for native bfloat16; processors without them convert each number, which is very slow."""
 INT8_FEATURES = frozenset({"amx_int8", "asimddp", "avx512_vnni", "avx_vnni", "i8mm"})
-"""Of processors that multiply numbers of 8 bits and add the products in one step."""
+"""Features that multiply 8-bit numbers and add the products in one instruction."""
 
 
 FP16_FEATURES = frozenset({"avx512_fp16", "amx_fp16"})
-"""A processor with none of these converts every half to FP32 and back."""
+"""Features for native FP16; a processor without them converts every number to FP32 and back."""
 
 
 @functools.cache
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Those of `FEATURES` that the processor has; none where that cannot be read."""
+    """Returns the features of `FEATURES` that the processor has; none if unreadable."""
     try:
         text = cpuinfo.read_text()
     except OSError:

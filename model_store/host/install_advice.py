@@ -1,7 +1,7 @@
-"""The command that installs an extra of flambeau into the environment that runs this.
+"""Composes the command that installs an extra of flambeau into the running environment.
 
-In: an extra. Out: words for an error message. An environment that `make` made, or any other of a
-checkout, needs another command than one that a wheel was installed into.
+In: an extra. Out: a command for an error message. An environment made by `make`, or any other of a
+checkout, needs a different command than one with an installed wheel.
 """
 
 import contextlib
@@ -15,53 +15,53 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 CHECKOUT = Path(__file__).parents[2]
-"""Where the packages lie: a checkout, or the environment's `site-packages`."""
+"""Folder of the packages: a checkout, or the environment's `site-packages`."""
 OURS = frozenset({"flambeau", "model_store", "protos", "services", "training"})
 
 
 def install_command(extra: str) -> str:
-    """The command, as it is typed in the working directory.
+    """Returns the command to type in the working directory.
 
     Args:
-        extra: of `pyproject.toml`, such as `data`; several with commas between.
+        extra: an extra of `pyproject.toml`, such as `data`; several are separated by commas.
     """
     return f"{_pip()} install {_requirement(extra, CHECKOUT, _installed_from())}"
 
 
 def package_command(package: str) -> str:
-    """The same for a package that no extra has.
+    """Returns the command for a package that is in no extra.
 
     Args:
-        package: as its index calls it.
+        package: its name in the package index.
     """
     return f"{_pip()} install {package}"
 
 
 @contextlib.contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Ends the process in words where the block imports a library that is not installed.
+    """Ends the process with a message if the block imports a library that is not installed.
 
     Args:
-        extra: that brings it; see `install_command`.
+        extra: the extra that contains it; see `install_command`.
 
     Raises:
-        SystemExit: with the words, which Python prints, and 1.
+        SystemExit: with the message, which Python prints, and exit code 1.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in OURS:
-            raise  # a mistake of ours, which no command mends
+            raise  # an internal error, which no installation fixes
         raise SystemExit(f"error: {error}; install it with {install_command(extra)}") from error
 
 
 def _requirement(extra: str, packages: Path, wheel: str | None) -> str:
-    """What pip is to install.
+    """Returns the requirement that pip installs.
 
     Args:
-        extra: of it.
-        packages: where they lie.
-        wheel: the file that they were installed from; None for an index.
+        extra: the extra to add.
+        packages: the folder of the packages.
+        wheel: the URL of the wheel file they were installed from; None for an index.
     """
     if (packages / "pyproject.toml").is_file():
         return f"-e '{_shown(packages)}[{extra}]'"
@@ -69,7 +69,7 @@ def _requirement(extra: str, packages: Path, wheel: str | None) -> str:
 
 
 def _installed_from() -> str | None:
-    """The URL of the wheel, if it was a file that is still there."""
+    """Returns the URL of the wheel if it was a file that still exists."""
     for found in distributions(name="flambeau"):
         if text := found.read_text("direct_url.json"):
             url = str(json.loads(text)["url"])
@@ -79,7 +79,7 @@ def _installed_from() -> str | None:
 
 
 def _pip() -> str:
-    """This environment's pip, as the shell finds it."""
+    """Returns the command for this environment's pip."""
     pip = Path(sys.executable).with_name("pip")
     if not pip.exists():
         return f"{_shown(Path(sys.executable))} -m pip"
@@ -88,6 +88,6 @@ def _pip() -> str:
 
 
 def _shown(path: Path) -> str:
-    """Relative where it is below the working directory."""
+    """Returns the path, relative if it is below the working directory."""
     below = os.path.relpath(path)
     return str(path) if below.startswith(os.pardir) else below

@@ -1,7 +1,7 @@
-"""A limit on the memory of this process, and how a failure that it caused reads.
+"""Limits the memory of this process, and explains errors that the limit caused.
 
-In: bytes beyond what the process has. Out: a limit the kernel keeps (`RLIMIT_DATA`, setrlimit(2)),
-which counts what is allocated and not what is mapped from files.
+In: bytes in addition to the current usage. Out: a limit that the kernel enforces (`RLIMIT_DATA`,
+setrlimit(2)); it counts allocated memory and not memory mapped from files.
 """
 
 import resource
@@ -9,25 +9,25 @@ from pathlib import Path
 
 KIB, GIB = 2**10, 2**30
 _WORDS = ("allocate memory", "bad_alloc", "bad allocation")
-"""What runtimes say when memory is not to be had."""
+"""Phrases in the errors of runtimes when an allocation fails."""
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Lets this process, and those it starts, allocate so much beyond what it has; for good."""
+    """Limits this process and its children to `more_bytes` of further allocations, for good."""
     limit = _data_bytes() + more_bytes
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    if most != resource.RLIM_INFINITY:  # whoever started it has set a limit already
+    if most != resource.RLIM_INFINITY:  # the process was started with a limit
         limit = min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def explained(error: Exception, text: str, limit_bytes: int) -> str:
-    """The text of an error, or that the limit was hit where that is what it comes from.
+    """Returns the text of an error, and that the limit was hit if that is the cause.
 
     Args:
-        error: what was raised.
-        text: what it says.
-        limit_bytes: what `limit_memory` was given.
+        error: the error that was raised.
+        text: its text.
+        limit_bytes: the argument of `limit_memory`.
     """
     needed = f"it needed more than {limit_bytes / GIB:.1f} GiB of memory"
     if isinstance(error, MemoryError):
@@ -36,12 +36,12 @@ def explained(error: Exception, text: str, limit_bytes: int) -> str:
 
 
 def tells_of_memory(text: str) -> bool:
-    """Whether the text of an error, of whichever type, says that the host's memory ran out."""
+    """Returns True if the text of an error of any type says that host memory ran out."""
     return any(words in text for words in _WORDS)
 
 
 def _data_bytes() -> int:
-    """What `RLIMIT_DATA` counts of this process now."""
+    """Returns the bytes of this process that count against `RLIMIT_DATA`."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * KIB

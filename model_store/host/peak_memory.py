@@ -1,6 +1,6 @@
-"""How much memory a piece of code takes at its worst, as Linux counts it for this process.
+"""Measures the peak memory of a piece of code, as Linux counts it for this process.
 
-In: code, run inside the block. Out: bytes in RAM at the peak, beyond those before it.
+In: code that runs after `PeakMemory()`. Out: resident bytes at the peak, minus those before.
 """
 
 import contextlib
@@ -9,11 +9,11 @@ from pathlib import Path
 KIB = 2**10
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""Sets the peak to what is there now (proc(5), `/proc/pid/clear_refs`)."""
+"""Resets the peak to the current usage (proc(5), `/proc/pid/clear_refs`)."""
 
 
 class PeakMemory:
-    """Measures from where it is made; not for two pieces of code at once."""
+    """Measures from its creation on; not for two pieces of code at once."""
 
     def __init__(self) -> None:
         with contextlib.suppress(OSError):
@@ -21,7 +21,7 @@ class PeakMemory:
         self._before = _status_bytes("VmRSS")
 
     def grown_bytes(self) -> int | None:
-        """The peak since then, beyond what there was; None where the system does not say."""
+        """Returns the growth to the peak since creation; None if the system does not report it."""
         peak = _status_bytes("VmHWM")
         if self._before is None or peak is None:
             return None

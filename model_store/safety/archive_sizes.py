@@ -1,10 +1,10 @@
-"""What the members of a zip archive come to, before anybody inflates one.
+"""Checks the total inflated size of a zip archive before any member is inflated.
 
-In: the bytes of a torch file (TorchScript, `.pt2`, AOTInductor), which is such an archive. Out:
+In: the bytes of a torch file (TorchScript, `.pt2`, AOTInductor), which is a zip archive. Out:
 nothing, or an error with the figures.
 
-torch stores tensors as they are and deflates only a module's code; what deflates to a thousandth
-was made to fill memory. A member that says less than it holds is cut off by torch's own reader.
+torch stores tensors uncompressed and deflates only a module's code; data that deflates to a
+thousandth is a zip bomb. torch's own reader truncates a member that understates its size.
 """
 
 import io
@@ -13,25 +13,25 @@ import zipfile
 from model_store.errors import ArchiveError
 
 MAX_GROWTH = 4
-"""Times the file, that its members may have together beyond `SPARE_BYTES`."""
+"""Limit of the inflated size as a multiple of the file's size, in addition to `SPARE_BYTES`."""
 SPARE_BYTES = 2**26
-"""What the members of a small file may have: code deflates to a tenth of itself."""
+"""Inflated size that even a small file may have: code deflates to a tenth of its size."""
 
 
 def check_archive(data: bytes, where: str) -> None:
-    """Refuses an archive that inflates to far more than it is.
+    """Refuses an archive whose inflated size exceeds the limit.
 
     Args:
-        data: the file.
-        where: its name, for messages.
+        data: the file's bytes.
+        where: the file's name, for messages.
 
     Raises:
-        ArchiveError: it does, or it is no archive.
+        ArchiveError: the inflated size is above the limit, or the file is not an archive.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             total = sum(member.file_size for member in archive.infolist())
-    except Exception as error:  # its parts raise what they like
+    except Exception as error:  # `zipfile` raises many types
         raise ArchiveError(
             f"{where} is no zip archive ({error}), as torch writes them; export it again"
         ) from error

@@ -1,11 +1,11 @@
-"""Whether an ONNX file is data: complete in itself, and made of operators every runtime has.
+"""Checks that an ONNX file is self-contained data and uses only operators of the runtime.
 
-In: the file's bytes. Out: nothing, or an error that says what the file asks for beyond them.
-Weights in other files could be any file of the machine; a custom operator needs a library of code.
+In: the file's bytes. Out: nothing, or an error that names the external dependency.
+External weights could name any file of the machine; a custom operator needs a code library.
 
-The file is read as what it is, protobuf, one field after the other and without its library: only
-graphs, nodes, functions and the heads of tensors are looked into, so that a file costs by its nodes
-and not by its bytes. What a runtime might understand in two ways is refused.
+The file is parsed as protobuf, field by field and without the protobuf library. Only graphs, nodes,
+functions and the headers of tensors are descended into, so the cost depends on the number of nodes
+and not of bytes. Encodings that runtimes could interpret in two ways are refused.
 
 Source: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (the numbers of the fields) and
 https://protobuf.dev/programming-guides/encoding/
@@ -20,18 +20,18 @@ from model_store.safety.protobuf_fields import BYTES, VARINT, Field, fields_of
 OPERATOR_DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
 )
-"""Whose operators ONNX Runtime brings along; those of others come from a library."""
+"""Operator domains that ONNX Runtime includes; operators of other domains come from a library."""
 
 REFUSED_OPERATORS = frozenset({"EPContext"})
-"""Of these domains, but a container of code compiled for one device, perhaps in another file."""
+"""Operators of these domains that contain code compiled for one device, perhaps in another file."""
 
 MAX_FIELDS = 2_000_000
-"""Fields that are looked at: two seconds of work, and many times those of a large model."""
+"""Fields that are read: two seconds of work, and many times those of a large model."""
 MAX_DEPTH = 32
-"""Graphs within graphs."""
+"""Levels of nested graphs."""
 
 _ORT_FORMAT, _ORT_FORMAT_AT = b"ORTM", slice(4, 8)
-"""How ONNX Runtime tells its own format, which it takes as well and which is no protobuf."""
+"""Identifier of ONNX Runtime's own format, which it also loads and which is not protobuf."""
 
 _MODEL = "model"
 _CHILDREN: dict[str, dict[int, str]] = {
@@ -47,28 +47,28 @@ _CHILDREN: dict[str, dict[int, str]] = {
     "sparse_tensor": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }  # fmt: skip
-"""By message and field number, the message inside."""
+"""Nested message by message and field number."""
 _TEXTS = {"node": (4, 7), "function": (1, 10)}
-"""By message, the field numbers of an operator's name and of its domain."""
+"""Field numbers of an operator's name and of its domain, by message."""
 _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 13, 14
 
 
 @dataclass(slots=True)
 class _Found:
-    """What there is to judge once the whole file has been read."""
+    """Operators that were found in the whole file."""
 
     operators: set[tuple[str, str]] = field(default_factory=set)
-    """Domain and name of each that a node runs."""
+    """Domain and name of each operator that a node runs."""
     functions: set[tuple[str, str]] = field(default_factory=set)
-    """Domain and name of each that the file itself defines."""
+    """Domain and name of each function that the file itself defines."""
 
 
 def check_onnx(data: bytes, where: str) -> None:
-    """Refuses a file that is more than data.
+    """Refuses a file that is not self-contained data.
 
     Args:
-        data: the file.
-        where: its name, for messages.
+        data: the file's bytes.
+        where: the file's name, for messages.
 
     Raises:
         UnsafeOnnxError: it is not ONNX, has weights in other files, or needs custom operators.
@@ -101,11 +101,11 @@ def check_onnx(data: bytes, where: str) -> None:
 
 
 class _OtherFileError(Exception):
-    """A tensor lies in a file of its own."""
+    """A tensor is stored in an external file."""
 
 
 def _read(data: bytes) -> _Found:
-    """Looks into every message that may hold a node or a tensor."""
+    """Descends into every message that may contain a node or a tensor."""
     found = _Found()
     fields_left = MAX_FIELDS
     waiting = [(_MODEL, 0, len(data), 0)]
@@ -125,7 +125,7 @@ def _read(data: bytes) -> _Found:
             for number, wire, value, field_end in fields
             if wire == BYTES and (child := children.get(number))
         ]
-        if texts:  # where one occurs twice, the last one counts, as everywhere
+        if texts:  # of a repeated field the last occurrence counts, as in protobuf
             said = {f[0]: data[f[2] : f[3]].decode() for f in fields if f[0] in texts}
             name, domain = (said.get(number, "") for number in texts)
             (found.operators if kind == "node" else found.functions).add((domain, name))

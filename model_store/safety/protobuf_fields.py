@@ -1,6 +1,6 @@
-"""The fields of a protobuf message, found without protobuf: nothing is copied, nothing is built.
+"""Locates the fields of a protobuf message without the protobuf library, copies or objects.
 
-In: bytes. Out: where each field lies. What is broken is a `ValueError` or an `IndexError`.
+In: bytes. Out: the position of each field. A malformed message raises `ValueError` or `IndexError`.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -11,14 +11,14 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types."""
 
 Field = tuple[int, int, int, int]
-"""Number, wire type, value (or where it starts), where the field ends."""
+"""Number, wire type, value (or its start position), end position of the field."""
 
 
 def fields_of(data: bytes | memoryview, start: int, end: int) -> Iterator[Field]:
-    """The fields of one message, one after the other; whoever takes them bounds how many.
+    """Yields the fields of one message in order; the caller limits their number.
 
     Raises:
-        ValueError: a field is none of protobuf's, or ends after its message.
+        ValueError: a field is invalid in protobuf, or ends after its message.
         IndexError: the file ends within a number.
     """
     position = start
@@ -46,7 +46,7 @@ def fields_of(data: bytes | memoryview, start: int, end: int) -> Iterator[Field]
 
 
 def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, the lowest first; the top bit says that more follow."""
+    """Reads a varint: 7 bits a byte, lowest first; a set top bit means that more bytes follow."""
     byte = data[position]
     if byte < 128:
         return byte, position + 1

@@ -1,1 +1,1 @@
-"""Payload samples, and where they are kept."""
+"""Payload samples and their storage."""

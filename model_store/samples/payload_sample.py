@@ -1,9 +1,9 @@
-"""A payload sample: what one request was asked and answered. Pure rules.
+"""A payload sample: inputs and outputs of one request. Pure rules.
 
-In: tensors, and how much of them may be told. Out: a line of JSON, and back.
+In: tensors, and the parts of them that may be recorded. Out: a line of JSON, and back.
 
-Rules kept here: a line is data, and nothing in it is ever executed; of a tensor whose values are
-left out, it says why; statistics are of enough elements not to be the values themselves.
+Rules: a line is data, and nothing in it is ever executed; a tensor without values has the reason
+for it; statistics cover enough elements not to reveal the values themselves.
 """
 
 import base64
@@ -25,33 +25,33 @@ from model_store.tensors import Array, TensorError, as_bytes, decode_raw, encode
 SCHEMA_VERSION: Literal[1] = 1
 """The newest schema of samples that this program reads, and the one it writes."""
 MIN_ELEMENTS_OF_STATISTICS = 16
-"""The least and the largest of fewer numbers say too much of each."""
+"""Elements below which statistics are omitted: minimum and maximum would reveal single values."""
 PARTS = 8
-"""Files that the limits of a model are cut into; no sample may be larger than one."""
+"""Files that the limits of a model are divided into; no sample may be larger than one."""
 
 LIMITS = DocumentLimits(2**30, 25_000)
-"""Of a line: its tensors' values are one text each."""
+"""Limits of a line, in which the values of a tensor are one string."""
 
 LeftOut = Literal["redacted", "not kept", "text", "too large"]
-"""Why values are not there: their tensor's name is to be redacted; the rule keeps none; they are
-BYTES, which people write; they are more than a sample may have."""
+"""Reason why values are omitted: the tensor's name is redacted; the rule keeps no values; they are
+BYTES, which may be text by people; they exceed the size limit of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLimits:
-    """How much is kept of one model."""
+    """Retention limits of the samples of one model."""
 
     kept_bytes: int
     kept_for: timedelta
 
 
 class Statistics(StrictModel):
-    """Of the elements of a tensor; of BYTES, of their lengths in bytes."""
+    """Statistics of the elements of a tensor; for BYTES, of their lengths in bytes."""
 
     elements: int
-    """How many these figures are of: fewer than there are where a tensor is large."""
+    """Number of elements evaluated; of a large tensor, a part."""
     not_finite: int
-    """How many of them are NaN or infinite, and not in the other figures."""
+    """Number of these that are NaN or infinite; the other figures exclude them."""
     minimum: float
     maximum: float
     mean: float
@@ -68,15 +68,15 @@ class SampledTensor(StrictModel):
     raw: str | None = None
     """Its values in the raw form of the Open Inference Protocol, in base64."""
     left_out: LeftOut | None = None
-    """Why `raw` is not there."""
+    """Reason why `raw` is omitted."""
     statistics: Statistics | None = None
-    """What may be said in place of values."""
+    """Statistics in place of the values."""
 
     def array(self) -> Array | None:
-        """The values; None if they were left out.
+        """Returns the values; None if they were omitted.
 
         Raises:
-            SampleError: they are not those of the datatype and the shape.
+            SampleError: they do not match the datatype and the shape.
         """
         if self.raw is None:
             return None
@@ -90,31 +90,31 @@ class SampledTensor(StrictModel):
 
 
 class PayloadSample(StrictModel):
-    """One request that was let in, and what became of it."""
+    """One admitted request and its outcome."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     time: datetime
-    """When the request had arrived."""
+    """Time at which the request had arrived."""
     request_id: str
-    """The one in the reply and in the log."""
+    """The id in the response and in the log."""
     trace_id: str = ""
-    """In hexadecimal; empty if nobody traces it."""
+    """Trace id in hexadecimal; empty if the request is not traced."""
     model: str
     version: int
     artifact: str = ""
-    """The artifact that answered, where it is known."""
+    """The artifact that answered, if known."""
     protocol: Literal["rest", "grpc"]
     status: str
     """An HTTP status or a gRPC code name, as in `flambeau_requests_total`."""
     error: str = ""
-    """The class of what went wrong. Its message, which may quote an input, is in the log alone."""
+    """Class of the error. Its message, which may quote an input, is only in the log."""
     duration_ms: float = Field(ge=0)
     inputs: tuple[SampledTensor, ...]
     outputs: tuple[SampledTensor, ...] = ()
-    """None of a request that failed."""
+    """Outputs; empty for a failed request."""
 
     def to_line(self) -> bytes:
-        """As JSON, with the end of the line."""
+        """Returns the sample as JSON with a newline at the end."""
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
@@ -122,11 +122,11 @@ def parse_sample(line: bytes, where: str) -> PayloadSample:
     """Reads a line.
 
     Args:
-        line: of a file of samples.
-        where: its file, for the error.
+        line: a line of a file of samples.
+        where: name of the file, for the error.
 
     Raises:
-        SampleError: it is no sample.
+        SampleError: it is not a sample.
     """
     try:
         return parse_as(PayloadSample, line, where, LIMITS)
@@ -138,20 +138,20 @@ def parse_sample(line: bytes, where: str) -> PayloadSample:
 
 
 def with_values(name: str, datatype: str, array: Array) -> SampledTensor:
-    """A tensor with all its values."""
+    """Returns a tensor with all its values."""
     raw = base64.b64encode(encode_raw(datatype, array)).decode()
     return SampledTensor(name=name, datatype=datatype, shape=array.shape, raw=raw)
 
 
 def statistics_of(datatype: str, array: Array) -> Statistics | None:
-    """What may be said of a tensor in place of its values.
+    """Computes the statistics that replace the values of a tensor.
 
     Args:
-        datatype: the protocol's name.
+        datatype: the protocol's datatype name.
         array: all or some of its elements.
 
     Returns:
-        None if these are too few, none is finite, or the figures are beyond a float's range.
+        None if there are too few elements, none is finite, or a figure exceeds a float's range.
     """
     if array.size < MIN_ELEMENTS_OF_STATISTICS:
         return None

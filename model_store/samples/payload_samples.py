@@ -1,16 +1,16 @@
-"""Payload samples in a store: appended, kept within limits, read and deleted.
+"""Stores payload samples: appends, reads and deletes them, and enforces their limits.
 
-    <url>/<model>/samples/20261122T145501.123456Z-1f2e3d4c.jsonl     when it was begun, and by whom
+    <url>/<model>/samples/20261122T145501.123456Z-1f2e3d4c.jsonl     start time and writer
 
-Rules kept here:
-- the folder is beside the versions, and never taken for one: `samples` is no number;
-- a file belongs to the one process that began it; it grows until it is an eighth of what may be
-  kept, or of its age, and another is begun. So there are few, which servers that watch the store
-  have to list;
-- what would be over a limit leaves before anything is written, the oldest file first;
-- nobody keeps what is in a file to write it again: what was deleted does not come back;
-- a last line without an end is of a process that was killed, or just writes: it counts as none;
-- in a folder of this machine, files are for their owner alone.
+Rules:
+- the folder is beside the versions and not mistaken for one: `samples` is not a number;
+- a file has one writer, the process that created it. It grows to an eighth of the size limit or of
+  the age limit, and then a new file is started. So servers that watch the store have few files to
+  list;
+- files over a limit are deleted before anything is written, the oldest first;
+- no process keeps a file's content to write it again: deleted samples do not reappear;
+- a last line without a newline is of a killed or a writing process: it is ignored;
+- in a folder of this machine, only the owner can read the files.
 """
 
 import re
@@ -24,35 +24,35 @@ from model_store.storage.storage import MissingFileError, Storage
 
 FOLDER = "samples"
 MAX_FILES = 64
-"""Of one model: processes that start again and again leave small ones."""
+"""Files of one model: processes that restart repeatedly leave small ones."""
 
 MAX_FILE_BYTES = 2**30
-"""Of one file, and so of one part of what is kept of a model, that is read."""
+"""Size limit for reading one file, which is one of the `PARTS` of a model's samples."""
 
 _STARTED = "%Y%m%dT%H%M%S.%fZ"
 _FILE = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
 
 
 def samples_folder(model: str) -> str:
-    """Where the samples of a model lie, with the slash behind it."""
+    """Returns the folder of a model's samples, with a trailing slash."""
     return f"{check_name(model)}/{FOLDER}/"
 
 
 def leaving(
     files: Mapping[str, int], limits: SampleLimits, now: datetime, room: int = 0
 ) -> list[str]:
-    """The files that must go, the oldest first.
+    """Returns the files to delete, the oldest first.
 
     Args:
-        files: sizes in bytes of what lies in a model's folder, by path.
-        limits: what they are to keep.
-        now: the time.
+        files: sizes in bytes of the files in a model's folder, by path.
+        limits: the model's limits.
+        now: the current time.
         room: bytes to make room for, in one more file; 0 for none.
     """
     known = {path: size for path, size in files.items() if _begun(path) is not None}
     total, count = sum(known.values()) + room, len(known) + (room > 0)
     gone = []
-    for path in sorted(known):  # which is by time
+    for path in sorted(known):  # names sort by time
         begun = _begun(path)
         assert begun is not None
         is_young = now - begun < limits.kept_for
@@ -68,9 +68,9 @@ class SampleWriter:
     """Appends samples for one process.
 
     Args:
-        storage: where they go.
-        writer: eight hexadecimal digits that no other process has.
-        clock: the time.
+        storage: storage to write to.
+        writer: eight hexadecimal digits, unique to the process.
+        clock: returns the current time.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class SampleWriter:
         self._writer = writer
         self._clock = clock
         self._growing: dict[str, str] = {}
-        """The file of each model that grows."""
+        """The file that is appended to, by model."""
 
     def append(self, model: str, lines: Sequence[bytes], limits: SampleLimits) -> None:
-        """Writes samples, once there is room for them.
+        """Writes samples after making room for them.
 
         Args:
-            model: theirs.
-            lines: as `PayloadSample.to_line` gives them; none larger than an eighth of the limit.
-            limits: of the model.
+            model: the model they belong to.
+            lines: results of `PayloadSample.to_line`, none larger than an eighth of the limit.
+            limits: the model's limits.
 
         Raises:
-            StorageError: the store failed; some of them may be written.
+            StorageError: the store failed; some samples may have been written.
         """
         part = bytearray()
         for line in lines:
@@ -106,10 +106,10 @@ class SampleWriter:
             self._write(model, bytes(part), limits)
 
     def retain(self, limits_of: Callable[[str], SampleLimits | None]) -> None:
-        """Deletes what is over the limits of any model, also where nothing is sampled any more.
+        """Deletes files over the limits of any model, also of models no longer sampled.
 
         Args:
-            limits_of: those of a model; None leaves its samples alone.
+            limits_of: returns the limits of a model; None keeps all its samples.
 
         Raises:
             StorageError: the store failed.
@@ -144,11 +144,11 @@ class SampleWriter:
 
 
 def read_samples(storage: Storage, model: str) -> Iterator[PayloadSample]:
-    """Samples of a model, those of each process in order.
+    """Yields the samples of a model; those of each process are in order.
 
     Raises:
-        SampleError: a file holds what is no sample.
-        StorageError: the store failed, or its files are another user's.
+        SampleError: a file contains an invalid sample.
+        StorageError: the store failed, or its files belong to another user.
     """
     for path in _files(storage, model):
         yield from _samples_in(storage, path)
@@ -160,16 +160,16 @@ def delete_samples(
     """Deletes samples.
 
     Args:
-        storage: where they are.
-        model: theirs.
-        is_unwanted: which; None deletes all, readable or not.
+        storage: storage of the samples.
+        model: the model they belong to.
+        is_unwanted: True for samples to delete; None deletes all, readable or not.
 
     Returns:
-        How many samples went, or how many files where all did.
+        Number of deleted samples; with `is_unwanted` None, number of deleted files.
 
     Raises:
-        SampleError: a file holds what is no sample.
-        StorageError: the store failed, or its files are another user's.
+        SampleError: a file contains an invalid sample.
+        StorageError: the store failed, or its files belong to another user.
     """
     if is_unwanted is None:
         paths = _files(storage, model)
@@ -184,7 +184,7 @@ def delete_samples(
             continue
         begun = _begun(path)
         if kept and begun is not None:
-            # Under a name of our own: the process it is of may append meanwhile.
+            # To a new file, since the process that writes this one may append concurrently.
             lines = b"".join(sample.to_line() for sample in kept)
             storage.append_private(_path(model, begun, secrets.token_hex(4)), lines)
         storage.delete(path)
@@ -197,12 +197,12 @@ def _path(model: str, begun: datetime, writer: str) -> str:
 
 
 def _files(storage: Storage, model: str) -> list[str]:
-    """Paths by time."""
+    """Returns the paths of the files, by time."""
     return sorted(path for path in storage.list(samples_folder(model)) if _begun(path))
 
 
 def _samples_in(storage: Storage, path: str) -> Iterator[PayloadSample]:
-    """Those of a file; none if it left meanwhile."""
+    """Yields the samples of a file; none if it was deleted concurrently."""
     try:
         content = storage.get(path, MAX_FILE_BYTES)
     except MissingFileError:
@@ -213,7 +213,7 @@ def _samples_in(storage: Storage, path: str) -> Iterator[PayloadSample]:
 
 
 def _begun(path: str) -> datetime | None:
-    """When a file was begun; None for what is no file of ours."""
+    """Returns the start time in a file's name; None for other names."""
     found = _FILE.fullmatch(path.rpartition("/")[2])
     if found is None:
         return None

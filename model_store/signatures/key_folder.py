@@ -1,14 +1,14 @@
-"""The keys of one user or machine: private ones to sign with, public ones to trust.
+"""Manages the keys of one user or machine: private keys for signing, trusted public keys.
 
-    <folder>/private/NAME.pem    signs; never leaves the machine (mode 0600)
-    <folder>/public/NAME.pem     its other half, to hand out
-    <folder>/trusted/NAME.pem    whose signatures are accepted here, ours or other people's
+    <folder>/private/NAME.pem    private key, which never leaves the machine (mode 0600)
+    <folder>/public/NAME.pem     its public half, to distribute
+    <folder>/trusted/NAME.pem    public key whose signatures are accepted here, own or foreign
 
-Keys are elliptic (P-256 when made here) in PEM. A key's fingerprint is the sha256 of its public
-PEM: what `sha256sum NAME.pem` prints, and what a signature calls its `hint`.
+Keys are elliptic (P-256 if generated here) in PEM. A key's fingerprint is the sha256 of its public
+PEM: the output of `sha256sum NAME.pem`, and the `hint` of a signature.
 
-Rules kept here: a key file appears whole or not at all and never replaces another; no function
-returns or prints what is in a private key.
+Rules: a key file appears whole or not at all and never replaces another; no function returns or
+prints the content of a private key.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 CURVES = frozenset({"secp256r1", "secp384r1", "secp521r1"})
-"""Those OpenSSF Model Signing takes."""
+"""Curves that OpenSSF Model Signing supports."""
 
 MAX_KEY_BYTES = 16_384
-"""A PEM of these curves has under 500; whatever is larger is another file."""
+"""Limit of a key file; a PEM of these curves has under 500 bytes."""
 
 MAX_TRUSTED_KEYS = 1000
 
@@ -48,12 +48,12 @@ class TrustedKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyListing:
-    """What there is to say of one key."""
+    """One key in a listing of the folder."""
 
     name: str
     fingerprint: str
     is_private: bool
-    """Whether its private half is here, to sign with."""
+    """True if its private half is in the folder."""
     is_trusted: bool
 
 
@@ -61,10 +61,10 @@ class KeyFolder:
     """The keys in one folder, which need not exist yet.
 
     Args:
-        folder: empty for `flambeau/keys` in the user's configuration folder, `~/.config`.
+        folder: path; empty for `flambeau/keys` in the user's configuration folder, `~/.config`.
 
     Raises:
-        SigningUnavailableError: the default is asked for, and the libraries are not installed.
+        SigningUnavailableError: the default is requested, and the libraries are not installed.
     """
 
     def __init__(self, folder: str | Path = "") -> None:
@@ -72,18 +72,18 @@ class KeyFolder:
 
     @property
     def trusted_folder(self) -> Path:
-        """Where the public keys lie whose signatures are accepted."""
+        """Folder of the public keys whose signatures are accepted."""
         return self.folder / "trusted"
 
     def new(self, name: str) -> TrustedKey:
-        """Makes a key pair on P-256.
+        """Generates a key pair on P-256.
 
         Returns:
             Its public half, which is not trusted yet.
 
         Raises:
-            BadNameError: the name cannot be a file's.
-            KeyFileError: there is a key of this name, or the folder cannot be written.
+            BadNameError: the name is not a valid file name.
+            KeyFileError: a key of this name exists, or the folder cannot be written.
             SigningUnavailableError: the libraries are not installed.
         """
         path = self._private_file(check_name(name, "key name"))
@@ -103,15 +103,15 @@ class KeyFolder:
         return TrustedKey(name, _fingerprint(public), public_file)
 
     def trust(self, file: Path, name: str = "") -> TrustedKey:
-        """Copies a public key to those that are trusted; trusting it again is fine.
+        """Copies a public key to the trusted keys; trusting it again is not an error.
 
         Args:
             file: PEM of the public key.
-            name: to keep it under; the file's own unless given.
+            name: name of the trusted key; by default that of the file.
 
         Raises:
-            BadNameError: the name cannot be a file's.
-            KeyFileError: the file is no public key, or another key has this name.
+            BadNameError: the name is not a valid file name.
+            KeyFileError: the file is not a public key, or another key has this name.
             SigningUnavailableError: the libraries are not installed.
         """
         name = check_name(name or file.stem, "key name")
@@ -129,10 +129,10 @@ class KeyFolder:
         return TrustedKey(name, fingerprint, target)
 
     def keys(self) -> list[KeyListing]:
-        """Every key, by name: those made here and those trusted.
+        """Returns all own and trusted keys, by name.
 
         Raises:
-            KeyFileError: a file is no public key.
+            KeyFileError: a file is not a public key.
             SigningUnavailableError: the libraries are not installed.
         """
         trusted = {key.fingerprint: key for key in trusted_keys(self.trusted_folder)}
@@ -149,16 +149,16 @@ class KeyFolder:
         return sorted(listings, key=lambda key: (key.name, key.fingerprint))
 
     def signing_key(self, name: str = "") -> Path | None:
-        """The private key to sign with.
+        """Returns the private key to sign with.
 
         Args:
-            name: of a key here, or a PEM file; the only key there is unless given.
+            name: name of a key in the folder, or path of a PEM file; empty for the only key.
 
         Returns:
-            Its file; None when no name is given and there is no key.
+            Its file; None if no name is given and there is no key.
 
         Raises:
-            KeyFileError: no such key, or no name where there are several.
+            KeyFileError: no such key, or no name is given and there are several keys.
         """
         if name:
             is_file = "/" in name or name.endswith(".pem")
@@ -185,10 +185,10 @@ class KeyFolder:
 
 
 def trusted_keys(folder: Path) -> list[TrustedKey]:
-    """The public keys in a folder, every `*.pem` of it; none if it is not there.
+    """Reads all public keys (`*.pem`) in a folder; none if it does not exist.
 
     Raises:
-        KeyFileError: a file is no public key, or there are more than `MAX_TRUSTED_KEYS`.
+        KeyFileError: a file is not a public key, or there are more than `MAX_TRUSTED_KEYS`.
         SigningUnavailableError: the libraries are not installed.
     """
     files = sorted(folder.glob("*.pem"))
@@ -201,14 +201,14 @@ def trusted_keys(folder: Path) -> list[TrustedKey]:
 
 
 def _default_folder() -> Path:
-    """As the XDG Base Directory Specification has it."""
+    """Returns the folder that the XDG Base Directory Specification prescribes."""
     with _libraries():
         from platformdirs import user_config_path
     return user_config_path("flambeau") / "keys"
 
 
 def _read_public(file: Path) -> bytes:
-    """A public key as PEM, written the one way that has the fingerprint others compute."""
+    """Reads a public key as canonical PEM, so that fingerprints agree everywhere."""
     with _libraries():
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -249,7 +249,7 @@ def _fingerprint(public_pem: bytes) -> str:
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    """Writes a file that must not exist, readable by nobody else until it is whole."""
+    """Writes a file that must not exist; others cannot read it until it is complete."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=path.parent) as draft:  # made with mode 0600

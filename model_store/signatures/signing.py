@@ -1,15 +1,15 @@
-"""Signs versions and verifies who signed them, with OpenSSF Model Signing.
+"""Signs versions and verifies their signatures, with OpenSSF Model Signing.
 
 In: the sha256 of each file of a version. Out: a Sigstore bundle (`model.sig`), or the trusted key
-that made it.
+that signed it.
 
-Rules kept here:
-- signed is every file of the version's folder but the signature itself and the claim, and so the
-  manifest too, which says model, version and every other digest;
-- the bundle is that project's own format, made and checked by its code: its command verifies the
-  same folder (docs/signing.md);
-- only digests come in, so a version in a bucket is verified without being downloaded first;
-- that library takes a second to import, so whoever neither signs nor verifies never imports it.
+Rules:
+- the signature covers every file of the version's folder except the signature and the claim, and so
+  the manifest, which contains model, version and all other digests;
+- the bundle is in that project's own format, made and verified by its code: its command-line tool
+  verifies the same folder (docs/signing.md);
+- the input is digests only, so a version in a bucket is verified without a download;
+- that library takes a second to import, so it is imported only to sign or verify.
 
 Source: https://github.com/sigstore/model-transparency (key mode: a DSSE envelope over an in-toto
 statement, ECDSA).
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from model_signing import hashing
 
 MAX_SIGNATURE_BYTES = 2**20
-"""A bundle takes about 300 bytes a file."""
+"""Limit of a bundle, which takes about 300 bytes per file."""
 _BUNDLE = DocumentLimits(MAX_SIGNATURE_BYTES, 1_000)
 _STATEMENT = DocumentLimits(MAX_SIGNATURE_BYTES, 25_000)
-"""What a bundle says that was signed: five values a file."""
+"""Limits of the signed statement in a bundle: five values per file."""
 
 MAX_TOLD = 2_000
-"""Characters of what is wrong with a signature."""
+"""Characters of an error message about a signature."""
 
 Digests = Mapping[str, str]
 """The sha256 of each file of a version, as hexadecimal digits, by the file's name."""
 
 
 def signer_with(private_key: Path) -> Callable[[Digests], bytes]:
-    """A function that signs the files of a version.
+    """Returns a function that signs the files of a version.
 
     Args:
         private_key: a PEM file without a password.
 
     Returns:
-        What makes the bundle out of the digests of all its files but signature and claim.
+        A function from the digests of all files except signature and claim to the bundle.
 
     Raises:
         KeyFileError: the file holds no private key, or one with a password.
@@ -87,16 +87,16 @@ def verify(
 
     Args:
         bundle: the bytes of the signature.
-        digests: of all files of the version but signature and claim, as they are now.
-        trusted: the keys that are trusted.
+        digests: current digests of all files of the version except signature and claim.
+        trusted: the trusted keys.
         where: the version, for messages.
 
     Returns:
         The key that signed them.
 
     Raises:
-        ForeignKeyError: none of the trusted keys is the one the signature names.
-        SignatureMismatchError: a file differs from what was signed, or the signature is broken.
+        ForeignKeyError: the key that the signature names is not trusted.
+        SignatureMismatchError: a file changed after signing, or the signature is invalid.
         SigningUnavailableError: the libraries are not installed.
     """
     signer, signed = _signer(bundle, where)
@@ -114,7 +114,7 @@ def verify(
         file.write_bytes(bundle)
         try:
             config.set_hashing_config(_known(digests)).verify(Path(folder), file)
-        except Exception as error:  # the bundle may be anything, and so may what reading it raises
+        except Exception as error:  # a malformed bundle may raise any type
             raise SignatureMismatchError(
                 f"{where} is not what the key '{key.name}' signed: "
                 f"{_reason(error, signed, digests)}; fetch or publish the version again, and find "
@@ -124,8 +124,8 @@ def verify(
 
 
 def _reason(error: Exception, signed: Digests, digests: Digests) -> str:
-    """Why verifying failed, in words."""
-    if not str(error).startswith("Signature mismatch"):  # then the bundle itself is at fault
+    """Returns the reason of a failed verification."""
+    if not str(error).startswith("Signature mismatch"):  # then the bundle itself is invalid
         return str(error)[:MAX_TOLD] or "the signature is not by the key it names"
     return ", ".join(
         f"{file} has sha256 {_short(digests.get(file))}, signed was {_short(signed.get(file))}"
@@ -139,9 +139,9 @@ def _short(digest: str | None) -> str:
 
 
 def _signer(bundle: bytes, where: str) -> tuple[str, Digests]:
-    """The fingerprint of the key that a bundle says it is by, and what it says was signed.
+    """Returns the fingerprint of the key that a bundle names, and the digests that it signs.
 
-    Both parts of it are read within limits here, before the library reads them without.
+    Envelope and statement are parsed within limits here; the library's own parsing has none.
     """
     try:
         document = parse_document(bundle, SIGNATURE, _BUNDLE)
@@ -161,7 +161,7 @@ def _signer(bundle: bytes, where: str) -> tuple[str, Digests]:
 
 
 def _library(module: str) -> Any:
-    """One of the library's public modules."""
+    """Imports one of the library's public modules."""
     import importlib
 
     try:
@@ -173,9 +173,9 @@ def _library(module: str) -> Any:
 
 
 def _known(digests: Digests) -> "hashing.Config":
-    """Has the library take the files of a folder, and their digests, from us.
+    """Returns a configuration that gives the library our list of files and digests.
 
-    A version's files may lie in a bucket, and their digests were checked already.
+    A version's files may be in a bucket, and their digests were checked already.
     """
     from model_signing import hashing, manifest
     from model_signing._hashing.hashing import Digest

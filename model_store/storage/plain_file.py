@@ -1,7 +1,7 @@
-"""Reads plain files, within a limit, whatever others have put in their place.
+"""Reads regular files up to a size limit, and refuses pipes, sockets, devices and folders.
 
-Rules kept here: nothing is waited for, as a pipe without a writer would be for ever; of what is no
-plain file, and of one that is too large, nothing is kept.
+Rules: opening never blocks, as a pipe without a writer would for ever; no data is returned of
+anything but a regular file, nor of a file that is too large.
 """
 
 import errno
@@ -12,16 +12,16 @@ from typing import BinaryIO
 
 
 class NotPlainFileError(OSError):
-    """There is a folder, a pipe, a socket or a device."""
+    """The path is a folder, a pipe, a socket or a device."""
 
 
 class OversizedFileError(OSError):
-    """The file has more bytes than are read.
+    """The file is larger than the limit.
 
     Args:
-        path: of the file.
-        size_bytes: that it has, as far as is known.
-        max_bytes: that are read.
+        path: path of the file.
+        size_bytes: its size, as far as it is known.
+        max_bytes: the limit.
     """
 
     def __init__(self, path: str | Path, size_bytes: int, max_bytes: int) -> None:
@@ -34,10 +34,10 @@ class OversizedFileError(OSError):
 
 
 def read_plain_file(path: str | Path, max_bytes: int) -> bytes:
-    """Reads a file; a link to one is followed.
+    """Reads a file; symbolic links are followed.
 
     Raises:
-        NotPlainFileError: it is something else.
+        NotPlainFileError: it is not a regular file.
         OversizedFileError: it is larger than `max_bytes`.
         OSError: it cannot be read.
     """
@@ -46,7 +46,7 @@ def read_plain_file(path: str | Path, max_bytes: int) -> bytes:
         if size_bytes > max_bytes:
             raise OversizedFileError(path, size_bytes, max_bytes)
         data = file.read(size_bytes + 1)
-        if len(data) > size_bytes:  # it has grown meanwhile
+        if len(data) > size_bytes:  # it has grown since `fstat`
             data += file.read(max_bytes)
         if len(data) > max_bytes:
             raise OversizedFileError(path, len(data), max_bytes)
@@ -54,10 +54,10 @@ def read_plain_file(path: str | Path, max_bytes: int) -> bytes:
 
 
 def open_plain_file(path: str | Path) -> BinaryIO:
-    """Opens a file for reading; a link to one is followed.
+    """Opens a file for reading; symbolic links are followed.
 
     Raises:
-        NotPlainFileError: it is something else.
+        NotPlainFileError: it is not a regular file.
         OSError: it cannot be opened.
     """
     file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115

@@ -1,9 +1,9 @@
-"""Whether there are credentials for a bucket of S3, told before the first request is made.
+"""Checks for S3 credentials before the first request to a bucket.
 
 obstore reads them from the environment: keys, a web identity (IRSA of EKS), a container's endpoint
-(EKS Pod Identity, ECS), and else from the instance metadata service of EC2. Off EC2 that service is
-not there, and an error of its address says nothing about the reason. Profiles in `~/.aws` are not
-read.
+(EKS Pod Identity, ECS); otherwise from the instance metadata service of EC2. Outside EC2 that
+service does not exist, and a connection error to its address would hide the reason. Profiles in
+`~/.aws` are not read.
 
 Source: https://docs.rs/object_store, `AmazonS3Builder::from_env`.
 """
@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 
 METADATA_URL = "http://169.254.169.254"
 METADATA_TIMEOUT_S = 1.0
-"""To connect; the service is on the machine's own host. EC2 answers within milliseconds."""
+"""Connect timeout; the service is on the machine's own host. EC2 answers within milliseconds."""
 PORT = 80
 SOURCES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-"""Variables that each name a source of credentials by themselves."""
+"""Environment variables each of which suffices as a source of credentials."""
 
 
 def missing_credentials() -> str:
-    """Why a bucket of S3 cannot be asked from here; empty if there are credentials for it."""
+    """Returns the reason why an S3 bucket cannot be accessed; empty if there are credentials."""
     if _flag("AWS_SKIP_SIGNATURE") or any(map(os.environ.get, SOURCES)):
         return ""
     key, secret = (os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
@@ -51,7 +51,7 @@ def _flag(name: str) -> bool:
 
 
 def _has_metadata_service() -> bool:
-    """Whether the service takes a connection and hands out a token or a document."""
+    """Returns True if the service accepts a connection and answers with 200."""
     parts = urlsplit(os.environ.get("AWS_METADATA_ENDPOINT", METADATA_URL))
     request = (
         f"PUT /latest/api/token HTTP/1.1\r\nhost: {parts.netloc}\r\n"

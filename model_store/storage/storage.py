@@ -1,9 +1,8 @@
-"""Bytes at a URL: a folder or a bucket, through obstore, with its failures put into words.
+"""Stores files at a URL: a folder or a bucket, through obstore, with errors of our own.
 
-In: paths relative to the URL. Rules kept here: a file appears whole or not at all; `create` never
-replaces a file that is there; nothing is read of a file that is larger than its reader takes, and
-of what is no file (a pipe would block whoever opens it); every failure is a `StoreError` that names
-the path.
+In: paths relative to the URL. Rules: a file appears whole or not at all; `create` never replaces an
+existing file; no data is read of a file above the reader's size limit, nor of anything but a
+regular file (opening a pipe would block); every failure is a `StoreError` that names the path.
 """
 
 import contextlib
@@ -29,15 +28,15 @@ from model_store.storage.s3_credentials import missing_credentials
 from model_store.strict import MAX_NAME
 
 MAX_APPENDED_BYTES = 2**30
-"""Of a file in a bucket that is appended to, which is to read and write it whole."""
+"""Limit of a file in a bucket that is appended to: appending reads and writes the whole file."""
 
 
 MAX_SIBLINGS = 1000
-"""Folders whose names are compared with that of one that is not there."""
+"""Folders whose names are compared with the name of a missing one."""
 
 
 class MissingFileError(StorageError):
-    """The path is not there; callers turn it into the noun that is missing."""
+    """The path does not exist; callers convert it to an error that names the missing object."""
 
 
 class Storage:
@@ -46,17 +45,17 @@ class Storage:
     Args:
         url: a folder (`./var/model_store`, `file:///srv/models`) or `s3://bucket/prefix`. Buckets
             take their credentials and endpoint from the AWS_* environment, as obstore documents.
-        must_exist: whether a folder that is not there is refused, and not made.
+        must_exist: True refuses a missing folder instead of creating it.
 
     Raises:
         StoreNotFoundError: the folder must exist, and does not.
-        StorageError: the URL is not understood, the folder cannot be made, or there are no
+        StorageError: the URL is not supported, the folder cannot be created, or there are no
             credentials for the bucket.
 
     Attributes:
-        is_local: whether it is a folder.
-        is_new: whether it is a folder that has just been made.
-        url: the whole path of the folder, or the URL.
+        is_local: True if the URL is a folder.
+        is_new: True if the folder was just created.
+        url: the absolute path of the folder, or the URL.
     """
 
     def __init__(self, url: str, *, must_exist: bool = False) -> None:
@@ -91,7 +90,7 @@ class Storage:
             ) from error
 
     def how_new(self) -> str:
-        """Says that the folder has just been made, and which one is near; empty if it was there."""
+        """Reports a folder just created, and a similar existing one; empty if it existed."""
         if not self.is_new:
             return ""
         made = f"there was no folder {self.url}, so an empty store was created there"
@@ -101,7 +100,7 @@ class Storage:
         return f" (did you mean '{self._nearest}'?)" if self._nearest else ""
 
     def list(self, prefix: str = "") -> dict[str, int]:
-        """Size in bytes of every file under a prefix, by path."""
+        """Returns the size in bytes of every file under a prefix, by path."""
         with self._failures(f"list '{prefix}'"):
             return {
                 meta["path"]: meta["size"]
@@ -110,12 +109,12 @@ class Storage:
             }
 
     def some_paths(self, max_depth: int, max_paths: int) -> Sequence[str]:
-        """Some of the files that lie here, for a look at what this is.
+        """Returns a sample of the files at the URL, to recognise their layout.
 
         Args:
-            max_depth: levels of a folder to look at, a folder of the last one being told like a
-                file; a bucket has none.
-            max_paths: the most to return, and the most folders to look into.
+            max_depth: levels of a folder to list; folders at the last level are returned like
+                files. Ignored for a bucket.
+            max_paths: limit of the paths returned, and of the folders listed.
         """
         with self._failures("list ''"):
             found = self._walk(max_depth, max_paths) if self.is_local else self._keys()
@@ -134,7 +133,7 @@ class Storage:
             yield from (meta["path"] for meta in page)
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """What lies in a folder, files and folders; nothing if it is none. Not of a bucket."""
+        """Returns the files and folders in a folder; none if it is missing. Not for buckets."""
         with self._failures(f"list '{folder}'"):
             try:
                 return os.listdir(os.path.join(self.url, folder))
@@ -142,7 +141,7 @@ class Storage:
                 return ()
 
     def has(self, path: str) -> bool:
-        """Whether a file or folder is there. Not of a bucket."""
+        """Returns True if a file or folder exists. Not for buckets."""
         with self._failures(f"look for '{path}'"):
             try:
                 os.stat(os.path.join(self.url, path))
@@ -151,15 +150,15 @@ class Storage:
             return True
 
     def get(self, path: str, max_bytes: int) -> bytes:
-        """The whole file.
+        """Reads a whole file.
 
         Args:
-            path: of the file.
-            max_bytes: the most that it may have.
+            path: path of the file.
+            max_bytes: limit of its size.
 
         Raises:
             MissingFileError: no such file.
-            TooLargeError: it has more; nothing of it was read.
+            TooLargeError: it is larger than the limit; none of it was read.
         """
         with self._failures(f"read '{path}'"):
             if self.is_local:
@@ -189,22 +188,22 @@ class Storage:
         """Writes a file that must not exist yet.
 
         Raises:
-            ConflictError: somebody wrote it first.
+            ConflictError: it exists already.
         """
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data, mode="create")
 
     def replace(self, path: str, data: bytes) -> None:
-        """Writes a file, whether or not it exists."""
+        """Writes a file and replaces an existing one."""
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data)
 
     def append_private(self, path: str, data: bytes) -> None:
-        """Adds to a file of the caller's alone, and makes it if it is not there.
+        """Appends to a file with a single writer, and creates it if it is missing.
 
-        In a folder, only the owner of the file may read it; who is killed meanwhile leaves a part
-        of the data, and who has no space left none of it. A bucket cannot append: there the file
-        is read and written whole, and who may read it is the bucket's to say.
+        In a folder, only the owner of the file may read it. A writer killed during the call leaves
+        a part of the data; one without disk space leaves none. A bucket cannot append: the whole
+        file is read and written, and the bucket's policy decides who may read it.
         """
         if not self.is_local:
             with contextlib.suppress(MissingFileError):
@@ -214,7 +213,7 @@ class Storage:
         with self._failures(f"append to '{path}'"):
             place = Path(self.url, path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            # Never there for others to read: the permissions are those it is made with.
+            # Created with mode 0600, so that other users can never read it.
             file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 _append_whole(file, data)
@@ -222,9 +221,9 @@ class Storage:
                 os.close(file)
 
     def delete(self, path: str) -> None:
-        """Removes a file; one that is not there is fine.
+        """Deletes a file; a missing file is not an error.
 
-        Never one of a published version: versions are immutable.
+        Never called for a file of a published version: versions are immutable.
         """
         with contextlib.suppress(MissingFileError), self._failures(f"delete '{path}'"):
             obstore.delete(self._store, path)
@@ -252,10 +251,10 @@ class Storage:
 
 
 def _check_bucket(url: str) -> None:
-    """Refuses what is neither a folder nor a bucket.
+    """Refuses a URL that does not name an S3 bucket.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the scheme is not `s3` or `s3a`, or there is no bucket name.
     """
     scheme, _, place = url.partition("://")
     if scheme not in ("s3", "s3a"):
@@ -265,7 +264,7 @@ def _check_bucket(url: str) -> None:
 
 
 def _nearest_folder(missing: Path) -> Path | None:
-    """The folder that is named most like one that is not there, in the first part that differs."""
+    """Returns the existing folder most similar to a missing one, in the first differing part."""
     there = next(parent for parent in missing.parents if parent.is_dir())
     first, *rest = missing.relative_to(there).parts
     with contextlib.suppress(OSError):
@@ -278,7 +277,7 @@ def _nearest_folder(missing: Path) -> Path | None:
 
 
 def _append_whole(file: int, data: bytes) -> None:
-    """Writes all of the data or, if that fails, nothing of it."""
+    """Writes all of the data; truncates the file to its former size if that fails."""
     before, left = os.fstat(file).st_size, memoryview(data)
     try:
         while left:

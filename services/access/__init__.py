@@ -1,1 +1,1 @@
-"""Who may do what: API keys, tokens of an identity provider, scopes, rates, and the audit log."""
+"""Access control: API keys, tokens of an identity provider, scopes, rates, and the audit log."""

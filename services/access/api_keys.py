@@ -1,4 +1,4 @@
-"""The file of API keys: who has one, what it is good for, and never the key itself.
+"""Reads and writes the file of API keys: names, grants and digests, but never the keys themselves.
 
 In: the file, as YAML or JSON:
 
@@ -10,11 +10,11 @@ In: the file, as YAML or JSON:
       requests_per_s: 100
       rows_per_s: 5000
 
-Out: its records, checked as a whole: a file with one bad line changes nothing.
+Out: its records, validated as a whole: a file with one invalid line is refused.
 
-A key is 256 random bits, so that its SHA-256 can be kept without salt and without a slow hash:
-those defend secrets that can be guessed, and nobody guesses 256 bits; a slow hash would cost a
-request more than the model.
+A key is 256 random bits, so its SHA-256 can be stored without salt and without a slow hash. Those
+protect secrets that can be guessed, and 256 bits cannot be; a slow hash would cost a request more
+than the model.
 """
 
 import base64
@@ -39,17 +39,17 @@ from services.access.grants import Grant, parse_grant
 from services.atomic_file import write_atomically
 
 PREFIX = "flb_"
-"""What every key begins with, so that scanners for secrets find one that was published."""
+"""Prefix of every key, by which secret scanners recognise a leaked one."""
 MAX_FILE_BYTES = 4 * 2**20
 MAX_KEYS = 10_000
 
 
 class KeysFileError(ValueError):
-    """The file of keys is not one; the message says where and why."""
+    """The file of keys is invalid; the message names the place and the reason."""
 
 
 def _utc(value: object) -> object:
-    """YAML gives a timestamp without a zone for one that says UTC by `Z` in some forms."""
+    """Adds UTC to timestamps without a zone, as which YAML loads some forms of `Z`."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) and not value.tzinfo else value
 
 
@@ -57,17 +57,17 @@ class ApiKey(StrictModel):
     """One key."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._@-]{1,64}$")
-    """Whose it is, in logs and jobs."""
+    """Name of its holder, in logs and jobs."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Of the key's text, in hexadecimal digits."""
+    """Digest of the key's text, in hexadecimal digits."""
     grants: tuple[str, ...] = Field(min_length=1, max_length=64)
-    """What it is good for: `SCOPE` or `SCOPE:MODELS` each."""
+    """Grants of the key: `SCOPE` or `SCOPE:MODELS` each."""
     expires: Annotated[AwareDatetime, BeforeValidator(_utc)] | None = None
-    """From when on it is worth nothing."""
+    """Time from which it is invalid; None for never."""
     requests_per_s: float = Field(0, ge=0, le=1e9)
-    """How many requests a second; 0 for no limit."""
+    """Limit of requests per second; 0 for no limit."""
     rows_per_s: float = Field(0, ge=0, le=1e12)
-    """How many rows a second, those of all requests together; 0 for no limit."""
+    """Limit of rows per second, over all requests; 0 for no limit."""
 
     @model_validator(mode="after")
     def _grants_can_be_read(self) -> "ApiKey":
@@ -77,20 +77,20 @@ class ApiKey(StrictModel):
 
     @property
     def parsed_grants(self) -> tuple[Grant, ...]:
-        """Its grants, read."""
+        """Its grants, parsed."""
         return tuple(parse_grant(text) for text in self.grants)
 
     @property
     def expires_at(self) -> float:
-        """Second of Unix time; infinity for never."""
+        """Expiry in seconds of Unix time; infinity for never."""
         return self.expires.timestamp() if self.expires else float("inf")
 
 
 class ApiKeys(StrictModel):
-    """All of a file."""
+    """The content of a file of keys."""
 
     keys: tuple[ApiKey, ...] = Field(default=(), max_length=MAX_KEYS)
-    """Each name and each key once."""
+    """Keys with unique names and unique digests."""
 
     @model_validator(mode="after")
     def _each_once(self) -> "ApiKeys":
@@ -103,20 +103,20 @@ class ApiKeys(StrictModel):
 
 
 def digest_of(key: str) -> bytes:
-    """What is kept of a key."""
+    """Returns the digest that is stored of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def new_key() -> str:
-    """A key of 256 random bits, as text."""
+    """Returns a new key of 256 random bits, as text."""
     return PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
 
 
 def parse_keys(data: bytes) -> ApiKeys:
-    """Reads a whole file.
+    """Parses a whole file.
 
     Raises:
-        KeysFileError: it is too large, no YAML, or something in it is not as it must be.
+        KeysFileError: it is too large, not YAML, or violates the schema.
     """
     if len(data) > MAX_FILE_BYTES:
         raise KeysFileError(f"it has {len(data)} bytes, and may have {MAX_FILE_BYTES}")
@@ -129,7 +129,7 @@ def parse_keys(data: bytes) -> ApiKeys:
 
 
 def read_keys(path: Path) -> ApiKeys:
-    """Reads the file; one that is not there holds no keys.
+    """Reads the file; a missing file has no keys.
 
     Raises:
         KeysFileError: as `parse_keys`, or it cannot be read.
@@ -143,10 +143,10 @@ def read_keys(path: Path) -> ApiKeys:
 
 
 def add_key(path: Path, key: ApiKey) -> None:
-    """Adds a key to the file, which is made if it is not there.
+    """Adds a key to the file, which is created if it is missing.
 
     Raises:
-        KeysFileError: the name is taken, or the file cannot be read or written.
+        KeysFileError: the name is in use, or the file cannot be read or written.
     """
     with _alone(path) as keys:
         if any(known.name == key.name for known in keys.keys):
@@ -155,10 +155,10 @@ def add_key(path: Path, key: ApiKey) -> None:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Takes a key out of the file.
+    """Removes a key from the file.
 
     Raises:
-        KeysFileError: there is none of this name, or the file cannot be read or written.
+        KeysFileError: no key has this name, or the file cannot be read or written.
     """
     with _alone(path) as keys:
         left = tuple(key for key in keys.keys if key.name != name)
@@ -170,7 +170,7 @@ def revoke_key(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[ApiKeys]:
-    """The keys of a file, which no other command changes within the block."""
+    """Yields the keys of a file, and locks it against other commands during the block."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

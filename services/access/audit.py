@@ -1,7 +1,7 @@
-"""The audit log: every act of management, with who, what, from where, when and its outcome.
+"""The audit log: every management act with caller, target, peer address, time and outcome.
 
-In: acts, from any thread. Out: one JSON object a line, in a file of its own that is only appended
-to and only its owner may read, or else among the logs of the process.
+In: acts, from any thread. Out: one JSON object a line, in a separate append-only file that only its
+owner may read, or else in the log of the process.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ LINES_OF_STRANGERS_A_SECOND = 10
 
 
 def open_audit_log(path: str) -> None:
-    """Sends acts to a file; an empty path leaves them in the log of the process.
+    """Writes acts to a file; with an empty path, to the log of the process.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    logger.setLevel(logging.INFO)  # whatever the process logs, acts are kept
+    logger.setLevel(logging.INFO)  # acts are recorded at any log level of the process
     close_audit_log()
     if not path:
         return
@@ -42,7 +42,7 @@ def open_audit_log(path: str) -> None:
 
 @contextlib.contextmanager
 def audit_log_of_command(path: str) -> Iterator[None]:
-    """Sends acts to a file within the block, or to standard error: a command has no log.
+    """Writes acts to a file during the block, or to standard error: a command has no log.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -57,7 +57,7 @@ def audit_log_of_command(path: str) -> Iterator[None]:
 
 
 def close_audit_log() -> None:
-    """Leaves acts in the log of the process again."""
+    """Returns acts to the log of the process."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
@@ -71,9 +71,9 @@ def _send_to(handler: logging.Handler) -> None:
 
 
 class _OwnersFile(WatchedFileHandler):
-    """Appends to a file that only its owner may read, whatever the mask.
+    """Appends to a file that only its owner may read, whatever the umask.
 
-    It notices when the file was moved away by whoever rotates logs, and makes another.
+    It detects that log rotation has moved the file, and creates a new one.
     """
 
     def _open(self) -> TextIOWrapper:
@@ -81,19 +81,19 @@ class _OwnersFile(WatchedFileHandler):
             self.baseFilename,
             "a",
             encoding=self.encoding,
-            # A pipe that nobody reads is an error, and not waited for.
+            # O_NONBLOCK: a pipe without a reader raises instead of blocking.
             opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o600),
         )
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line; an act that was done is not undone because its file is gone."""
+        """Writes a line; a failure to write does not fail the act."""
         try:
             super().emit(record)
-        except OSError:  # of making the file anew
+        except OSError:  # from reopening the file
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Has the log of the process keep the line, and say why."""
+        """Writes the line to the log of the process, with the reason."""
         process = logging.getLogger()
         process.handle(record)
         why = {"file": self.baseFilename, "reason": str(sys.exc_info()[1])}
@@ -101,20 +101,20 @@ class _OwnersFile(WatchedFileHandler):
 
 
 _strangers = LineAllowance(LINES_OF_STRANGERS_A_SECOND)
-"""One a process, for all its ports write to one log."""
+"""Line limit of the process: all its ports write to one log."""
 
 
 @contextlib.contextmanager
 def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
-    """Writes down that what leads to an act was refused; `act` empty writes nothing.
+    """Records a refusal on the way to an act; an empty `act` records nothing.
 
-    Of callers who are not known, or ask too often, some lines a second: they fill no disk.
+    Lines of unknown or rate-limited callers are limited per second, so that they fill no disk.
 
     Args:
-        act: as for `audited`, and so are the others.
-        target: empty where it is not known yet.
-        who: likewise.
-        peer: where the call came from.
+        act: as for `audited`.
+        target: as for `audited`; empty if not known yet.
+        who: as for `audited`; empty if not known yet.
+        peer: address of the caller.
     """
     try:
         yield
@@ -129,19 +129,19 @@ def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[Non
 
 @contextlib.contextmanager
 def audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
-    """Writes down an act with its outcome: `done`, or the error that the block ends with.
+    """Records an act with its outcome: `done`, or the error that the block raises.
 
     Args:
         act: a verb, such as `verify`.
-        target: what it is done to: a model, a job.
-        who: the caller's name; empty for one who is not known.
-        peer: where the call came from.
+        target: object of the act: a model, a job.
+        who: the caller's name; empty for an unknown caller.
+        peer: address of the caller.
     """
     try:
         with refusals_audited(act, target, who, peer):
             yield
     except ServingError:
-        raise  # and is written down
+        raise  # already recorded
     except BaseException as error:
         record(act, target, who, peer, "failed", type(error).__name__)
         raise
@@ -157,7 +157,7 @@ def record(
     reason: str = "",
     left_out: int = 0,
 ) -> None:
-    """Writes down one act in the words of `audited`; `left_out` lines before it were not."""
+    """Records one act, with the arguments of `audited`; `left_out` earlier lines were omitted."""
     facts: dict[str, str | int] = {
         "act": act,
         "target": target[:200],

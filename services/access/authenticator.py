@@ -1,13 +1,13 @@
 """Authenticates callers by API keys and JSON Web Tokens.
 
 In: the headers of a call (`Authorization: Bearer …`, or `x-api-key`). Out: a `Caller`, or
-`UnauthenticatedError` in the same words whatever was wrong; the log has the reason.
+`UnauthenticatedError` with the same message for every fault; the log has the reason.
 
-Rules kept here:
-- keys are looked up by their SHA-256, so that the time it takes tells nothing of them;
-- a token is proven once, and then known by its digest until it expires or the keys change;
-- files are read anew when they change, as a whole or not at all, off the event loop;
-- no call waits here: what proves a token is fetched beside, and the caller told to try again.
+Rules:
+- keys are looked up by their SHA-256, so that the lookup time reveals nothing about them;
+- a token is verified once, and then cached by its digest until it expires or the keys change;
+- files are reloaded when they change, as a whole or not at all, off the event loop;
+- no call waits here: missing keys are fetched in the background, and the caller has to retry.
 
 `admit` may be called in any thread; everything else belongs to the event loop.
 """
@@ -35,27 +35,27 @@ from services.telemetry.line_allowance import LineAllowance
 logger = logging.getLogger("flambeau.access")
 
 LOOK_EVERY_S = 1.0
-"""How often files are looked at: one call of the system each."""
+"""Interval of the checks for changed files: one system call each."""
 MAX_TOKENS = 4096
-"""Tokens that were proven and are remembered."""
+"""Limit of the cache of verified tokens."""
 REFUSALS_LOGGED_A_SECOND = 10
 UNKNOWN = (
     "this needs a credential that this server knows; send it as 'Authorization: Bearer …' or as "
     "'x-api-key: …'"
 )
-"""The same for all: who guesses is not told how near."""
+"""Message of every fault, so that an attacker gets no hint."""
 
 
 class Authenticator:
-    """Knows the callers of a server.
+    """Authenticates the callers of a server.
 
     Args:
-        settings: where their credentials are to be found.
-        metrics: counts those turned away.
-        tenants: who share the server.
+        settings: sources of the credentials.
+        metrics: counts refusals.
+        tenants: tenants that share the server.
 
     Raises:
-        ConfigError: a file cannot be read or is wrong; what tokens need is not installed.
+        ConfigError: a file is unreadable or invalid; the libraries for tokens are not installed.
     """
 
     def __init__(self, settings: AccessSettings, metrics: AccessMetrics, tenants: Tenants) -> None:
@@ -70,19 +70,19 @@ class Authenticator:
         self._asked: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._faults: dict[str, str] = {}
-        """Why the last reading of a source failed."""
+        """Reason why the last read of a source failed, by source."""
         self._lines = LineAllowance(REFUSALS_LOGGED_A_SECOND)
         self._read_first()
 
     def admit(self, secret: str) -> Caller:
-        """Who bears a credential.
+        """Returns the bearer of a credential.
 
         Args:
-            secret: as `secret_of` gave it.
+            secret: result of `secret_of`.
 
         Raises:
-            UnauthenticatedError: nobody whom this server knows.
-            AccessUnavailableError: it cannot be told yet.
+            UnauthenticatedError: the credential is missing, unknown or expired.
+            AccessUnavailableError: the keys that verify the token are not available yet.
         """
         digest = digest_of(secret)
         found = self._keys.get(digest)
@@ -96,16 +96,16 @@ class Authenticator:
         return self._prove(self._tokens, secret, digest)
 
     def principal(self, secret: str, peer: str, act: str = "", target: str = "") -> Principal:
-        """Who makes a call; one request of its rate is taken.
+        """Authenticates a call, and counts one request against the caller's rate.
 
         Args:
-            secret: as `secret_of` gave it.
-            peer: where the call came from.
-            act: of management, that the call is for; a refusal is written down then.
-            target: what the act is done to, where that is known.
+            secret: result of `secret_of`.
+            peer: address of the caller.
+            act: the management act that the call is for, whose refusal is audited; or empty.
+            target: object of the act, if known.
 
         Raises:
-            ServingError: as `admit`, or it makes too many.
+            ServingError: as `admit`; RateLimitedError if the rate is exceeded.
         """
         with refusals_audited(act, target, "", peer):
             caller = self.admit(secret)
@@ -113,12 +113,12 @@ class Authenticator:
             caller.tenant.take_request()
         return Principal(caller, peer)
 
-    def authorization(self, secret: str, scope: Scope, model: str) -> "CachedAuthorization":
-        """For a credential that comes again and again."""
-        return CachedAuthorization(self, secret, scope, model)
+    def authorization(self, secret: str, scope: Scope) -> "CachedAuthorization":
+        """Makes the authorization of a credential that is used repeatedly."""
+        return CachedAuthorization(self, secret, scope)
 
     async def run(self) -> None:
-        """Looks for changes, until cancelled."""
+        """Checks the sources for changes, until cancelled."""
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
         while True:
@@ -129,21 +129,21 @@ class Authenticator:
             await self.look()
 
     async def look(self) -> None:
-        """Takes over what has changed; what is broken is said once and leaves all as it was."""
+        """Loads changed sources; a faulty one is logged once, and its last state stays in force."""
         for source, look in (("api_keys", self._look_at_file), ("jwt_keys", self._look_at_set)):
             try:
                 has_changed = await look()
             except (OSError, KeysFileError, KeySetError) as error:
                 self._tell_fault(source, str(error))
             except Exception as error:
-                # A source is somebody else's: nothing in it may end a server that has its keys.
+                # Sources are external: no content may end a server that has loaded its keys.
                 self._tell_fault(source, repr(error), error)
             else:
                 if has_changed is not None:
                     self._tell_read(source, has_changed)
 
     async def _look_at_file(self) -> bool | None:
-        """Takes over the API keys; None if their file is the one of the last time."""
+        """Loads the API keys; None if their file has not changed."""
         keys = await asyncio.to_thread(self._read_file) if self._file is not None else None
         if keys is None:
             return None
@@ -151,7 +151,7 @@ class Authenticator:
         return True
 
     async def _look_at_set(self) -> bool | None:
-        """Takes over the keys of the identity provider; None if they were not read."""
+        """Loads the keys of the identity provider; None if they were not read."""
         if self._tokens is None or not self._tokens.keys.is_due():
             return None
         has_changed = await asyncio.to_thread(self._tokens.keys.read)
@@ -160,13 +160,13 @@ class Authenticator:
         return has_changed
 
     def _read_file(self) -> ApiKeys | None:
-        """Blocks, and takes a second for thousands of keys."""
+        """Reads the file of keys if it has changed; blocks, a second for thousands of keys."""
         assert self._file is not None, "there is one to look at"
         data = self._file.read_if_changed()
         return None if data is None else parse_keys(data)
 
     def _read_first(self) -> None:
-        """At start-up a file must be right; a URL may come later."""
+        """Reads the sources at startup: files must be valid, a URL may be read later."""
         try:
             if self._file is not None:
                 self._take_keys(self._read_file() or ApiKeys())
@@ -178,7 +178,7 @@ class Authenticator:
             raise ConfigError(f"api_keys_file {self._settings.api_keys_file}: {error}") from error
 
     def _take_keys(self, keys: ApiKeys) -> None:
-        """Takes a file's keys over; those that did not change stay who they are."""
+        """Replaces the keys by those of a file; unchanged keys keep their `Caller`."""
         before: dict[bytes, tuple[ApiKey, Caller]] = self._keys
         now: dict[bytes, tuple[ApiKey, Caller]] = {}
         with self._lock:
@@ -215,14 +215,14 @@ class Authenticator:
         return caller
 
     def _forget_bearers(self) -> None:
-        """Has every token proven anew: its key may be gone."""
+        """Clears the cache of tokens, which are then verified again: a key may be revoked."""
         with self._lock:
             bearers, self._bearers = self._bearers, {}
         for caller in bearers.values():
             caller.ended = True
 
     def _tell_fault(self, source: str, reason: str, unforeseen: Exception | None = None) -> None:
-        """Says once that a source is broken, with the place in our code if it was unforeseen."""
+        """Logs a new fault of a source once, with the traceback of an unforeseen exception."""
         if reason != self._faults.get(source):
             self._faults[source] = reason
             self._metrics.read(source, False)
@@ -233,7 +233,7 @@ class Authenticator:
             )
 
     def _tell_read(self, source: str, has_changed: bool) -> None:
-        """Says that a source was read, if that is news: it has changed, or was broken."""
+        """Logs that a source was read, if it has changed or was faulty before."""
         if self._faults.pop(source, None) is None and not has_changed:
             return
         self._metrics.read(source, True)
@@ -243,7 +243,7 @@ class Authenticator:
             logger.info("keys of the identity provider read")
 
     def _refusal(self, reason: str) -> UnauthenticatedError:
-        """Counts, logs and words a refusal."""
+        """Counts and logs a refusal, and returns its error."""
         self._metrics.refused.labels("unauthenticated").inc()
         if self._lines.take(time.monotonic()) is not None:
             logger.warning("call refused: who is unknown", extra={"reason": reason})
@@ -251,33 +251,42 @@ class Authenticator:
 
 
 class CachedAuthorization:
-    """One credential that comes again and again, for one scope on one model.
+    """One credential for one scope: remembers its bearer and the last model.
 
     Args:
-        authenticator: knows callers.
+        authenticator: authenticator of the server.
         secret: the credential.
-        scope: asked for.
-        model: on which.
+        scope: required scope.
     """
 
-    __slots__ = ("_authenticator", "_model", "_scope", "_secret", "known")
+    __slots__ = ("_authenticator", "_known", "_model", "_scope", "_secret")
 
-    def __init__(self, authenticator: Authenticator, secret: str, scope: Scope, model: str) -> None:
+    def __init__(self, authenticator: Authenticator, secret: str, scope: Scope) -> None:
         self._authenticator = authenticator
         self._secret = secret
         self._scope: Scope = scope
-        self._model = model
-        self.known: Caller | None = None
-        """Its bearer, who may, unless `is_over`; None where that is not known yet."""
+        self._known: Caller | None = None
+        self._model = ""
 
-    def caller(self) -> Caller:
-        """Its bearer, who may, asked for anew.
+    def check(self) -> None:
+        """Authenticates the bearer, for any model.
+
+        Raises:
+            ServingError: as `Authenticator.admit`.
+        """
+        self._authenticator.admit(self._secret)
+
+    def caller(self, model: str) -> Caller:
+        """Returns the bearer after checking its scope on a model.
 
         Raises:
             ServingError: as `Authenticator.admit` and `Caller.require`.
         """
-        self.known = None
+        known = self._known
+        if known is not None and model == self._model and not known.is_over():
+            return known
+        self._known = None
         caller = self._authenticator.admit(self._secret)
-        caller.require(self._scope, self._model)
-        self.known = caller
+        caller.require(self._scope, model)
+        self._known, self._model = caller, model
         return caller

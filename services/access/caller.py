@@ -1,7 +1,7 @@
-"""A caller whom the server knows: by an API key, or by a token of the identity provider.
+"""An authenticated caller, by an API key or by a token of the identity provider.
 
-Rule kept here: a model outside the caller's patterns is answered as one that does not exist,
-whether it does or not. What the caller may see and not do is refused as forbidden.
+Rule: a model outside the caller's patterns is reported as unknown, whether it exists or not. An
+operation that the caller lacks on a visible model is refused as forbidden.
 """
 
 import time
@@ -22,14 +22,14 @@ class Caller:
     """The bearer of one credential; made by the authenticator.
 
     Args:
-        name: `key:NAME` or `jwt:SUBJECT`, as logs and jobs have it.
-        grants: what it may do.
-        expires_at: second of Unix time from which it is nobody.
-        tenant: whose limits it is under.
-        metrics: counts what it is refused.
+        name: `key:NAME` or `jwt:SUBJECT`, for logs and jobs.
+        grants: grants of the credential.
+        expires_at: expiry in seconds of Unix time.
+        tenant: tenant whose limits apply.
+        metrics: counts refusals.
 
     Attributes:
-        ended: set when the authenticator knows it no more.
+        ended: True once the credential is revoked or no longer cached.
     """
 
     __slots__ = ("_grants", "_known", "_metrics", "ended", "expires_at", "name", "tenant")
@@ -51,11 +51,11 @@ class Caller:
         self._metrics = metrics
 
     def is_over(self) -> bool:
-        """Whether the credential has expired, or is not taken any more."""
+        """Returns True if the credential has expired, or is no longer accepted."""
         return self.ended or time.time() >= self.expires_at
 
     def may(self, scope: Scope, model: str) -> bool:
-        """Whether a scope is granted on a model."""
+        """Returns True if a scope is granted on a model."""
         found = self._known.get((scope, model))
         if found is None:
             found = any(grant.scope == scope and grant.covers(model) for grant in self._grants)
@@ -64,25 +64,25 @@ class Caller:
         return found
 
     def sees(self, model: str) -> bool:
-        """Whether the model is there for this caller."""
+        """Returns True if the model is visible to this caller."""
         return self.may("infer", model) or self.may("manage", model)
 
     def require_seen(self, model: str) -> None:
-        """Refuses a model that no scope of a server's names.
+        """Refuses a model on which the caller has neither scope of a server.
 
         Raises:
-            UnknownModelError: as of a model that does not exist.
+            UnknownModelError: the same as for a model that does not exist.
         """
         if not self.sees(model):
             self._metrics.refused.labels("forbidden").inc()
             raise UnknownModelError(f"model '{model}' is not served")
 
     def require(self, scope: Scope, model: str) -> None:
-        """Refuses what is not granted.
+        """Refuses a scope that is not granted on a model.
 
         Raises:
-            UnknownModelError: the model is not for this caller at all.
-            ForbiddenError: it is, and this scope on it is not.
+            UnknownModelError: the model is not visible to this caller.
+            ForbiddenError: it is visible, but this scope on it is not granted.
         """
         if self.may(scope, model):
             return
@@ -96,33 +96,33 @@ class Caller:
 
 
 class Principal(NamedTuple):
-    """Who makes a call, and from where."""
+    """The caller of a call, and its address."""
 
     caller: Caller | None
-    """None where nobody is asked for a credential: then all of this allows everything."""
+    """The authenticated caller; None if no credentials are required, which allows everything."""
     peer: str
-    """The other end of the connection."""
+    """Address of the peer of the connection."""
 
     @property
     def name(self) -> str:
-        """As in the audit log; empty for who is not known."""
+        """Name in the audit log; empty for an unknown caller."""
         return self.caller.name if self.caller else ""
 
     def require(self, scope: Scope, model: str) -> None:
-        """As `Caller.require`."""
+        """Checks as `Caller.require`."""
         if self.caller is not None:
             self.caller.require(scope, model)
 
     def sees(self, model: str) -> bool:
-        """As `Caller.sees`."""
+        """Returns True if the model is visible, as `Caller.sees`."""
         return self.caller is None or self.caller.sees(model)
 
     def require_seen(self, model: str) -> None:
-        """As `Caller.require_seen`."""
+        """Checks as `Caller.require_seen`."""
         if self.caller is not None:
             self.caller.require_seen(model)
 
     def take_request(self) -> None:
-        """As `Tenant.take_request`."""
+        """Counts a request as `Tenant.take_request`."""
         if self.caller is not None:
             self.caller.tenant.take_request()

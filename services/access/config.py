@@ -1,4 +1,4 @@
-"""What there is to set about who may do what: a part of every server's configuration."""
+"""Settings of access control: a part of every server's configuration."""
 
 import ipaddress
 from typing import Literal
@@ -11,64 +11,64 @@ from services.settings import ConfigError
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
-"""Of RFC 7518 and RFC 8037, those with a public key; `none` and shared secrets are never taken."""
+"""Public-key algorithms of RFC 7518 and RFC 8037; `none` and shared secrets are never accepted."""
 
 
 class AccessSettings(StrictModel):
-    """The settings; a field's text is the help of its option."""
+    """The settings; a field's docstring is the help of its option."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     api_keys_file: str = ""
-    """File of API keys, as `flambeau access` writes it; watched, so that a change needs no restart.
-    With it, or with `jwt_keys`, every call needs a credential but those that tell no secret, such
-    as for health (docs/security.md)."""
+    """File of API keys, written by `flambeau access`; changes are loaded without a restart. With
+    it, or with `jwt_keys`, every call requires a credential, except calls that reveal no secret,
+    such as health checks (docs/security.md)."""
     jwt_keys: str = ""
-    """Public keys of an identity provider whose tokens (JWT) are taken: a file, or an https URL,
-    with a JSON Web Key Set; its `jwks_uri` in OpenID Connect."""
+    """Public keys of an identity provider whose tokens (JWT) are accepted: a file or an https URL
+    of a JSON Web Key Set; its `jwks_uri` in OpenID Connect."""
     jwt_issuer: str = ""
-    """What tokens must have as `iss`; needed with `jwt_keys`."""
+    """Required `iss` of tokens; needed with `jwt_keys`."""
     jwt_audience: str = ""
-    """What tokens must have as `aud`, or among it; needed with `jwt_keys`, for without it a token
-    made for another service would open this one."""
+    """Required `aud` of tokens, or one of them; needed with `jwt_keys`, as otherwise tokens for
+    another service would be valid here."""
     jwt_algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
-    """Signatures that are taken; change it to what the identity provider uses."""
+    """Accepted signature algorithms; set it to those of the identity provider."""
     jwt_leeway_s: float = Field(30.0, ge=0, le=600)
-    """How far the clocks of the identity provider and this machine may be apart."""
+    """Tolerated clock difference, in seconds, between the identity provider and this machine."""
     jwt_claim: str = "scope"
-    """The claim that says what its bearer may do: text with blanks, or a list; dots lead into
+    """The claim with the bearer's permissions: space-separated text, or a list; dots descend into
     objects, as in `realm_access.roles`."""
     jwt_grants: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """What a value of the claim is good for, as `{data-science: ["infer:*", "train:*"]}`. Empty
-    takes values as they are where they are grants, such as `infer:digits*`."""
+    """Grants by value of the claim, such as `{data-science: ["infer:*", "train:*"]}`. If empty,
+    values that are grants themselves, such as `infer:digits*`, apply directly."""
     jwt_requests_per_s: float = Field(0, ge=0, le=1e9)
-    """Requests a second that each subject of the identity provider may send; 0 for no limit."""
+    """Limit of requests per second of each subject of the identity provider; 0 for no limit."""
     jwt_rows_per_s: float = Field(0, ge=0, le=1e12)
-    """Rows a second, likewise."""
+    """Limit of rows per second of each subject; 0 for no limit."""
     jwt_keys_refresh_s: float = Field(300.0, ge=10, le=86_400)
-    """How old the keys from a URL may become; a token that names a key we do not know has them
-    fetched at once, but not more often than every ten seconds."""
+    """Seconds after which keys from a URL are fetched again. A token with an unknown key triggers
+    a fetch at once, but at most one in ten seconds."""
     audit_log: str = ""
-    """File that every act of management is appended to, as JSON lines; empty for the log of the
+    """File that every management act is appended to, as JSON lines; empty for the log of the
     process."""
 
     @property
     def asks_for_credentials(self) -> bool:
-        """Whether callers must be known."""
+        """True if callers must authenticate."""
         return bool(self.api_keys_file or self.jwt_keys)
 
 
 def check_open(settings: AccessSettings, host: str, *, is_opened: bool | None = None) -> None:
-    """Refuses to be reached from other machines without knowing who comes.
+    """Refuses a server that other machines can reach without authentication.
 
     Args:
-        settings: who is asked for what.
-        host: listened on.
-        is_opened: whether `open_to_strangers` is set; None for a server that has no such setting,
-            because all that it does is management.
+        settings: access settings.
+        host: address that the server listens on.
+        is_opened: True if `open_to_strangers` is set; None for a server without this setting,
+            because all its operations are management.
 
     Raises:
-        ConfigError: it would be.
+        ConfigError: other machines could reach it, or the settings of tokens are incomplete.
     """
     if settings.jwt_keys and not (settings.jwt_issuer and settings.jwt_audience):
         raise ConfigError("jwt_keys needs jwt_issuer and jwt_audience, or any token would do")
@@ -88,7 +88,7 @@ def check_open(settings: AccessSettings, host: str, *, is_opened: bool | None = 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is for this machine alone."""
+    """Returns True if an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:

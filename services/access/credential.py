@@ -1,6 +1,6 @@
-"""Where a call carries its credential: the same over REST and gRPC.
+"""Extracts the credential from the headers of a call, the same over REST and gRPC.
 
-Source: RFC 6750 for `Authorization: Bearer`; `x-api-key` is a custom of many gateways.
+Source: RFC 6750 for `Authorization: Bearer`; `x-api-key` is a convention of many gateways.
 """
 
 import re
@@ -13,10 +13,10 @@ _NAMES = ("authorization", "x-api-key")
 
 
 def secret_of(authorization: str, api_key: str) -> str:
-    """The credential of a call; empty if there is none that can be read.
+    """Returns the credential of a call; empty if there is none, or it is malformed.
 
     Raises:
-        InvalidRequestError: there are two. A proxy in front may have checked the other one.
+        InvalidRequestError: there are two; a proxy in front may have checked the other one.
     """
     if authorization:
         if api_key:
@@ -29,10 +29,10 @@ def secret_of(authorization: str, api_key: str) -> str:
 
 
 def secret_among(fields: Iterable[tuple[str, str]]) -> str:
-    """The credential among all headers of a call, or all of its metadata.
+    """Returns the credential from all headers or metadata of a call.
 
     Args:
-        fields: names in lower case, and values.
+        fields: lower-case names, and values.
 
     Raises:
         InvalidRequestError: there are two.

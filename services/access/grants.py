@@ -1,7 +1,7 @@
-"""What a caller may do: scopes, each on the models that a pattern names. Pure rules.
+"""Grants of callers: scopes, each on the models that match a pattern. Pure rules.
 
 In: texts such as `infer:digits*`, from the file of keys or the claims of a token. Out: `Grant`s.
-A scope alone, such as `train`, is meant for all models.
+A scope alone, such as `train`, covers all models.
 """
 
 import re
@@ -12,8 +12,8 @@ from typing import Literal, get_args
 from model_store.strict import nearest_name
 
 Scope = Literal["infer", "manage", "train"]
-"""`infer`: requests and jobs; `manage`: what changes or loads a server, such as a verification;
-`train`: jobs of training."""
+"""`infer`: requests and jobs; `manage`: operations that change or load a server, such as a
+verification; `train`: training jobs."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 _MODELS = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
 
@@ -24,18 +24,18 @@ class Grant:
 
     scope: Scope
     models: str
-    """A pattern as of a shell (`fnmatch`): `*`, `?` and `[ab]`; upper and lower case differ."""
+    """A case-sensitive shell pattern (`fnmatch`): `*`, `?` and `[ab]`."""
 
     def __str__(self) -> str:
         return f"{self.scope}:{self.models}"
 
     def covers(self, model: str) -> bool:
-        """Whether a model is one of them."""
+        """Returns True if a model matches the pattern."""
         return fnmatchcase(model, self.models)
 
 
 def parse_grant(text: str) -> Grant:
-    """Reads `SCOPE` or `SCOPE:MODELS`.
+    """Parses `SCOPE` or `SCOPE:MODELS`.
 
     Raises:
         ValueError: it is neither; the message names the nearest scope.

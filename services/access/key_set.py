@@ -1,10 +1,10 @@
-"""The public keys of an identity provider: a JSON Web Key Set from a file or an https URL.
+"""Loads the public keys of an identity provider: a JSON Web Key Set from a file or an https URL.
 
-In: the set, as RFC 7517 has it. Out: keys by their id. Secret (symmetric) keys in it are left out,
-and so are keys of kinds that are not known, as the RFC asks.
+In: a set in the format of RFC 7517. Out: keys by their id. Secret (symmetric) keys and keys of
+unknown types are ignored, as the RFC requires.
 
-Rules kept here: a set is read whole before it replaces the one before; a fetch follows no redirect,
-takes 1 MiB and 5 s at most, and there is one in ten seconds at most, whatever strangers send.
+Rules: a set is parsed completely before it replaces the previous one; a fetch follows no redirect,
+is limited to 1 MiB and 5 s, and happens at most once in ten seconds, whatever clients send.
 """
 
 import http.client
@@ -32,7 +32,7 @@ _ASYMMETRIC = ("RSA", "EC", "OKP")
 
 
 class KeySetError(ValueError):
-    """The set cannot be had, or is none; the message says why."""
+    """The set cannot be read or parsed; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class PublicKey:
     """One key of a set."""
 
     key: Any
-    """As `cryptography` has it."""
+    """Key object of `cryptography`."""
     algorithm: str
-    """The only one it is for; empty for any of its kind."""
+    """The only algorithm it may be used with; empty for any of its type."""
 
 
 class KeySet:
@@ -50,14 +50,14 @@ class KeySet:
 
     Args:
         source: a file or a URL.
-        refresh_s: how old keys from a URL may become.
+        refresh_s: seconds after which keys from a URL are fetched again.
 
     Raises:
-        ConfigError: the URL is no https, so that anyone on the way could put keys of his own in.
+        ConfigError: the URL is not https, so that a man in the middle could insert keys.
 
     Attributes:
-        is_remote: whether it is a URL.
-        wanted: whether a token named a key that is not known.
+        is_remote: True if the source is a URL.
+        wanted: True if a token named an unknown key.
     """
 
     def __init__(self, source: str, refresh_s: float) -> None:
@@ -76,20 +76,20 @@ class KeySet:
                 raise ConfigError(f"jwt_keys is '{source}'; give a file, or a URL with https")
 
     def find(self, key_id: str | None) -> PublicKey | None:
-        """The key of an id; without one, the only key there is."""
+        """Returns the key of an id, or None; without an id, the only key of the set."""
         keys = self._keys or {}
         if key_id is None:
             return next(iter(keys.values())) if len(keys) == 1 else None
         return keys.get(key_id)
 
     def may_come(self) -> bool:
-        """Whether a key that is not here may be here soon: then a fetch is asked for."""
+        """Returns True if a missing key may arrive soon; requests a fetch if one is allowed."""
         if self.is_remote and time.monotonic() >= self._fetched_at + FETCH_FLOOR_S:
             self.wanted = True
         return self.is_remote and (self.wanted or self._keys is None)
 
     def is_due(self) -> bool:
-        """Whether the set should be read; blocks nothing."""
+        """Returns True if the set should be read; does not block."""
         if not self.is_remote:
             return True
         age_s = time.monotonic() - self._fetched_at
@@ -97,13 +97,13 @@ class KeySet:
         return age_s >= (FETCH_FLOOR_S if soon else self._refresh_s)
 
     def read(self) -> bool | None:
-        """Reads the set; blocks, so not on the event loop.
+        """Reads the set; blocks, so do not call it on the event loop.
 
         Returns:
-            Whether there are other keys now; None for a file that is the one of the last time.
+            True if the keys have changed; None for a file that was not modified.
 
         Raises:
-            KeySetError: it cannot be had; the keys from before stay.
+            KeySetError: it cannot be read or parsed; the previous keys stay in force.
         """
         try:
             data = self._fetch() if self.is_remote else self._file.read_if_changed()
@@ -127,10 +127,10 @@ class KeySet:
 
 
 def parse_key_set(data: bytes) -> dict[str, PublicKey]:
-    """The usable keys of a set, by id; one without an id is known as the empty one.
+    """Parses the usable keys of a set, by id; a key without an id has the empty id.
 
     Raises:
-        KeySetError: it is no set, or has no usable key.
+        KeySetError: it is not a key set, or has no usable key.
     """
     from jwt import PyJWK
 
@@ -150,8 +150,8 @@ def parse_key_set(data: bytes) -> dict[str, PublicKey]:
             key = PublicKey(PyJWK(document).key, str(document.get("alg", "")))
             found[str(document.get("kid", ""))] = key
         except Exception as error:
-            # Of a kind that we do not know, or its numbers are none (a point off its curve): PyJWT
-            # and cryptography have many words for that, and it says nothing of the others.
+            # The type is unknown, or the numbers are invalid (a point off its curve). PyJWT and
+            # cryptography raise many types for that; the other keys are not affected.
             why = f"{type(error).__name__}: {error}"[:200]
             logger.info("a key of the identity provider is left out", extra={"reason": why})
     if not found:
@@ -160,8 +160,8 @@ def parse_key_set(data: bytes) -> dict[str, PublicKey]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Takes a redirect for the failure that it is here."""
+    """Treats every redirect as a failure."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follows none."""
+        """Follows no redirect."""
         return

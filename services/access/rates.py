@@ -1,27 +1,27 @@
-"""How much a tenant may ask for: token buckets. Pure but for who is told of what was spent.
+"""Token buckets for the rates of tenants. Pure, except for the callback on spending.
 
-Source: the token bucket of RFC 2697's single rate, without colours. A request that is larger than
-the bucket passes when the bucket is full, and leaves a debt; so that no limit refuses it for ever.
+Source: the token bucket of RFC 2697's single rate, without colours. A request larger than the
+bucket passes when the bucket is full, and leaves a debt, so that no limit refuses it for ever.
 """
 
 from collections.abc import Callable
 
 BURST_S = 2.0
-"""Seconds of its rate that a bucket holds, and never less than one request: callers are uneven."""
+"""Capacity of a bucket in seconds of its rate, but at least one token: arrivals are bursty."""
 
 
 class Bucket:
-    """What is left of a rate. Belongs to the event loop.
+    """A token bucket. Belongs to the event loop.
 
     Args:
-        rate: that comes back a second.
-        now: the time, in seconds of a clock that does not jump.
+        rate: tokens refilled per second.
+        now: current time, in seconds of a monotonic clock.
         spending: called with the bucket at the first use since `take_spent`.
 
     Attributes:
-        rate: as given.
-        burst: the most it holds.
-        tokens: what was left at `at`; below 0 is a debt.
+        rate: tokens refilled per second.
+        burst: capacity.
+        tokens: tokens left at the last `take`; below 0 is a debt.
     """
 
     __slots__ = ("_at", "_spending", "_spent", "burst", "rate", "tokens")
@@ -37,10 +37,10 @@ class Bucket:
         self._spent = 0.0
 
     def take(self, amount: float, now: float) -> float:
-        """Takes an amount if it is there.
+        """Takes an amount if it is available.
 
         Returns:
-            0 if it was taken; else the seconds until it may be there.
+            0 if it was taken; else the seconds until it may be available.
         """
         tokens, burst = self.tokens + (now - self._at) * self.rate, self.burst
         if tokens > burst:
@@ -57,10 +57,10 @@ class Bucket:
         return 0.0
 
     def take_spent(self) -> float:
-        """What was spent since the last call of this."""
+        """Returns the tokens spent since the last call."""
         spent, self._spent = self._spent, 0.0
         return spent
 
     def learn(self, shared: float) -> None:
-        """Takes over what is left for all: less what was spent here since that was asked."""
+        """Lowers the tokens to those left for all processes, minus those spent here since."""
         self.tokens = min(self.tokens, shared - self._spent)

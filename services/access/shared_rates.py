@@ -1,11 +1,11 @@
-"""Rates that several processes share, gateways and trainers, by way of Redis.
+"""Shares rates between processes, gateways and trainers, through Redis.
 
-In: what each bucket of this process has spent. Out: what is left of it for all.
+In: tokens that each bucket of this process has spent. Out: tokens left in it for all processes.
 
-Rules kept here: no request waits for Redis: each process decides by its own bucket, and tells the
-others ten times a second what it spent. So a tenant may have its burst once at each process, and
-what was too much is a debt that all of them learn of: over time the rate holds. While Redis is
-away, each process goes by its own bucket alone.
+Rules: no request waits for Redis. Each process decides by its own bucket, and reports ten times a
+second what it spent. So a tenant may use its burst once at each process; the excess is a debt that
+all processes learn of, so that the rate holds over time. While Redis is unreachable, each process
+uses its own bucket alone.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ logger = logging.getLogger("flambeau.access")
 
 TELL_EVERY_S = 0.1
 MAX_AT_ONCE = 1000
-"""Buckets of one trip; the others follow at once."""
+"""Buckets of one round trip; the next round trip follows at once."""
 
 
 class SharedRates:
     """The buckets of this process that others share.
 
     Args:
-        redis: where they meet.
+        redis: the Redis that all processes use.
     """
 
     def __init__(self, redis: Commands) -> None:
         self._redis = redis
         self._script = Script("spend", "services.access")
         self._names: dict[Bucket, str] = {}
-        """Of those that have spent."""
+        """Names of the buckets that have spent since the last report."""
         self._reached = True
 
     def open_bucket(self, name: str, rate: float) -> Bucket:
-        """A bucket that others with the same name and rate share."""
+        """Returns a bucket that other processes with the same name and rate share."""
 
         def spending(bucket: Bucket) -> None:
             self._names[bucket] = name
@@ -48,7 +48,7 @@ class SharedRates:
         return Bucket(rate, time.monotonic(), spending)
 
     async def run(self) -> None:
-        """Tells what was spent, until cancelled."""
+        """Reports spent tokens, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(TELL_EVERY_S)
@@ -58,7 +58,7 @@ class SharedRates:
             await self._redis.close()
 
     async def tell(self) -> None:
-        """Tells what was spent, and learns what is left. What cannot be told is forgotten."""
+        """Reports spent tokens, and reads the tokens left. A report that fails is dropped."""
         told = []
         trip = self._redis.trip()
         for bucket, name in list(self._names.items())[:MAX_AT_ONCE]:

@@ -1,12 +1,12 @@
-"""Those who share a server: how much each may ask for, and its fair part of what is in flight.
+"""Tenants of a server: the rate of each, and its fair share of the requests in flight.
 
 In: a tenant's name and limits. Out: permits, or the error that refuses one. A tenant is a key, or
 a subject of the identity provider, however many tokens it has.
 
-Rules kept here:
-- limits are by tenant, and survive the reload of a file of keys that does not change them;
-- a tenant alone may fill the server; when others have requests in flight and it is half full, none
-  holds more than its equal part, so that the one that asks for too much is refused first.
+Rules:
+- limits are per tenant, and keep their state if a reload of the keys does not change them;
+- a single tenant may fill the server; if others have requests in flight and it is half full, none
+  gets more than an equal share, so that the tenant with excessive load is refused first.
 
 All of it belongs to the event loop.
 """
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from services.access.shared_rates import SharedRates
 
 MAX_TENANTS = 10_000
-"""Beyond it those that came first, and have nothing in flight, are forgotten."""
+"""Limit beyond which the oldest tenants without requests in flight are forgotten."""
 
 
 class Tenant:
-    """One who shares the server; made by `Tenants`.
+    """One tenant of the server; made by `Tenants`.
 
     Attributes:
-        name: as in logs.
-        in_flight: its requests without an answer.
+        name: name in logs.
+        in_flight: number of its unanswered requests.
     """
 
     __slots__ = ("_requests", "_rows", "_tenants", "in_flight", "name")
@@ -44,7 +44,7 @@ class Tenant:
         self._rows: Bucket | None = None
 
     def set_limits(self, requests_per_s: float, rows_per_s: float) -> None:
-        """Limits that did not change keep what is left of them; 0 is none."""
+        """Sets the limits, 0 for none; the buckets of unchanged limits keep their state."""
         open_bucket = self._tenants.open_bucket
         if requests_per_s != (self._requests.rate if self._requests else 0):
             self._requests = open_bucket(f"{self.name} requests", requests_per_s)
@@ -52,14 +52,14 @@ class Tenant:
             self._rows = open_bucket(f"{self.name} rows", rows_per_s)
 
     def take(self, rows: int, now: float) -> None:
-        """Counts a request and its rows against the rates: both in one, for most come this way.
+        """Counts a request and its rows against the rates: in one call, as this is the hot path.
 
         Args:
-            rows: 0 for a request that has none, or is refused anyway.
-            now: `time.monotonic()` second.
+            rows: number of rows; 0 for a request without rows, or one that is refused anyway.
+            now: current `time.monotonic()`, in seconds.
 
         Raises:
-            RateLimitedError: it is one too many, or they are.
+            RateLimitedError: the request or its rows exceed a rate.
         """
         bucket = self._requests
         if bucket is not None and (wait_s := bucket.take(1, now)):
@@ -72,33 +72,33 @@ class Tenant:
             raise self._too_many(rows, bucket, wait_s)
 
     def take_request(self) -> None:
-        """Counts a request that has no rows.
+        """Counts a request without rows.
 
         Raises:
-            RateLimitedError: it is one too many.
+            RateLimitedError: it exceeds the rate.
         """
         self.take(0, time.monotonic())
 
     def take_rows(self, rows: int) -> None:
-        """Counts the rows of a request that has been counted.
+        """Counts the rows of a request that is already counted.
 
         Raises:
-            RateLimitedError: they are too many.
+            RateLimitedError: they exceed the rate.
         """
         bucket = self._rows
         if bucket is not None and (wait_s := bucket.take(rows, time.monotonic())):
             raise self._too_many(rows, bucket, wait_s)
 
     def check_share(self, room: int) -> None:
-        """Refuses a request of a tenant that holds its part already, where others wait.
+        """Refuses a request of a tenant at its fair share if other tenants are active.
 
-        To be asked once the server is half full.
+        Called only if the server is at least half full.
 
         Args:
-            room: how many may be in flight.
+            room: limit of the requests in flight.
 
         Raises:
-            OverShareError: it does.
+            OverShareError: the tenant has its share in flight already.
         """
         active = self._tenants.active + (not self.in_flight)
         if active > 1 and self.in_flight * active >= room:
@@ -108,11 +108,11 @@ class Tenant:
             )
 
     def activate(self) -> None:
-        """The first is about to be in flight; who lets requests in counts them itself."""
+        """Marks the tenant active before its first request; the caller updates `in_flight`."""
         self._tenants.active += 1
 
     def rest(self) -> None:
-        """None is in flight any more."""
+        """Marks the tenant inactive after its last request in flight."""
         self._tenants.active -= 1
 
     def _too_many(self, rows: int, bucket: Bucket, wait_s: float) -> RateLimitedError:
@@ -125,11 +125,11 @@ class Tenant:
 
 
 class Tenants:
-    """All of a process.
+    """All tenants of a process.
 
     Args:
-        metrics: counts what rates refuse.
-        shared: where gateways tell each other what was spent; None in one process.
+        metrics: counts refusals by rates.
+        shared: exchange of spent tokens between processes; None in a single process.
 
     Attributes:
         active: tenants with requests in flight.
@@ -142,7 +142,7 @@ class Tenants:
         self._by_name: OrderedDict[str, Tenant] = OrderedDict()
 
     def find(self, name: str, requests_per_s: float, rows_per_s: float) -> Tenant:
-        """The tenant of this name, with these limits; 0 is none."""
+        """Returns the tenant of a name, with these limits; 0 for no limit."""
         tenant = self._by_name.get(name)
         if tenant is None:
             tenant = self._by_name[name] = Tenant(name, self)
@@ -152,7 +152,7 @@ class Tenants:
         return tenant
 
     def open_bucket(self, name: str, rate: float) -> Bucket | None:
-        """A bucket, shared if rates are; None for no limit."""
+        """Returns a bucket, shared if rates are shared; None for no limit."""
         if not rate:
             return None
         if self._shared is None:

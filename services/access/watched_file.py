@@ -1,4 +1,4 @@
-"""A file that may be replaced while the process runs: its bytes, whenever they may have changed."""
+"""A file that may be replaced while the process runs; reads it again if it may have changed."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ class WatchedFile:
     """One file.
 
     Args:
-        path: its own; a link is followed, so that a mounted secret which is swapped is noticed.
+        path: path of the file; links are followed, so that a swapped mounted secret is detected.
     """
 
     def __init__(self, path: str) -> None:
@@ -19,13 +19,13 @@ class WatchedFile:
         self._seen: tuple[int, int, int] | None = None
 
     def read_if_changed(self) -> bytes | None:
-        """The bytes, or None if it is the file of the last time.
+        """Returns the bytes, or None if the file has not changed since the last read.
 
         Raises:
-            OSError: it cannot be read, is no plain file, or is larger than `MAX_BYTES`; it is tried
-                again next time.
+            OSError: it cannot be read, is not a regular file, or is larger than `MAX_BYTES`; the
+                next call tries again.
         """
-        seen, self._seen = self._seen, None  # what failed is read again, although it is the same
+        seen, self._seen = self._seen, None  # after a failure an unchanged file is read again too
         found = self.path.stat()
         identity = (found.st_mtime_ns, found.st_size, found.st_ino)
         if identity == seen:

@@ -1,10 +1,10 @@
-"""Tokens of an identity provider (JWT), checked; and what their claims are good for.
+"""Verifies tokens of an identity provider (JWT), and maps their claims to grants.
 
-In: a token's text. Out: who bears it, what it may do, until when.
+In: a token's text. Out: its subject, grants and expiry.
 
 Source: RFC 7519, with RFC 8725's advice: the algorithms are a list of ours and not the token's
-word, `none` and shared secrets are not among them, issuer and audience must be there and right, and
-a key proves only with its own algorithm.
+choice, `none` and shared secrets are excluded, issuer and audience must be present and match, and a
+key is used only with its own algorithm.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,27 +22,27 @@ MAX_TOKEN_BYTES = 8192
 
 
 class TokenError(Exception):
-    """The token proves nothing; the message is for the log alone."""
+    """The token is invalid; the message is for the log only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """Whom a token is about."""
+    """The subject of a token, with its grants."""
 
     subject: str
     grants: tuple[Grant, ...]
     expires_at: float
-    """Second of Unix time, with the leeway."""
+    """Expiry in seconds of Unix time, including the leeway."""
 
 
 class WebTokens:
-    """Checks tokens.
+    """Verifies tokens.
 
     Args:
         settings: issuer, audience, algorithms, claims.
 
     Raises:
-        ConfigError: what this needs is not installed, or a grant cannot be read.
+        ConfigError: the libraries are not installed, or a grant cannot be parsed.
     """
 
     def __init__(self, settings: AccessSettings) -> None:
@@ -60,11 +60,11 @@ class WebTokens:
         self.keys = KeySet(settings.jwt_keys, settings.jwt_keys_refresh_s)
 
     def check(self, token: str) -> Bearer:
-        """Proves a token. Takes some 100 µs of the processor, and never waits.
+        """Verifies a token. Takes some 100 µs of CPU time, and never blocks.
 
         Raises:
-            TokenError: it proves nothing.
-            AccessUnavailableError: its key is not known yet, and being fetched.
+            TokenError: it is invalid.
+            AccessUnavailableError: its key is not known yet, and is being fetched.
         """
         jwt, settings = self._jwt, self._settings
         if len(token) > MAX_TOKEN_BYTES:
@@ -105,14 +105,14 @@ class WebTokens:
             try:
                 yield parse_grant(value)
             except ValueError:
-                continue  # claims are for many services, and this value for another one
+                continue  # a claim may have values for other services
 
 
 def parsed_grants(texts: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Grant, ...]]:
-    """The grants of a setting.
+    """Parses the grants of the setting `jwt_grants`.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: a grant cannot be parsed.
     """
     try:
         return {name: tuple(map(parse_grant, grants)) for name, grants in texts.items()}
@@ -121,9 +121,9 @@ def parsed_grants(texts: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Grant
 
 
 def claim_values(claims: Mapping[str, Any], name: str) -> list[str]:
-    """The values of a claim: its text between blanks, or its list.
+    """Returns the values of a claim: its space-separated text, or its list.
 
-    A name with dots, which may be a URL, is tried as it is, and then as the way into objects.
+    A name with dots, which may be a URL, is looked up as it is, and then as a path into objects.
     """
     found: Any = claims
     if name in claims:

@@ -78,8 +78,8 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     inputs: Sequence[InputTensor]
     outputs: Sequence[str] = ()
     """Names asked for; empty for all."""
-    timeout_s: float | None = None
-    """The caller's own limit, from now."""
+    deadline: float = math.inf
+    """The caller's own: `time.monotonic()` second."""
     priority: int = 0
     """1 (first) to 10 (last); 0 for the default."""
     preference: ArtifactPreference | None = None
@@ -190,9 +190,9 @@ class Admission:
             raise
         if tenant is not None:
             tenant.take(rows, now)
-        timeout_s = self._timeout_s
-        if call.timeout_s is not None and call.timeout_s < timeout_s:
-            timeout_s = call.timeout_s
+        deadline = now + self._timeout_s
+        if call.deadline < deadline:
+            deadline = call.deadline
         lane, degrade_to = served.lane, None
         if call.preference is not None or self._degrades:
             lane, degrade_to, answered = self._by_preference(call.preference, served, answered)
@@ -206,7 +206,7 @@ class Admission:
                 else {tensor.name: tensor.array for tensor in inputs}
             ),
             rows=rows,
-            deadline=now + timeout_s,
+            deadline=deadline,
             priority=call.priority or DEFAULT_PRIORITY,
             length=length,
             outputs=call.outputs,

@@ -132,7 +132,7 @@ class Front:
         )
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
-        self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer, sampler)
+        self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
         edges = (self._admission, self._facts, self._accounting)
         service = open_service(self._admission) if open_service is not None else None
         limits = PortLimits(
@@ -157,9 +157,10 @@ class Front:
             service=service,
             verifications=verifications,
             authenticator=self._authenticator,
+            sampler=sampler,
             tls=tls.grpc_context if tls is not None else None,
         )
-        route = RestEdge(*edges, service, self._authenticator).route
+        route = RestEdge(*edges, service, self._authenticator, sampler).route
         rest = HttpPort(route, limits, metrics, budget, turns, self._compression)
         context = tls.context if tls is not None else None
         self._rest = PortServer(rest, partial(HttpConnection, rest), context)

@@ -1,14 +1,11 @@
-"""Counts, times and logs every inference request once, over all protocols."""
+"""Counters, times and log lines of inference requests, over all protocols."""
 
-import functools
 import itertools
 import logging
 import re
 import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from services.errors import (
     ModelNotReadyError,
@@ -18,15 +15,11 @@ from services.errors import (
     ShuttingDownError,
 )
 from services.queueing.directory import Directory
-from services.queueing.records import InferReply, Lane
+from services.queueing.records import Lane
 from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.telemetry.metrics import UNKNOWN, Metrics
-from services.tracing.context import TraceContext
-from services.tracing.tracer import EdgeFacts, Tracer
-
-if TYPE_CHECKING:
-    from services.gateway.payloads.sampler import PayloadSampler
+from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.request")
 
@@ -65,16 +58,11 @@ class RequestAccounting:
         directory: Directory,
         access_log: bool,
         tracer: Tracer | None = None,
-        sampler: "PayloadSampler | None" = None,
     ) -> None:
         self.metrics = metrics
         self.directory = directory
         self.access_log = access_log
         self.tracer = tracer
-        self.sampler = sampler
-        """To be shown each request that goes to admission, if payloads are sampled."""
-        self.open = functools.partial(Record, self)
-        """Starts a `Record`. Not a method: a call less for every request."""
         self.new_id = _new_ids()
         """Gives an id that no other request has."""
         self._failures = LineAllowance(FAILURES_LOGGED_A_SECOND)
@@ -117,6 +105,32 @@ class RequestAccounting:
         counter.value += 1
         histogram.observe(seconds, trace_id)
 
+    def count_failed(
+        self,
+        lane: Lane | None,
+        protocol: str,
+        code: str,
+        seconds: float,
+        error: ServingError,
+        trace_id: str = "",
+    ) -> None:
+        """Counts and times a request that an error ended; the other arguments are as for `count`.
+
+        gRPC has one code for a caller over its rate and for a model under overload; a model that is
+        not to blame must not be charged.
+        """
+        charged = None if isinstance(error, RateLimitedError) else lane
+        self.count(charged, protocol, code, seconds, trace_id)
+        self.count_refusal(error)
+
+    def log_answer(self, facts: Mapping[str, object]) -> None:
+        """Logs a request that was answered with outputs."""
+        logger.info("request", extra=facts)
+
+    def log_failure(self, facts: Mapping[str, object]) -> None:
+        """Logs a request that an error ended."""
+        logger.warning("request failed", extra=facts)
+
     def count_refusal(self, error: ServingError) -> None:
         """Counts an error that says that what was asked for never ran; no other one."""
         if isinstance(error, REFUSALS):
@@ -124,7 +138,7 @@ class RequestAccounting:
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Counts what is refused within, for what has no `Record`.
+        """Counts what is refused within, for what is no `Inference`.
 
         That is a job that is handed in, and the metadata that many clients read before their first
         inference: both ask for a worker.
@@ -146,117 +160,3 @@ class RequestAccounting:
             self.metrics.request_seconds.labels(*labels, protocol),
         )
         return children
-
-
-class Record:
-    """One request, from its last byte to the first of its reply.
-
-    Args:
-        accounting: where it is counted.
-        protocol: `rest` or `grpc`.
-        given_id: the caller's; a printable one is invented when it gave none.
-        model: as the caller wrote it.
-        version: likewise.
-        traceparent: what the caller says of its trace (W3C Trace Context); empty for nothing.
-    """
-
-    __slots__ = (
-        "_accounting", "model", "protocol", "request_id", "started", "trace", "trace_id", "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        accounting: RequestAccounting,
-        protocol: str,
-        given_id: str,
-        model: str,
-        version: str,
-        traceparent: str = "",
-    ) -> None:
-        self.started = time.monotonic()
-        self._accounting = accounting
-        self.protocol = protocol
-        self.model = model
-        self.version = version
-        self.request_id = accounting.safe_id(given_id) if given_id else accounting.new_id()
-        """Printable; goes into the log and the reply."""
-        self.trace: TraceContext | None = None
-        """What travels with the request if it is traced here."""
-        self.trace_id = ""
-        """In hex: of its trace, which may be one that only the caller records; empty for none."""
-        if accounting.tracer is not None:
-            self.trace, self.trace_id = accounting.tracer.begin(traceparent)
-
-    def close(self, code: str, reply: InferReply) -> None:
-        """Counts, times and, if asked to, logs a request that was answered with outputs.
-
-        Args:
-            code: the protocol's own: an HTTP status or a gRPC code name.
-            reply: it says which version answered; by now another one may be live.
-        """
-        accounting = self._accounting
-        seconds = time.monotonic() - self.started
-        accounting.count(
-            reply.lane, self.protocol, code, seconds, self.trace_id if self.trace else ""
-        )
-        if self.trace is not None:
-            self._end_trace(self.trace, code, str(reply.lane.version))
-        if accounting.access_log:
-            extra = self._facts(code, seconds, str(reply.lane.version))
-            logger.info("request", extra={**extra, "batch_rows": reply.batch_rows})
-
-    def close_failed(self, code: str, error: ServingError, lane: Lane | None = None) -> None:
-        """Counts, times and logs a request that was not answered with outputs.
-
-        Args:
-            code: as for `close`.
-            error: why.
-            lane: the version that answered, when its answer could not be told.
-        """
-        accounting, lane = self._accounting, lane or self._find_lane()
-        now = time.monotonic()
-        seconds = now - self.started
-        # gRPC has one code for a caller over its rate and for a model under overload; a model that
-        # is not to blame must not be charged.
-        charged = None if isinstance(error, RateLimitedError) else lane
-        accounting.count(charged, self.protocol, code, seconds, self.trace_id if self.trace else "")
-        accounting.count_refusal(error)
-        if self.trace is not None:
-            version = str(lane.version) if lane else self.version[:32]
-            self._end_trace(self.trace, code, version, type(error).__name__)
-        if accounting.may_log_failure(now):
-            # The version as counted; of a name nobody knows, what the caller wrote.
-            extra = self._facts(code, seconds, str(lane.version) if lane else self.version[:32])
-            logger.warning("request failed", extra={**extra, "error": str(error)})
-
-    def _find_lane(self) -> Lane | None:
-        """The served version a refused request named: a caller must not invent label values."""
-        return self._accounting.directory.served_lane(self.model, self.version)
-
-    def _end_trace(self, trace: TraceContext, code: str, version: str, error: str = "") -> None:
-        tracer = self._accounting.tracer
-        assert tracer is not None
-        tracer.keep(
-            EdgeFacts(
-                trace=trace,
-                protocol=self.protocol,
-                model=self.model[:128],
-                version=version,
-                code=code,
-                error=error,
-                request_id=self.request_id,
-                ended_ns=time.time_ns(),
-            )
-        )
-
-    def _facts(self, code: str, seconds: float, version: str) -> dict[str, object]:
-        trace = {"trace_id": self.trace_id} if self.trace_id else {}
-        return {
-            **trace,
-            "request_id": self.request_id,
-            "protocol": self.protocol,
-            "model": self.model[:128],
-            "version": version,
-            "code": code,
-            "duration_ms": round(seconds * 1000, 3),
-        }

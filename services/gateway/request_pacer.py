@@ -38,19 +38,19 @@ _ASKED_AT = BEGUN_A_TURN // 2
 """A turn that begins fewer is not worth a call to count anew."""
 
 
-class Inference(Protocol):
+class PacedRequest(Protocol):
     """A request whose bytes are all there."""
 
     @property
     def is_over(self) -> bool:
         """Whether nobody waits for an answer."""
 
-    def begin_in_turn(self, body: Body, waited_s: float) -> None:
+    def begin_in_turn(self, body: Body, received_at: float) -> None:
         """Starts the work.
 
         Args:
             body: of the request, plain.
-            waited_s: since its last byte came.
+            received_at: `time.monotonic()` second of its last byte.
         """
 
     def refuse(self, error: ServingError) -> None:
@@ -65,7 +65,7 @@ class RequestPacer:
     def __init__(self) -> None:
         self._begun = 0
         """In this turn; too many while any wait, so that what comes now waits behind them."""
-        self._queues: dict[object, deque[tuple[Inference, Body, float]]] = {}
+        self._queues: dict[object, deque[tuple[PacedRequest, Body, float]]] = {}
         """By connection, of those that wait."""
         self._small: deque[object] = deque()
         """Connections whose next request is small; the first is the next to begin one."""
@@ -74,7 +74,7 @@ class RequestPacer:
         self._waiting = 0
         """Requests in all of them."""
 
-    def begin(self, request: Inference, body: Body, connection: object) -> None:
+    def begin(self, request: PacedRequest, body: Body, connection: object) -> None:
         """Begins a request now, or in a later turn.
 
         Args:
@@ -87,11 +87,11 @@ class RequestPacer:
         if before < BEGUN_A_TURN:
             if before < _ASKED_AT <= begun:
                 asyncio.get_running_loop().call_soon(self._turn)
-            request.begin_in_turn(body, 0.0)
+            request.begin_in_turn(body, time.monotonic())
         else:
             self._wait(request, body, connection)
 
-    def _wait(self, request: Inference, body: Body, connection: object) -> None:
+    def _wait(self, request: PacedRequest, body: Body, connection: object) -> None:
         queue = self._queues.get(connection)
         if queue is None:
             queue = self._queues[connection] = deque()
@@ -111,7 +111,7 @@ class RequestPacer:
         """The line in which a connection waits that has this body to begin next."""
         return self._small if len(body) <= COUNTED_BYTES else self._large
 
-    def _take(self, begun: int) -> tuple[Inference, Body, float]:
+    def _take(self, begun: int) -> tuple[PacedRequest, Body, float]:
         """The first request of the connection whose turn it is."""
         small_first = self._small and (begun < SMALL_A_TURN or not self._large)
         connection = (self._small if small_first else self._large).popleft()
@@ -126,17 +126,17 @@ class RequestPacer:
 
     def _turn(self) -> None:
         """A new turn: each connection begins one, as often as it lasts."""
-        begun, passed, now = 0, 0, time.monotonic()
+        begun = passed = 0
         if self._waiting > BEGUN_A_TURN:
             lend_lock()
         try:
             while self._waiting and begun < BEGUN_A_TURN and passed < PASSED_A_TURN:
-                request, body, since = self._take(begun)
+                request, body, received_at = self._take(begun)
                 if request.is_over:
                     passed += 1
                 else:
                     begun += 1 + len(body) // COUNTED_BYTES
-                    request.begin_in_turn(body, now - since)
+                    request.begin_in_turn(body, received_at)
         finally:
             self._begun = BEGUN_A_TURN if self._waiting else begun
             if self._waiting or begun >= _ASKED_AT:

@@ -44,3 +44,17 @@ def checked_scheduling(timeout: object, priority: object) -> tuple[int, int]:
             f"{LOWEST_PRIORITY} (last), and is {priority!r:.60}"
         )
     return timeout, priority
+
+
+def work_deadline(received_at: float, timeout_us: int, ends_at: float, way_back_s: float) -> float:
+    """The second at which the work on a request must be done.
+
+    Args:
+        received_at: `time.monotonic()` second of its last byte.
+        timeout_us: what its parameter `timeout` allows from then on; 0 for no limit.
+        ends_at: the second at which its transport's own timeout ends; infinite without one.
+        way_back_s: as for `time_for_work`.
+    """
+    if timeout_us:
+        ends_at = min(ends_at, received_at + timeout_us / 1e6)
+    return received_at + time_for_work(ends_at - received_at, way_back_s)

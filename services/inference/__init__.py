@@ -1,1 +1,1 @@
-"""Batches run on a device: the batcher, the worker, backends, and what loads and unloads them."""
+"""Runs batches on a device: the batcher, the worker, backends, and their loading and unloading."""

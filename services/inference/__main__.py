@@ -1,4 +1,4 @@
-"""`flambeau inference` and `python -m services.inference --queue redis://…`."""
+"""Entry point of `flambeau inference` and `python -m services.inference --queue redis://…`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from model_store.host.install_advice import needing
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the process with these arguments. Returns its exit code."""
+    """Runs the process with these arguments and returns its exit code."""
     with needing("serve"):
         from services.inference.config import InferenceConfig
         from services.inference.server import serve

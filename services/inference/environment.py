@@ -1,6 +1,6 @@
-"""What this machine is, as far as it decides what an artifact computes and how fast.
+"""Describes this machine, as far as it affects an artifact's outputs and speed.
 
-In: a device and the threads of a run. Out: an `Environment`, without a word of which machine it is.
+In: a device and the threads of a run. Out: an `Environment`, which does not identify the machine.
 """
 
 import platform
@@ -13,18 +13,18 @@ from model_store.host.cpu_features import cpu_features
 from services.inference.backends.device import Device
 
 LIBRARIES = ("numpy", "onnxruntime", "onnxruntime-gpu", "openvino", "torch", "torchao")
-"""Those that run artifacts, and so decide what comes out."""
+"""Libraries that run artifacts, and so affect the outputs."""
 
 _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _MODEL_NAMES = ("model name", "Model", "CPU part")
-"""Of `/proc/cpuinfo`: x86 has the first, some ARM machines only the last."""
+"""Keys of `/proc/cpuinfo`: x86 has the first, some ARM machines only the last."""
 
 
 def environment(device: Device, threads: int) -> Environment:
-    """This machine, and how an artifact would be run on it.
+    """Returns a description of this machine, and of how an artifact would be run on it.
 
     Args:
-        device: where it runs; a GPU is looked up through torch, where that is installed.
+        device: device of the run; torch, if it is installed, gives the name of a GPU.
         threads: CPU threads of one run.
     """
     on_gpu = device.kind == "cuda"
@@ -42,7 +42,7 @@ def environment(device: Device, threads: int) -> Environment:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What the processor calls itself; its architecture where it does not say."""
+    """Returns the processor's model name, or else its architecture."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -53,7 +53,7 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Version of NVIDIA's kernel module; empty where there is none."""
+    """Returns the version of NVIDIA's kernel module; empty if there is none."""
     try:
         found = _DRIVER.search(file.read_text())
     except OSError:

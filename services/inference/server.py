@@ -1,9 +1,9 @@
-"""A worker process: takes requests from Redis and runs them. Its one port is that of metrics.
+"""The inference process: takes requests from Redis and runs them. Its only port serves metrics.
 
-Ready (on that port): the store is read, the models it is for are live, and Redis has been told so.
-Start: look at the store, load, say what is served.
-Stop (SIGTERM or SIGINT): says that nothing is served any more, hands back what has not begun,
-finishes and answers the rest, closes its backends, exits 0. A second signal ends it at once.
+Ready (on that port): the store was read, its models are live, and Redis has been notified.
+Start: reads the store, loads models, announces them.
+Stop (SIGTERM or SIGINT): withdraws all announcements, returns requests that have not started to
+Redis, finishes and answers the rest, closes its backends, exits 0. A second signal ends it at once.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from services.tracing.setting import open_tracer
 logger = logging.getLogger("flambeau.server")
 
 MAX_HELD = 1_000_000
-"""No limit of its own: no more is taken from Redis than each lane has room for."""
+"""Effectively no limit: the process takes no more from Redis than each lane has capacity for."""
 
 
 def serve(config: InferenceConfig) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
-        PortError: the port of metrics is taken.
+        PortError: the port of metrics is in use.
         QueueUrlError: the URL of the queue is wrong.
         StorageError: the store's URL is wrong.
     """
@@ -121,7 +121,7 @@ class _Process:
         logger.info("stopped")
 
     def _why_not_ready(self) -> str:
-        """Why what is to be served is not served, or Redis has not been told; empty if it is."""
+        """Returns why the models are not served, or not announced to Redis; empty if they are."""
         if not self._readiness.is_ready:
             return self._readiness.why()
         if not self._directory.are_live(self._config.models):
@@ -157,7 +157,7 @@ class _Process:
             freeze_garbage()
 
     async def _drain(self) -> None:
-        """Hands back what has not begun, and answers what has."""
+        """Returns requests that have not started to Redis, and answers those that have."""
         timeout_s = self._config.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -175,7 +175,7 @@ class _Process:
 
 
 def _by_version(loads: Mapping[Lane, LaneLoad]) -> dict[Lane, list[LaneLoad]]:
-    """How the lanes of each version stand: the default one, and those of further artifacts."""
+    """Groups the loads of lanes by version: the default lane, and those of further artifacts."""
     found: dict[Lane, list[LaneLoad]] = defaultdict(list)
     for lane, load in loads.items():
         found[lane.default].append(load)

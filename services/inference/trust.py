@@ -1,7 +1,7 @@
-"""Which artifacts must be signed before they are opened, and whose signature counts.
+"""Decides which artifacts must be signed before they are opened, and by which keys.
 
-Rule kept here: nothing of an artifact is read before this has been asked, and it asks anew at every
-load: keys that are trusted since count, and those that are not any more do not.
+Rule: no file of an artifact is read before this check, which reads the keys anew at every load:
+newly trusted keys are accepted, and removed keys are not.
 """
 
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ SignatureScope = Literal["remote_code", "code", "everything"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """Whom this process trusts, and what for."""
+    """Trusted keys, and the artifacts that need a signature."""
 
     keys_folder: str = ""
-    """Of the public keys that are trusted; empty for the user's own."""
+    """Folder of the trusted public keys; empty for the user's own."""
     signature_needed_for: SignatureScope = "remote_code"
-    """Code from stores that are no folder of this machine, all code, or every artifact."""
+    """Code from stores other than local folders, all code, or every artifact."""
 
     def needs_signature(
         self, artifact: Artifact, store_is_local: bool, has_python: bool = False
     ) -> bool:
-        """Whether an artifact loads only when its version is signed by a trusted key.
+        """Returns True if an artifact loads only if its version is signed by a trusted key.
 
         Args:
-            artifact: what is to be loaded.
-            store_is_local: whether it comes from a folder of this machine.
-            has_python: whether the version has a Python step, which is code, before it.
+            artifact: artifact to load.
+            store_is_local: True if it comes from a folder of this machine.
+            has_python: True if the version has a Python step, which is code, before it.
         """
         is_code = has_python or artifact.kind in CODE_KINDS
         match self.signature_needed_for:
@@ -46,13 +46,13 @@ class Trust:
         assert_never(self.signature_needed_for)
 
     def check(self, store: ModelStore, manifest: Manifest, artifact: Artifact) -> None:
-        """Lets an artifact be opened, or says why not.
+        """Checks that an artifact may be opened.
 
         Raises:
             CryptographicSignatureError: its version must be signed by a trusted key, and is not.
             KeyFileError: a trusted key cannot be read.
-            SigningUnavailableError: the libraries that verify are not installed.
-            StorageError: the store is out of reach.
+            SigningUnavailableError: the libraries that verify signatures are not installed.
+            StorageError: the store is unavailable.
         """
         has_python = manifest.python_step is not None
         if not self.needs_signature(artifact, store.is_local, has_python):

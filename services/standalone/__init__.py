@@ -1,1 +1,1 @@
-"""All in one: gateway, memory queue and workers in one process; what `flambeau serve` runs."""
+"""The all-in-one server of `flambeau serve`: gateway, memory queue and workers in one process."""

@@ -1,8 +1,8 @@
-"""The configuration of an all-in-one server. Read once, at start-up; nothing else configures it."""
+"""The configuration of an all-in-one server. Read once, at startup; there is no other source."""
 
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
 
 
 class ServerConfig(GatewaySettings, InferenceSettings):
-    """Every setting of `flambeau serve`: a gateway's and a worker's."""
+    """All settings of `flambeau serve`: those of a gateway and of a worker."""

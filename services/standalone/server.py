@@ -1,8 +1,8 @@
-"""One process with everything: the front, the memory queue, the reconciler.
+"""Runs gateway front, memory queue and reconciler in one process.
 
-Start: bind the ports, begin to answer (not ready), look at the store, become ready.
-Stop (SIGTERM or SIGINT): ready goes false, after `drain_delay_s` nothing new is accepted, accepted
-requests finish, workers close their backends, the process exits 0. A second signal ends it at once.
+Start: bind the ports, begin to answer (not ready), scan the store, become ready.
+Stop (SIGTERM or SIGINT): readiness becomes false, after `drain_delay_s` new requests are refused,
+accepted ones finish, workers close their backends, the process exits 0. A second signal kills it.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None
     """Runs until SIGTERM or SIGINT.
 
     Args:
-        config: everything there is to set.
-        on_started: called once, when the store has been read through for the first time.
+        config: settings of the server.
+        on_started: called once, after the first full scan of the store.
 
     Raises:
-        ConfigError: strangers could reach it, who may cannot be read, or samples have no store.
-        PortError: a port is taken.
-        StorageError: the store's URL is wrong.
+        ConfigError: it would be open without authentication; access or samples are misconfigured.
+        PortError: a port is in use.
+        StorageError: the store cannot be opened.
     """
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]

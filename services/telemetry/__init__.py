@@ -1,1 +1,1 @@
-"""What a process tells about itself: metrics and logs."""
+"""Telemetry of a process: metrics and logs."""

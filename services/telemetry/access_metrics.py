@@ -1,4 +1,4 @@
-"""Metrics of authentication: refused calls, and whether the files with credentials can be read."""
+"""Metrics of authentication: refused calls, and the state of the sources of credentials."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -7,10 +7,10 @@ SOURCES = ("api_keys", "jwt_keys")
 
 
 class AccessMetrics:
-    """Counted from several threads, so by the library's own counters.
+    """Metrics of access control; updated from several threads, so the library's own counters.
 
     Args:
-        registry: of the process.
+        registry: registry of the process.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -43,6 +43,6 @@ class AccessMetrics:
                 self.reloads.labels(source, outcome)
 
     def read(self, source: str, succeeded: bool) -> None:
-        """Counts that a source was read."""
+        """Counts a read of a source."""
         self.reloads.labels(source, "ok" if succeeded else "failed").inc()
         self.stale.labels(source).set(not succeeded)

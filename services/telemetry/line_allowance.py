@@ -1,13 +1,13 @@
-"""How many lines of one kind a log may get each second: floods of bad calls fill no disk."""
+"""Limits the log lines of one kind per second, so that floods of bad calls fill no disk."""
 
 import threading
 
 
 class LineAllowance:
-    """So many lines a second; threads may share it. Takes its clock from outside.
+    """A limit of lines per second, shareable between threads; the caller supplies the time.
 
     Args:
-        a_second: lines.
+        a_second: lines per second.
     """
 
     def __init__(self, a_second: int) -> None:
@@ -16,13 +16,13 @@ class LineAllowance:
         self._second = self._written = self._left_out = 0
 
     def take(self, now_s: float) -> int | None:
-        """Asks for one line.
+        """Requests one line.
 
         Args:
-            now_s: by a clock that only goes forward.
+            now_s: current time in seconds of a monotonic clock.
 
         Returns:
-            How many were left out since the last one that was written; None if this one is, too.
+            Number of lines omitted since the last written one; None if this one is omitted too.
         """
         with self._lock:
             if int(now_s) != self._second:

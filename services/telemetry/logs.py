@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line on standard error, with the fields given as `extra`."""
+"""Logs: one JSON object per line on standard error, with the fields of `extra`."""
 
 import datetime
 import logging
@@ -11,10 +11,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Time, level, logger, message, then every `extra` field, then the traceback if any."""
+    """Formats time, level, logger, message, then all `extra` fields, then the traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of JSON."""
+        """Returns one line of JSON."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line: dict[str, Any] = {
             "time": moment.isoformat(timespec="milliseconds"),

@@ -1,7 +1,7 @@
-"""How long a callback waits for the event loop, sampled from a thread beside it.
+"""Measures how long a callback waits for the event loop, sampled from a separate thread.
 
-In: the loop that runs. Out: a histogram of seconds, from asking the loop to its answer. A timer
-of the loop itself would tell less: libuv rounds timers to milliseconds.
+In: the running loop. Out: a histogram of seconds from scheduling a callback to its call. A timer
+of the loop itself would be less precise: libuv rounds timers to milliseconds.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ INTERVAL_S = 0.25
 
 @contextlib.contextmanager
 def sampling_lag(seconds: HistogramChild) -> Iterator[None]:
-    """Within the block, samples the running loop's lag four times a second."""
+    """Samples the running loop's lag four times a second during the block."""
     loop = asyncio.get_running_loop()
 
     def answered(asked: float) -> None:

@@ -1,14 +1,14 @@
 """Counters and histograms for the hot path: a list index and an addition instead of a lock.
 
 In: values, from one thread only (the event loop). Out: metric families, at each scrape, through
-`prometheus_client`'s registry. The library's own children cost 1 to 2 µs an update, which a
-request pays six times; these cost 0.1 to 0.25 µs.
+`prometheus_client`'s registry. The library's own children take 1 to 2 µs per update, and a request
+makes six; these take 0.1 to 0.25 µs.
 
 A scrape reads from another thread without stopping the loop, so within one scrape a histogram's
-sum may lag its count by the update of that moment.
+sum may lag its count by one concurrent update.
 
-Whoever observes a request whose trace is kept may give the trace's id: the newest one of each
-bucket goes out as its exemplar, to scrapes in the OpenMetrics format (1.0, "Exemplars").
+An observation of a traced request may carry the trace's id: the newest id of each bucket is
+exported as its exemplar, to scrapes in the OpenMetrics format (1.0, "Exemplars").
 """
 
 import time
@@ -30,7 +30,7 @@ class CounterChild:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Adds an amount, which is not negative."""
+        """Adds a non-negative amount."""
         self.value += amount
 
 
@@ -44,14 +44,14 @@ class HistogramChild:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
         self.exemplars: dict[int, Exemplar] = {}
-        """By the number of the bucket."""
+        """Newest exemplar by bucket index."""
 
     def observe(self, value: float, exemplar: str = "") -> None:
         """Counts a value in the first bucket whose upper bound it does not exceed.
 
         Args:
-            value: in the unit of the family's name.
-            exemplar: id of a trace that is kept, in hexadecimal; empty for none.
+            value: value in the unit of the family's name.
+            exemplar: id of a recorded trace, in hexadecimal; empty for none.
         """
         bucket = bisect_left(self._bounds, value)
         self.counts[bucket] += 1
@@ -78,14 +78,14 @@ class LoopCounter(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> CounterChild:
-        """The counter of these label values, in the family's order; keep it where it is hot."""
+        """Returns the counter of label values in the family's order; cache it in hot code."""
         child = self._children.get(values)
         if child is None:
             child = self._children[values] = CounterChild()
         return child
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """The family as it stands; called by a scrape."""
+        """Yields the current family; called by a scrape."""
         family = CounterMetricFamily(self._name, self._documentation, labels=self.label_names)
         for values, child in list(self._children.items()):
             family.add_metric(values, child.value)
@@ -114,14 +114,14 @@ class LoopHistogram(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> HistogramChild:
-        """The histogram of these label values, in the family's order; keep it where it is hot."""
+        """Returns the histogram of label values in the family's order; cache it in hot code."""
         child = self._children.get(values)
         if child is None:
             child = self._children[values] = HistogramChild(self._bounds)
         return child
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The family as it stands; called by a scrape."""
+        """Yields the current family; called by a scrape."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self.label_names)
         for values, child in list(self._children.items()):
             total = child.total

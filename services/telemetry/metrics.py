@@ -1,7 +1,7 @@
-"""Every metric, in one file. Prometheus names: base units, `_total` for counters.
+"""All metrics, with Prometheus names: base units, `_total` for counters.
 
-Labels stay few: model, version, protocol, code. Never a request id, never a name a caller made
-up: a request for an unknown model counts under the model `unknown`.
+Labels are few: model, version, protocol, code. A label never contains a request id or a name that a
+caller chose: a request for an unknown model counts under the model `unknown`.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ UNSAMPLED = ("rate_limited", "queue_full", "store_failed", "failed")
 """Values of the labels `reason` and `state`."""
 
 UNKNOWN = "unknown"
-"""Label value of requests that named no model or version we serve."""
+"""Label value of requests for a model or version that is not served."""
 
 
 class Metrics:
-    """All metrics of one process, in a registry of its own."""
+    """All metrics of one process, in a separate registry."""
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
@@ -171,7 +171,7 @@ class Metrics:
             ("outcome",),
             registry=registry,
         )
-        # Counted from two threads, as spans are.
+        # Updated from two threads, like spans.
         self.payload_samples = Counter(
             "flambeau_payload_samples",
             "Requests whose payloads were written to the store of samples.",
@@ -187,7 +187,7 @@ class Metrics:
         )
 
     def _make_stream_metrics(self, registry: CollectorRegistry) -> None:
-        """Of a queue across processes: every worker tells the same of a lane it serves."""
+        """Makes the metrics of a shared queue: all workers of a lane report the same values."""
         self.stream_waiting = Gauge(
             "flambeau_stream_waiting_requests",
             "Requests in Redis that no worker has taken.",
@@ -221,7 +221,7 @@ class Metrics:
         )
 
     def _make_failure_metrics(self, registry: CollectorRegistry) -> None:
-        """What somebody has to look at; each has an alert."""
+        """Makes the metrics of failures that an operator must investigate; each has an alert."""
         self.failed_loads = LoopCounter(
             "flambeau_failed_loads",
             "Times a version could not be loaded here, for whatever reason.",
@@ -263,9 +263,9 @@ class Metrics:
         self.lost_workers.labels()
 
     def expect_lane(self, model: str, version: int) -> None:
-        """Begins at 0 what a version that is loaded here may count.
+        """Initializes the counters of a version loaded here to 0.
 
-        Otherwise the first event would make a series that rises from nothing, which no rate sees.
+        Otherwise the first event would create a series that starts at 1, which `rate` cannot see.
         """
         labels = (model, str(version))
         for reason in DROPPED:
@@ -276,28 +276,28 @@ class Metrics:
         self.failed_verifications.labels(*labels)
 
     def expect_stream(self, model: str, version: int) -> None:
-        """Begins at 0 what a version may count whose requests come through Redis."""
+        """Initializes the counters of a version whose requests come through Redis to 0."""
         labels = (model, str(version))
         self.dead_letters.labels(*labels)
         for state in FINISHED:
             self.finished_jobs.labels(*labels, state)
 
     def set_jobs(self, model: str, version: int, *, waiting: int, running: int) -> None:
-        """Sets what Redis holds of a lane's jobs."""
+        """Sets the gauges of a lane's jobs in Redis."""
         self.waiting_jobs.labels(model, str(version)).set(waiting)
         self.running_jobs.labels(model, str(version)).set(running)
 
     def set_stream(
         self, model: str, version: int, *, waiting: int, taken: int, oldest_s: float
     ) -> None:
-        """Sets what Redis holds of a lane."""
+        """Sets the gauges of a lane's requests in Redis."""
         labels = (model, str(version))
         self.stream_waiting.labels(*labels).set(waiting)
         self.stream_taken.labels(*labels).set(taken)
         self.stream_oldest_seconds.labels(*labels).set(oldest_s)
 
     def forget_lane(self, model: str, version: int) -> None:
-        """Drops the gauges of a lane that is no longer served; counters stay."""
+        """Removes the gauges of a lane that is no longer served; counters stay."""
         for gauge in (
             self.queue_depth,
             self.model_ready,
@@ -310,12 +310,12 @@ class Metrics:
         ):
             with contextlib.suppress(
                 KeyError
-            ):  # never set for a version that did not load, or by no such process
+            ):  # not set for a version that did not load, or not by this kind of process
                 gauge.remove(model, str(version))
 
 
 class TlsMetrics:
-    """Of TLS, at the ports and to Redis, of whichever process; counted from any thread."""
+    """Metrics of TLS, at the ports and to Redis, in every process; updated from any thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.not_after = Gauge(

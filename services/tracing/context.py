@@ -1,4 +1,4 @@
-"""What of a trace travels with a request.
+"""The trace context that travels with a request.
 
 Source: W3C Trace Context (https://www.w3.org/TR/trace-context/), 3.2: the header `traceparent`.
 """
@@ -15,20 +15,20 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 
 class TraceContext(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Of a request whose spans are recorded; one that is not has none."""
+    """Trace context of a request whose spans are recorded; other requests have none."""
 
     trace_id: bytes
-    """16 bytes."""
+    """Id of the trace, 16 bytes."""
     span_id: bytes
-    """8 bytes: the edge's span, under which all others lie."""
+    """Id of the edge's span, 8 bytes: the ancestor of all other spans."""
     parent_id: bytes
-    """The caller's span; empty if it named none."""
+    """Id of the caller's span; empty if it sent none."""
     accepted_ns: int
-    """When the edge had the request, in nanoseconds since 1970."""
+    """Time at which the edge had the request, in nanoseconds since 1970."""
 
 
 class Parent(NamedTuple):
-    """What a caller said of its trace."""
+    """Trace context that a caller sent."""
 
     trace_id: bytes
     span_id: bytes
@@ -36,7 +36,7 @@ class Parent(NamedTuple):
 
 
 def read_traceparent(text: str) -> Parent | None:
-    """Reads the header; None for what the standard says to take for no header at all."""
+    """Parses the header; None for values that the standard says to ignore."""
     found = _TRACEPARENT.fullmatch(text.strip())
     if found is None:
         return None

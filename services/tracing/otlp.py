@@ -1,13 +1,13 @@
-"""Facts as OpenTelemetry's spans, sent over OTLP (HTTP, protobuf). Runs in the exporter's thread.
+"""Converts facts to OpenTelemetry spans, and sends them over OTLP (HTTP, protobuf).
 
-A request's trace: the edge's span, under it `queue`; under the `queue` of a batch's first traced
-request lies `batch`, and under that `backend`. `batch` links to the edge's spans of all traced
-requests in it, and the `queue` of each of them to `batch`.
+Runs in the exporter's thread. A request's trace: the edge's span has the child `queue`; the `queue`
+of a batch's first traced request has the child `batch`, and that has `backend`. `batch` links to
+the edge's spans of all traced requests in it, and the `queue` of each of them links to `batch`.
 
 Source: OpenTelemetry Protocol, OTLP/HTTP (https://opentelemetry.io/docs/specs/otlp/), and the
-semantic conventions for HTTP and RPC servers (https://opentelemetry.io/docs/specs/semconv/); what
-they have no name for begins with `flambeau.`. OpenTelemetry's SDK is left out: its encoder took
-220 µs a traced request, seven times what the messages themselves cost (docs/adr/0025).
+semantic conventions for HTTP and RPC servers (https://opentelemetry.io/docs/specs/semconv/); other
+names begin with `flambeau.`. OpenTelemetry's SDK is not used: its encoder took 220 µs per traced
+request, seven times the cost of the messages themselves (docs/adr/0025).
 """
 
 import functools
@@ -25,15 +25,15 @@ from services.tracing.context import SAMPLED, TraceContext
 from services.tracing.tracer import BatchFacts, CollectorAwayError, EdgeFacts, Facts
 
 TIMEOUT_S = 5.0
-"""How long the collector may take to answer."""
+"""Timeout of a request to the collector."""
 _TRY_AGAIN = (429, 502, 503, 504)
-"""The statuses after which the same may be sent again, by the protocol."""
+"""Statuses that the protocol defines as retryable."""
 _REST_ROUTE = "/v2/models/{model}/infer"
 _GRPC_METHOD = "inference.GRPCInferenceService/ModelInfer"
 _SERVERS_FAULT = {
     "UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS",
 }  # fmt: skip
-"""The gRPC codes that count as the server's errors, by the conventions."""
+"""gRPC codes that the conventions define as server errors."""
 Attributes = dict[str, str | int]
 
 
@@ -41,10 +41,10 @@ class OtlpExporter:
     """Sends spans to a collector.
 
     Args:
-        endpoint: its whole URL, as in `http://collector:4318/v1/traces`.
-        service: the name of this process's kind.
-        instance: the name of this process.
-        version: of flambeau.
+        endpoint: full URL of the collector, such as `http://collector:4318/v1/traces`.
+        service: service name, by the kind of this process.
+        instance: unique name of this process.
+        version: version of flambeau.
     """
 
     def __init__(self, endpoint: str, service: str, instance: str, version: str) -> None:
@@ -61,11 +61,11 @@ class OtlpExporter:
         )
 
     def export(self, facts: Sequence[Facts]) -> int:
-        """Sends what became of some requests. Returns how many spans that were.
+        """Sends facts as spans. Returns the number of spans.
 
         Raises:
-            CollectorAwayError: it may be sent again later.
-            OSError: the collector refuses it.
+            CollectorAwayError: the same facts may be sent again later.
+            OSError: the collector refuses them.
         """
         spans = [span for fact in facts for span in self._spans(fact)]
         of_scope = ScopeSpans(scope=self._scope, spans=spans)
@@ -127,7 +127,7 @@ class OtlpExporter:
         )
 
     def _batch(self, facts: BatchFacts) -> Iterator[Span]:
-        """`queue` of each request, then `batch` and `backend`, once."""
+        """Yields the `queue` span of each request, then one `batch` and one `backend` span."""
         of_model: Attributes = {
             "flambeau.model.name": facts.lane.model,
             "flambeau.model.version": str(facts.lane.version),
@@ -188,7 +188,7 @@ def _pairs(attributes: Attributes) -> list[KeyValue]:
 
 @functools.lru_cache(maxsize=1024)
 def _pair(key: str, value: str | int) -> KeyValue:
-    """Kept, because nearly all of a model's spans say the same; whoever gets it copies it."""
+    """Returns a cached pair, as most spans of a model are equal; messages copy it."""
     if isinstance(value, str):
         return KeyValue(key=key, value=AnyValue(string_value=value))
     return KeyValue(key=key, value=AnyValue(int_value=value))

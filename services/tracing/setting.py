@@ -1,4 +1,4 @@
-"""Makes a process's tracer of its settings; OTLP is imported only if there is to be one."""
+"""Creates a process's tracer from its settings; imports OTLP only if tracing is enabled."""
 
 from importlib.metadata import version as installed_version
 
@@ -10,12 +10,12 @@ from services.tracing.tracer import Tracer
 
 
 def open_tracer(settings: ProcessSettings, kind: str, metrics: Metrics) -> Tracer | None:
-    """What the settings ask for; None if nothing is to be traced.
+    """Creates the configured tracer; None if tracing is disabled.
 
     Args:
-        settings: of the process.
-        kind: of process: `gateway`, `inference` or `server`.
-        metrics: where spans are counted.
+        settings: settings of the process.
+        kind: kind of process: `gateway`, `inference` or `server`.
+        metrics: metrics that count the spans.
 
     Raises:
         ConfigError: the packages of the extra `tracing` are not installed.

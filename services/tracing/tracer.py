@@ -1,13 +1,13 @@
-"""Decides which requests are traced, and gathers what became of them.
+"""Decides which requests are traced, and collects their facts.
 
-In: requests as they begin and end, batches as they have run; on the event loop. Out: facts, to an
-exporter in a thread of its own, which makes spans of them.
+In: requests at their start and end, and finished batches; on the event loop. Out: facts, for an
+exporter in a separate thread, which makes spans of them.
 
-Rules kept here:
-- a caller that says whether its trace is sampled is obeyed; of the others, a share is traced;
-- a request that is not traced costs a comparison, and one that is leaves a tuple behind: the loop
-  calls no SDK, and an instance's thread does nothing at all;
-- what the exporter cannot keep up with is dropped and counted, never waited for.
+Rules:
+- a caller's sampling decision is followed; of requests without one, a share is traced;
+- an untraced request costs a comparison, and a traced one appends a tuple: the loop calls no SDK,
+  and an instance's thread does nothing for tracing;
+- facts beyond the exporter's capacity are dropped and counted; nothing waits for it.
 """
 
 import logging
@@ -32,13 +32,13 @@ EXPORT_EVERY_S = 1.0
 AT_ONCE = 512
 """Facts in one export."""
 MAX_KEPT = 8192
-"""Facts that wait for the exporter; the next are dropped."""
+"""Limit of facts that wait for the exporter; further ones are dropped."""
 LAST_EXPORT_S = 3.0
-"""How long the end of the process waits for what is left."""
+"""Timeout of the last export at shutdown."""
 
 
 class EdgeFacts(NamedTuple):
-    """A request that is over."""
+    """A finished request."""
 
     trace: TraceContext
     protocol: str
@@ -48,17 +48,17 @@ class EdgeFacts(NamedTuple):
     code: str
     """An HTTP status or a gRPC code name."""
     error: str
-    """The class of what went wrong; empty if nothing did."""
+    """Class of the error; empty if there was none."""
     request_id: str
     ended_ns: int
 
 
 class BatchFacts(NamedTuple):
-    """A batch that has run, with at least one request that is traced. Times are since 1970."""
+    """A finished batch with at least one traced request. Times are since 1970."""
 
     lane: Lane
     requests: Sequence[tuple[TraceContext, int]]
-    """Those that are traced, each with its rows."""
+    """Traced requests, each with its number of rows."""
     size: int
     """Requests in the batch, traced or not."""
     rows: int
@@ -66,38 +66,38 @@ class BatchFacts(NamedTuple):
     failed: int
     """Requests that were not answered with outputs."""
     given_ns: int
-    """When it was handed to its instance."""
+    """Time at which its instance received it."""
     started_ns: int
-    """When the backend began."""
+    """Start of the backend's run."""
     ended_ns: int
-    """When the last result was there."""
+    """Time of the last result."""
 
 
 Facts = EdgeFacts | BatchFacts
 
 
 class CollectorAwayError(Exception):
-    """What was to be exported did not arrive, and may be sent again."""
+    """The collector did not receive an export, which may be sent again."""
 
 
 class Exporter(Protocol):
-    """Where facts go; called in one thread."""
+    """Sends facts to a collector; called in one thread."""
 
     def export(self, facts: Sequence[Facts]) -> int:
-        """Makes spans of facts and sends them. Returns how many spans that were.
+        """Converts facts to spans and sends them. Returns the number of spans.
 
         Raises:
-            CollectorAwayError: they may be sent again later; whatever else, they may not.
+            CollectorAwayError: they may be sent again later; after other errors they must not.
         """
 
 
 class Tracer:
-    """Of one process.
+    """The tracer of one process.
 
     Args:
-        ratio: which share of requests is traced whose callers do not say; 0 to 1.
-        exporter: where facts go.
-        spans: counts them, by `outcome`.
+        ratio: share of requests to trace among those without a sampling decision; 0 to 1.
+        exporter: exporter of the facts.
+        spans: counter of spans, by `outcome`.
     """
 
     def __init__(self, ratio: float, exporter: Exporter, spans: Counter) -> None:
@@ -108,14 +108,14 @@ class Tracer:
         self._is_away = False
 
     def begin(self, traceparent: str) -> tuple[TraceContext | None, str]:
-        """A request has come.
+        """Decides whether to trace a new request.
 
         Args:
-            traceparent: what its caller says of its trace; empty for nothing.
+            traceparent: the caller's header; empty if it sent none.
 
         Returns:
-            What travels with it if it is traced; and the trace's id in hex for the logs, which is
-            the caller's where only the caller traces, and empty where nobody does.
+            The trace context if the request is traced; and the trace's id in hex for the logs,
+            which is the caller's if it sent an unsampled trace, and empty if there is no trace.
         """
         parent = read_traceparent(traceparent) if traceparent else None
         if parent is None:
@@ -130,14 +130,14 @@ class Tracer:
         return trace, trace_id.hex()
 
     def keep(self, facts: Facts) -> None:
-        """Something traced has ended."""
+        """Appends facts for the exporter, or drops them if too many wait."""
         if len(self._facts) >= MAX_KEPT:
             self._dropped.inc()
         else:
             self._facts.append(facts)
 
     def exporting(self) -> AbstractContextManager[None]:
-        """Exports as long as the block lasts, and what is left at its end."""
+        """Exports during the block, and exports the remaining facts at its end."""
 
         def work(over: threading.Event) -> None:
             while not over.wait(EXPORT_EVERY_S):
@@ -148,7 +148,7 @@ class Tracer:
         return background_thread("tracing", work, end_within_s=LAST_EXPORT_S)
 
     def _export(self) -> None:
-        """Sends all there is, unless the collector is away: then it stays for the next time."""
+        """Sends all facts; if the collector is unreachable, keeps them for the next export."""
         while self._facts:
             taken = [self._facts.popleft() for _ in range(min(AT_ONCE, len(self._facts)))]
             try:
@@ -160,11 +160,11 @@ class Tracer:
                     self._is_away = True
                     logger.warning("the collector is out of reach", extra={"reason": str(error)})
                 return
-            except Exception as error:  # whatever a collector says must not end all tracing
+            except Exception as error:  # no response of a collector may end tracing
                 self._dropped.inc(len(taken))
                 logger.warning("the collector refuses spans", extra={"reason": str(error)})
 
 
 def ns_of(moment: float) -> int:
-    """A recent `time.monotonic()` second in nanoseconds since 1970."""
+    """Converts a recent `time.monotonic()` value to nanoseconds since 1970."""
     return time.time_ns() - int((time.monotonic() - moment) * 1e9)

@@ -1,1 +1,1 @@
-"""Training jobs as a service: docs/training-service.md says how it is used."""
+"""Training jobs as a service; see docs/training-service.md for its use."""

@@ -1,6 +1,6 @@
-"""`flambeau trainer` and `python -m services.trainer`: the training service.
+"""Entry point of `flambeau trainer` and `python -m services.trainer`: the training service.
 
-`--no-worker` or `--no-api` starts half of it.
+`--no-worker` starts only the API, `--no-api` only the worker.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ SWITCHES = {"--no-worker": "--worker=false", "--no-api": "--api=false"}
 
 
 def _find(package: str) -> None:
-    """Looks for a package, without the seconds that importing it takes.
+    """Checks that a package is installed, without the seconds that an import takes.
 
     Raises:
         ModuleNotFoundError: it is not installed.
@@ -23,7 +23,7 @@ def _find(package: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the process with these arguments. Returns its exit code."""
+    """Runs the process with these arguments and returns its exit code."""
     with needing("trainer"):
         from services.process import hush_grpc
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             "flambeau trainer",
         )
         if config.worker and config.executor == "local":
-            with needing("trainer"):  # else every job would fail
+            with needing("trainer"):  # otherwise every job would fail
                 _find("torch")
         serve(config)
     except (ConfigError, QueueUrlError) as error:

@@ -14,10 +14,10 @@ ATTEMPT_SECONDS = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72
 
 
 class TrainerMetrics:
-    """Everything behind `/metrics`.
+    """All metrics at `/metrics`.
 
     Args:
-        version: of flambeau.
+        version: version of flambeau.
     """
 
     def __init__(self, version: str) -> None:
@@ -67,6 +67,6 @@ class TrainerMetrics:
             self.closed_connections.labels(reason)
 
     def set_jobs(self, counts: dict[State, int]) -> None:
-        """Sets how many jobs there are in each state."""
+        """Sets the number of jobs in each state."""
         for state, count in counts.items():
             self._jobs.labels(state).set(count)

@@ -1,11 +1,11 @@
-"""Which code a recipe names, and whether a caller without a credential may name it.
+"""Finds code that a recipe names and that only an authenticated client may name.
 
 In: a recipe's document. Out: the targets in it that are foreign.
 
-Rules kept here: what is not on a list of whole targets is foreign, since a module also gives what
-it imports, and what it gives may run anything by its arguments. A text counts as a target where
-`load_target` would take it for one, wherever it stands, so that a part of the recipe that is new,
-or an argument that ends up as a target, is not overlooked.
+Rules: a target that is not on a list of whole targets is foreign, since a module also exposes what
+it imports, and an object of it may execute its arguments. A text counts as a target if
+`load_target` would accept it, at any place, so that no new part of the recipe, and no argument that
+is used as a target, is overlooked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,15 +31,15 @@ SHIPPED_TARGETS = frozenset(
         "training.networks:SmallCnn",
     }
 )
-"""Ours that anyone may name: networks and data sets, which only compute from their arguments."""
+"""Flambeau's own targets for all clients: networks and data sets, which only use their arguments."""
 
 
 def foreign_targets(document: Any, allowed: Sequence[str]) -> list[str]:
-    """The targets that are not listed, each with its key, as in `model.target: a:B`.
+    """Returns the targets that are not listed, each with its key, as in `model.target: a:B`.
 
     Args:
-        document: of the recipe.
-        allowed: targets beside our own, such as `my_company.models:Net`.
+        document: document of the recipe.
+        allowed: targets beside flambeau's own, such as `my_company.models:Net`.
     """
     listed = SHIPPED_TARGETS.union(allowed)
     return [
@@ -54,7 +54,7 @@ def _is_target(key: str) -> bool:
 
 
 def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text of a document, with where it stands."""
+    """Yields every text of a document, with its key."""
     if isinstance(part, str):
         yield key, part
     elif isinstance(part, dict):

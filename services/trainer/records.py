@@ -1,4 +1,4 @@
-"""The records of training jobs: what moves between the edges, the stores and the workers.
+"""The records of training jobs, which the edges, the stores and the workers exchange.
 
 Times are seconds of Unix time by the clock of the store, so that leases of several machines can be
 compared.
@@ -13,83 +13,83 @@ STATES: tuple[State, ...] = get_args(State)
 OVER: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
 EventKind = Literal["state", "log", "metric"]
 LONGEST_TEXT = 4000
-"""Characters of one event; what is longer is cut."""
+"""Maximum characters of one event; a longer text is truncated."""
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a job. Changed only by the rules in `transitions`."""
+    """The state of a job. Changed only by the rules in `transitions`."""
 
     id: str
     name: str
-    """Of its recipe."""
+    """Name of its recipe."""
     model: str
     """Name in the store under which the recipe publishes."""
     recipe: str
-    """YAML with every default written out."""
+    """Recipe as YAML, with all defaults."""
     bundle_sha256: str = ""
-    """Of the code that came with it; empty if none did."""
+    """Digest of the submitted code; empty if there is none."""
     submitter: str = ""
-    """Whose token it was; empty for a caller without one."""
+    """Name of the client that submitted it; empty for an unauthenticated client."""
     state: State = "queued"
     created_at: float
     started_at: float | None = None
-    """When its first attempt began."""
+    """Start of its first attempt."""
     finished_at: float | None = None
     attempts: int = 0
-    """How often a worker has begun it."""
+    """Number of attempts that workers have started."""
     deaths: int = 0
-    """How many of these ended because the worker was gone, and another took over."""
+    """Number of attempts whose worker died and another took over."""
     worker: str = ""
-    """Who runs it, while it runs."""
+    """Name of the worker that runs it, while it runs."""
     holder: str = ""
-    """The secret of the present lease: what is said with another one comes too late."""
+    """Secret of the current lease: updates with another secret are too late and ignored."""
     lease_until: float = 0.0
-    """When another worker may call its worker, or behind the last call take it over, unless the
-    lease is renewed."""
+    """Expiry of the lease, unless it is renewed: then another worker may give a last call, and
+    after the last call take the job over."""
     last_call: bool = False
-    """Whether its worker was silent for a whole lease and has been called."""
+    """True if its worker did not renew the lease and was given a last call."""
     cancel_asked: bool = False
-    """Whether its worker is to end it; of one that is queued, whatever still runs of it."""
+    """True if its worker is to end it; if it is queued, any run that still exists is to be ended."""
     runs_apart: bool = False
-    """Whether its run lives on without a worker, as a TrainJob does."""
+    """True if its run survives its worker, as a TrainJob does."""
     resumptions: int = 0
-    """How often a person had it go on."""
+    """Number of times that a user resumed it."""
     run_folder: str = ""
-    """Where its checkpoints lie, once it has begun."""
+    """Folder of its checkpoints, once it has started."""
     version: int | None = None
     """The published version, once it has succeeded."""
     error: str = ""
-    """Why it failed."""
+    """Reason of its failure."""
     epoch: int = 0
-    """The last epoch that ended."""
+    """The last finished epoch."""
     revision: int = 0
-    """Counts its changes; a change must know the one before it."""
+    """Number of changes; a change must name the preceding revision."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more happens to it unless it is resumed."""
+        """True if nothing more happens to it unless it is resumed."""
         return self.state in OVER
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to a job; never changed once it is there."""
+    """An event of a job; immutable once stored."""
 
     seq: int = 0
-    """Counts a job's events from 1; the store gives it."""
+    """Sequence number among the job's events, from 1; assigned by the store."""
     time: float = 0.0
-    """When it was kept."""
+    """Time at which it was stored."""
     attempt: int = 0
     kind: EventKind
     text: str = ""
-    """A line of the log, or what became of the job."""
+    """A line of the log, or a description of the change of state."""
     state: State | None = None
-    """Of a `state` event: the state from now on."""
+    """The new state, in a `state` event."""
     epoch: int | None = None
-    """Of a `metric` event."""
+    """The epoch, in a `metric` event."""
     metrics: dict[str, float] = {}
-    """Of a `metric` event: values by name, as in `val/accuracy`."""
+    """Values by name, as in `val/accuracy`, in a `metric` event."""
 
 
 def cut(text: str) -> str:
-    """A text as an event may have it."""
+    """Truncates a text to the maximum length of an event."""
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"

@@ -1,9 +1,9 @@
 """The training service: the API, the worker, or both, in one process.
 
-Start: open the store of jobs, bind the ports, begin to answer and to take jobs.
-Stop (SIGTERM or SIGINT): nothing new is taken in, jobs write a checkpoint and go back to the queue,
+Start: opens the store of jobs, binds the ports, starts to answer requests and to take jobs.
+Stop (SIGTERM or SIGINT): accepts nothing new, jobs write a checkpoint and return to the queue,
 streams end, the process exits 0. A second signal ends it at once; jobs die with it, and another
-worker takes them over when their leases have run out.
+worker takes them over when their leases have expired.
 """
 
 import asyncio
@@ -61,12 +61,12 @@ def serve(config: TrainerConfig) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: strangers could train here, who may cannot be read, a file of TLS cannot be
-            used, or a setting of Kubernetes is missing.
+        ConfigError: unauthenticated clients could train here, a file of credentials cannot be read,
+            a TLS file cannot be used, or a setting of Kubernetes is missing.
         QueueUrlError: the URL of the jobs is wrong.
         QueueUnavailableError: the file of jobs cannot be opened.
-        PortError: a port is taken.
-        OSError: runs_dir cannot be made.
+        PortError: a port is in use.
+        OSError: runs_dir cannot be created.
     """
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -81,14 +81,14 @@ def serve(config: TrainerConfig) -> None:
 
 
 def open_store(config: TrainerConfig, clients: RedisClients | None) -> JobStore:
-    """The store of jobs that `jobs` names: Redis, where clients of it are given, else SQLite."""
+    """Opens the store of jobs that `jobs` names: Redis if it has clients, or else SQLite."""
     if clients is not None:
         return RedisJobStore(clients, config.max_events)
     return SqliteJobStore(Path(config.jobs), config.max_events)
 
 
 def open_executor(config: TrainerConfig) -> Executor:
-    """What runs the jobs.
+    """Creates the executor of the jobs.
 
     Raises:
         ConfigError: a setting of Kubernetes is missing.
@@ -157,7 +157,7 @@ async def _api(
     tls: Certificates | None,
     metrics: TrainerMetrics,
 ) -> AsyncIterator[tuple[int, int]]:
-    """Answers over REST and gRPC as long as the block lasts. Yields the two ports."""
+    """Serves REST and gRPC until the end of the `async with` block. Yields the two ports."""
     application = TrainingRoutes(service, config.max_bundle_bytes, authenticator).application()
     listening = listen(config.host, config.http_port, "http_port")
     grpc_limits = ConnectionLimits(
@@ -189,7 +189,7 @@ async def _api(
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn, which leaves signals to us; it can stream, as the gateway's own server cannot."""
+    """uvicorn without signal handlers; it can stream, which the gateway's own server cannot."""
 
     def __init__(
         self,
@@ -202,28 +202,28 @@ class _HttpServer(uvicorn.Server):
             uvicorn.Config(
                 application,
                 loop="none",
-                http=connection,  # type: ignore[arg-type]  # it is only ever called
+                http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=limits.max_connections + 1,  # it refuses the one that reaches it
+                limit_concurrency=limits.max_connections + 1,  # uvicorn refuses at this number
                 timeout_keep_alive=ceil(limits.keep_alive_timeout_s),
                 timeout_graceful_shutdown=int(LAST_CALLS_S),
             )
         )
         self.config.load()
-        self.config.ssl = tls  # its own options take files, which it would read once
+        self.config.ssl = tls  # uvicorn's own options are files, which it would read only once
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Takes none."""
+        """Captures no signals."""
         yield
 
 
 async def _keep_house(config: TrainerConfig, store: JobStore, metrics: TrainerMetrics) -> None:
-    """Counts jobs, and forgets those that are over for long; until cancelled."""
+    """Counts jobs and deletes old finished ones, periodically, until cancelled."""
     while True:
         try:
             metrics.set_jobs(await store.counts())
@@ -234,10 +234,10 @@ async def _keep_house(config: TrainerConfig, store: JobStore, metrics: TrainerMe
 
 
 async def forget_old(config: TrainerConfig, store: JobStore) -> None:
-    """Drops jobs that were over before `keep_days`, with their folders.
+    """Deletes jobs that finished more than `keep_days` ago, with their folders.
 
     Raises:
-        QueueUnavailableError: the store of jobs is out of reach.
+        QueueUnavailableError: the store of jobs is unavailable.
     """
     oldest = await store.now() - config.keep_days * DAY_S
     for state in OVER:

@@ -1,7 +1,7 @@
-"""Takes in training jobs, and is asked for them: what REST and gRPC have in common.
+"""Accepts, finds and controls training jobs: the common part of REST and gRPC.
 
-In: what an edge decoded. Out: jobs and their events. A recipe is checked here, in the words that
-the command line has for it, so that nothing waits that could never run.
+In: requests that an edge decoded. Out: jobs and their events. A recipe is validated here, with the
+command line's error messages, so that no job is queued that could never run.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from training.recipe.file import MAX_RECIPE_BYTES, parse_recipe, resolved_yaml
 from training.recipe.recipe import Recipe
 
 CHECKS_AT_ONCE = 2
-"""Threads that read recipes or unpack bundles. Each holds the interpreter's lock for 5 ms at a
-time, so that ten of them would have the event loop wait for 50 ms whenever it wants it."""
+"""Threads that read recipes or unpack bundles. Each holds the GIL for 5 ms at a time, so that ten
+of them would delay the event loop by 50 ms whenever it needs the GIL."""
 EVENTS_AT_ONCE = 500
 LISTED_AT_MOST = 1000
 MAX_OVERRIDES = 200
@@ -47,31 +47,31 @@ T = TypeVar("T")
 _KEY = re.compile(r"[!-~]{1,255}")
 _ID = re.compile(r"[0-9a-f]{16}")
 CODE, RECIPE = "code", "recipe.yaml"
-"""What lies in a job's folder."""
+"""Contents of a job's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What a caller hands in."""
+    """A job that a client submits."""
 
     recipe: str
-    """YAML or JSON."""
+    """Recipe in YAML or JSON."""
     name: str = "the recipe"
-    """Its file, for messages."""
+    """File name of the recipe, for messages."""
     overrides: tuple[str, ...] = ()
-    """`a.b=c` each."""
+    """Overrides of the recipe, each in the form `a.b=c`."""
     bundle: bytes = b""
-    """A zip or tar file with the code it names; empty for none."""
+    """A zip or tar file with the code that the recipe names; empty for none."""
     idempotency_key: str = ""
-    """A job with the same key is the same job; empty for none."""
+    """Key that identifies the job in repeated submissions; empty for none."""
 
 
 class TrainingJobService:
-    """Where jobs are taken in and asked for.
+    """Accepts jobs, and answers queries about them.
 
     Args:
-        store: keeps them.
-        config: the limits.
+        store: store of the jobs.
+        config: limits of submissions.
     """
 
     def __init__(self, store: JobStore, config: TrainerConfig) -> None:
@@ -87,25 +87,25 @@ class TrainingJobService:
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing is taken in any more."""
+        """True if no more jobs are accepted."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Takes nothing in any more, and ends what follows jobs."""
+        """Stops accepting jobs, and ends the streams that follow jobs."""
         self._stopping.set()
         self._store.bell.ring_all()
 
     async def submit(self, wanted: Submission, principal: Principal) -> TrainingJob:
-        """Takes in a job.
+        """Queues a job.
 
         Raises:
-            ServingError: the caller may not, or the recipe, its code or the key is refused; too
-                many jobs wait; or the store of jobs is out of reach.
+            ServingError: the client lacks permission; the recipe, its code or the key is refused;
+                too many jobs are queued; or the store of jobs is unavailable.
         """
         with refusals_audited("submit", "", principal.name, principal.peer):
             if self.stopping:
                 raise ShuttingDownError("this service is shutting down; submit the job again later")
-            # A recipe takes seconds to read at worst, and may be anybody's.
+            # A recipe takes seconds to read at worst, and may come from any client.
             recipe = await self._in_thread(checked_recipe, wanted)
         with audited("submit", recipe.publish.model, principal.name, principal.peer):
             principal.require("train", recipe.publish.model)
@@ -136,10 +136,10 @@ class TrainingJobService:
         return await self._keep(job, wanted.bundle)
 
     async def find(self, job_id: str, principal: Principal) -> TrainingJob:
-        """What is known of a job.
+        """Returns a job.
 
         Raises:
-            UnknownJobError: there is none for this principal, or it was forgotten.
+            UnknownJobError: there is none that this principal may see, or it was deleted.
         """
         if not _ID.fullmatch(job_id):
             raise no_such_job(job_id)
@@ -149,12 +149,12 @@ class TrainingJobService:
         return found
 
     async def newest(self, state: str, limit: int, principal: Principal) -> list[TrainingJob]:
-        """The newest jobs, less those of models that the principal may not train.
+        """Returns the newest jobs, without those of models that the principal may not train.
 
         Args:
-            state: only those in it; empty for all.
-            limit: how many at most; 0 for 100.
-            principal: who asks.
+            state: state to filter by; empty for all.
+            limit: maximum number of jobs; 0 for 100.
+            principal: client of the request.
 
         Raises:
             InvalidRequestError: there is no such state.
@@ -169,10 +169,10 @@ class TrainingJobService:
         return [job for job in found if caller is None or caller.may("train", job.model)]
 
     async def cancel(self, job_id: str, principal: Principal) -> TrainingJob:
-        """Ends a job that is not over; one that is stays as it is.
+        """Cancels a job; a finished job remains unchanged.
 
         Raises:
-            ServingError: the caller may not, or there is no such job.
+            ServingError: the client lacks permission, or there is no such job.
         """
         with audited("cancel", job_id, principal.name, principal.peer):
             await self.find(job_id, principal)
@@ -180,10 +180,10 @@ class TrainingJobService:
             return (await change(self._store, job_id, partial(transitions.cancelled, now=now)))[0]
 
     async def resume(self, job_id: str, principal: Principal) -> TrainingJob:
-        """Has a job that failed or was cancelled go on from its checkpoint.
+        """Resumes a failed or cancelled job from its checkpoint.
 
         Raises:
-            ServingError: the caller may not, there is no such job, or it has succeeded.
+            ServingError: the client lacks permission, there is no such job, or it has succeeded.
         """
         with audited("resume", job_id, principal.name, principal.peer):
             await self.find(job_id, principal)
@@ -193,13 +193,13 @@ class TrainingJobService:
     async def watch(
         self, job_id: str, after: int, follow: bool, principal: Principal
     ) -> AsyncIterator[list[JobEvent]]:
-        """The events of a job, as they come.
+        """Yields the events of a job, as they occur.
 
         Args:
-            job_id: of the job.
-            after: only events with larger numbers.
-            follow: goes on until the job is over, or the service stops.
-            principal: who asks.
+            job_id: id of the job.
+            after: number of the last event that the client has.
+            follow: True to continue until the job is finished, or the service stops.
+            principal: client of the request.
 
         Raises:
             UnknownJobError: there is no such job.
@@ -208,7 +208,7 @@ class TrainingJobService:
         with self._store.bell.heard(job_id) as rung:
             while True:
                 rung.clear()
-                # Asked before the events are, so that none comes in between and is missed.
+                # Read before the events, so that none is missed that occurs in between.
                 last = not follow or self.stopping or (await self.find(job_id, principal)).is_over
                 while events := await self._store.events(job_id, after, EVENTS_AT_ONCE):
                     after = events[-1].seq
@@ -220,7 +220,7 @@ class TrainingJobService:
                         await rung.wait()
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Does what takes long, in one of a few threads."""
+        """Runs slow work in one of a few threads."""
         async with self._checks:
             return await asyncio.to_thread(work, *args, **named)
 
@@ -232,7 +232,7 @@ class TrainingJobService:
             _check_known(caller, f"code beside flambeau's own ({foreign[0][:200]})")
 
     async def _keep(self, job: TrainingJob, bundle: bytes) -> TrainingJob:
-        """Writes a job's folder, and then the job; the folder of one that was there stays."""
+        """Writes a job's folder, and then the job; an existing job keeps its folder."""
         try:
             known = await self._store.find(job.id)
         except UnknownJobError:
@@ -254,10 +254,10 @@ def _digest(bundle: bytes) -> str:
 
 
 def _check_known(caller: str, what: str) -> None:
-    """Refuses foreign code of a caller who is not known.
+    """Refuses foreign code of an unauthenticated client.
 
     Raises:
-        CodeNotAllowedError: nobody is asked for a credential here, so nobody may bring code.
+        CodeNotAllowedError: the service requires no credentials, so no client may submit code.
     """
     if not caller:
         raise CodeNotAllowedError(
@@ -267,10 +267,10 @@ def _check_known(caller: str, what: str) -> None:
 
 
 def checked_recipe(wanted: Submission) -> Recipe:
-    """The recipe, with its overrides and every default.
+    """Returns the validated recipe, with its overrides and all defaults.
 
     Raises:
-        InvalidRequestError: in the words of `RecipeError`.
+        InvalidRequestError: the recipe is invalid; has the message of `RecipeError`.
     """
     if len(wanted.recipe) > MAX_RECIPE_BYTES or len(wanted.overrides) > MAX_OVERRIDES:
         raise InvalidRequestError(
@@ -283,10 +283,10 @@ def checked_recipe(wanted: Submission) -> Recipe:
 
 
 def write_folder(folder: Path, recipe: str, bundle: bytes, limits: BundleLimits) -> None:
-    """Makes the folder of a job: its recipe, and the code that it runs in.
+    """Creates the folder of a job: its recipe, and the folder of its code, in which it runs.
 
     Raises:
-        InvalidRequestError: the code is refused; no folder is left then.
+        InvalidRequestError: the code is refused; no folder remains.
         OSError: it cannot be written.
     """
     try:

@@ -1,12 +1,12 @@
-"""Takes jobs and looks after them until they are over.
+"""Takes jobs and runs them until they are finished.
 
-Watch: of all jobs that run, a worker that has let its lease run out is called, and what it does not
-answer for is put back. What runs on of a job that is to be cancelled, without a worker, is ended.
-Take: the oldest that waits is mine.
-Keep: while a job runs its lease is renewed. A worker that cannot do so for as long as the lease
-lasts ends the run itself, since another may take the job.
-Settle: how it ended is written under the lease, so that it is written once. Where the store was out
-of reach, that is when it is back: a job that nobody has taken meanwhile is handed back, or over.
+Watch: for every running job whose lease has expired, its worker is given a last call; if it does
+not answer, the job is requeued. A run that survived its worker is ended if its job is cancelled.
+Take: the worker takes the oldest queued job.
+Keep: while a job runs, its lease is renewed. A worker that cannot renew it for a whole lease ends
+the run itself, since another may take the job.
+Settle: the outcome is written under the lease, so that it is written once. If the store was
+unavailable, it is written when it is back, unless another worker has taken the job meanwhile.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from services.trainer.stores.transitions import Change
 logger = logging.getLogger("flambeau.trainer")
 
 RENEWALS = 3
-"""Renewals of a lease within its time."""
+"""Number of renewals within the duration of a lease."""
 RETRY_S = 0.5
 End = Literal["lost", "silent", "cancel"]
-"""Another has it; nobody could be told for a whole lease; its end is asked for."""
+"""Another worker has the job; the store was unavailable for a whole lease; it is cancelled."""
 
 
 class TrainingWorker:
-    """Runs jobs, a number of them at a time.
+    """Runs jobs, up to `jobs_at_once` concurrently.
 
     Args:
-        store: keeps the jobs.
-        executor: runs them.
-        config: how many, and how long a lease lasts.
-        metrics: counts.
-        name: of this worker, as no other has it.
+        store: store of the jobs.
+        executor: executor of the jobs.
+        config: number of concurrent jobs, and duration of a lease.
+        metrics: counters of jobs.
+        name: unique name of this worker.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TrainingWorker:
         self._store.bell.ring(QUEUE)
 
     async def run(self) -> None:
-        """Works until it is stopped and its jobs have ended."""
+        """Takes and runs jobs until it is stopped and its jobs have ended."""
         running: set[asyncio.Task[None]] = set()
         look_every_s = min(self._store.look_every_s, self._lease_s / RENEWALS)
         with self._store.bell.heard(QUEUE) as rung:
@@ -100,7 +100,7 @@ class TrainingWorker:
                     task.cancel()
 
     async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
-        """Looks again and again, until cancelled."""
+        """Calls a function periodically, until cancelled."""
         while True:
             try:
                 await look()
@@ -118,7 +118,7 @@ class TrainingWorker:
         await asyncio.gather(*map(self._end_apart, left))
 
     async def _take(self) -> TrainingJob | None:
-        """The next job, which is mine from now on; None if there is none."""
+        """Takes the next job; returns None if there is none."""
         try:
             now = await self._store.now()
             async for job in each_in(self._store, "queued"):
@@ -133,7 +133,7 @@ class TrainingWorker:
         return None
 
     async def _look_after(self, job: TrainingJob, now: float) -> None:
-        """Calls a worker that is silent, and puts back what it does not answer for."""
+        """Gives the worker of an expired lease a last call, and requeues the job after that."""
         grace_s = self._lease_s / RENEWALS
         found = transitions.abandoned(job, now, self._executor.takeovers, grace_s)
         if found is None or not await self._store.swap(*found):
@@ -171,7 +171,7 @@ class TrainingWorker:
             self._metrics.attempt_seconds.observe(time.monotonic() - began)
 
     async def _keep(self, job: TrainingJob) -> End:
-        """Renews the lease until that fails, or the end of the job is asked for."""
+        """Renews the lease until that fails, or the job is to be cancelled."""
         clock = asyncio.get_running_loop().time
         renew_at, lost_at = clock() + self._lease_s / RENEWALS, clock() + self._lease_s
         with self._store.bell.heard(job.id) as rung:
@@ -199,7 +199,7 @@ class TrainingWorker:
                         await rung.wait()
 
     async def _look(self, job: TrainingJob, *, renew: bool) -> TrainingJob:
-        """The job as it is now, with its lease renewed if that is due."""
+        """Returns the current job, after renewing its lease if that is due."""
         if not renew:
             return await self._store.find(job.id)
         now = await self._store.now()
@@ -209,10 +209,10 @@ class TrainingWorker:
     async def _settle(
         self, job: TrainingJob, running: "asyncio.Task[Outcome]", keeping: "asyncio.Task[End]"
     ) -> None:
-        """Writes how a job ended, as long as it is mine.
+        """Writes the outcome of a job, as long as this worker holds it.
 
-        However long the store is out of reach: only a worker that is stopped leaves behind what it
-        could not tell for a whole lease.
+        It retries however long the store is unavailable: only a worker that is stopped discards an
+        outcome that it could not write for a whole lease.
         """
         rule = _rule(running)
         while True:
@@ -229,14 +229,14 @@ class TrainingWorker:
         if mine:
             self._tell_end(settled)
             if settled.cancel_asked:
-                with contextlib.suppress(QueueUnavailableError):  # then who watches does it
+                with contextlib.suppress(QueueUnavailableError):  # a watching worker retries
                     await self._end_apart(settled)
 
     async def _end_apart(self, job: TrainingJob) -> None:
-        """Cancels a job that nobody attends, if what runs of it is gone; else this is called again.
+        """Cancels a job without a worker once its run has ended; the watch repeats the call.
 
         Raises:
-            QueueUnavailableError: the store is out of reach.
+            QueueUnavailableError: the store is unavailable.
         """
         if not await self._executor.discard(job):
             return
@@ -254,7 +254,7 @@ class TrainingWorker:
 
 
 def _rule(running: "asyncio.Task[Outcome]") -> Callable[..., Change | None]:
-    """What becomes of a job whose run has ended so: a rule of `job`, `holder` and `now`."""
+    """Returns the transition for the end of a run: a function of `job`, `holder` and `now`."""
     if running.cancelled():
         return transitions.stopped
     fault = running.exception()

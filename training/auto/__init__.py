@@ -1,1 +1,1 @@
-"""`export: auto`: what to try, trying it, and what is worth keeping."""
+"""`export: auto`: proposes candidates, tries them, and selects those worth keeping."""

@@ -1,9 +1,9 @@
-"""`export: auto`: makes and proves what suits the model, and leaves the files of what is kept.
+"""`export: auto`: makes and verifies suitable artifacts, and keeps the files of the best.
 
-In: the trained model and what the recipe allows. Out: what became of every candidate.
+In: the trained model and the limits of the recipe. Out: the result of every candidate.
 
-Rules kept here: one attempt at a time, so that no figure is of two that disturbed each other, each
-in processes of its own: one that fails or dies costs nobody else anything.
+Rules: one attempt runs at a time, so that measurements do not disturb each other; each runs in its
+own processes, so that a failure or crash does not affect the others.
 """
 
 import shutil
@@ -30,9 +30,9 @@ from training.verification.departure import with_departure
 from training.verification.verify import Reference, latency_apart, verify_apart
 
 TRIES = "tries"
-"""The folder in which every candidate has one of its own."""
+"""Parent folder of the candidates' folders."""
 SHORTEST_LIMIT_S = 0.1
-"""For proving what took all its time to make."""
+"""Minimum for verifying an artifact that took all its time to make."""
 
 
 def prove_auto(
@@ -44,16 +44,16 @@ def prove_auto(
     folder: Path,
     console: Console,
 ) -> Trial:
-    """Tries what suits the model and this machine; what is kept lies in the folder afterwards.
+    """Tries artifacts that suit the model and this machine; kept ones end up in the folder.
 
     Args:
-        recipe: builds the model, and has the limits of each attempt.
-        auto: what may be tried, and for how long.
-        trained: the model.
-        splits: the train split gives examples and calibration rows.
-        expected: the checkpoint's answers.
-        folder: where the files go.
-        console: shows what is being tried.
+        recipe: recipe that builds the model and limits each attempt.
+        auto: artifacts that may be tried, and the budget.
+        trained: trained model.
+        splits: data; the train split gives examples and calibration rows.
+        expected: reference answers of the checkpoint.
+        folder: destination of the files.
+        console: console for progress.
     """
     example = {name: array[:EXAMPLE_ROWS] for name, array in splits.train.inputs.items()}
     contents = replace(
@@ -73,7 +73,7 @@ def prove_auto(
 
 
 class _IsolatedAttempts:
-    """Attempts in processes of their own; see `training.auto.trial.Attempts`."""
+    """Runs attempts in separate processes; see `training.auto.trial.Attempts`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _IsolatedAttempts:
     ) -> None:
         self._recipe, self._trained, self._splits = recipe, trained, splits
         self._expected, self._tries, self._table = expected, tries, table
-        # The folder of the candidate that is this graph: others find it, or make it.
+        # The folder of the candidate that is this graph: other candidates reuse it, or create it.
         self._graph = tries / OnnxExport().name / OnnxExport().file
         self._graph.parent.mkdir(parents=True)
         self._exported: dict[Candidate, Exported] = {}
@@ -119,22 +119,22 @@ class _IsolatedAttempts:
         limits = self._recipe.export_limits
         try:
             return latency_apart(self._exported[candidate], self._expected, limits)
-        except IsolationError:  # it was proven: what it says of the machine is not its fault
+        except IsolationError:  # it was verified before: a timing failure is not its fault
             return {}
 
 
 def folder_of(candidate: Candidate, tries: Path) -> Path:
-    """One for each, since two methods of one name write the same file."""
+    """Returns the candidate's own folder, since two methods of one name write the same file."""
     return tries / candidate.label.replace(" ", "-")
 
 
 def lay_out(found: Trial, tries: Path, folder: Path) -> None:
-    """Moves the files of what is kept to where the version's files are, and deletes the others.
+    """Moves the files of kept candidates to the version's folder, and deletes the others.
 
     Args:
-        found: what became of the candidates.
-        tries: the folder in which each has one of its own.
-        folder: where the files go.
+        found: results of the candidates.
+        tries: parent folder of the candidates' folders.
+        folder: destination of the files.
     """
     for candidate, report in found.tried:
         if report.refusal is None and report.dropped is None:

@@ -1,11 +1,11 @@
-"""What `export: auto` tries, in which order, and why it leaves out the rest. Pure rules.
+"""Selects and orders the candidates of `export: auto`, with reasons for omissions. Pure rules.
 
-In: what a model is made of, and what this machine has. Out: candidates, the one with the best
-prospects first, each with the reason if it is not to be tried.
+In: the contents of a model and the features of this machine. Out: candidates, the most promising
+first, each with the reason if it is not to be tried.
 
-Rules kept here: ONNX in FP32 comes first, because everything is compared to it and everybody runs
-it; then what was the fastest for such a model on such a processor, so that a small budget is spent
-well; the simpler one first among equals. What is known to fail or to crawl is left out in words.
+Rules: ONNX in FP32 comes first, because it is the baseline and every host runs it; then the formats
+that were fastest for such a model on such a CPU, so that a small budget is well spent; of equals
+the simpler one first. Candidates known to fail or to be very slow are left out with a reason.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,53 +35,53 @@ from training.recipe.parts.export_entries import (
 )
 
 PACKAGES: dict[ArtifactKind, str] = {"openvino": "openvino"}
-"""Without which a kind can be neither made nor proven."""
+"""Package required to make and verify a kind."""
 OF_8_BITS: dict[ArtifactKind, str] = {"openvino": "nncf", "pt2": "torchao", "aoti": "torchao"}
-"""Which quantize for a kind."""
+"""Package that quantizes for a kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContents:
-    """What decides how a model can be exported, and what that buys."""
+    """Model properties that determine its possible exports and their benefit."""
 
     convolutions: bool = False
     linear: bool = False
-    """Linear layers or matrix products."""
+    """True if it has linear layers or matrix products."""
     attention: bool = False
     recurrent: bool = False
-    """LSTM, GRU or plain recurrent layers."""
+    """True if it has LSTM, GRU or plain recurrent layers."""
     lstm: bool = False
     varying_length: bool = False
-    """Rows of different lengths share a batch."""
+    """True if rows of different lengths share a batch."""
     qat: bool = False
-    """It was also trained with rounding."""
+    """True if it also has quantization-aware weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What can be made and run here."""
+    """Capabilities of this machine for making and running artifacts."""
 
     cpu_features: frozenset[str] = frozenset()
-    """As `model_store.host.cpu_features` names them."""
+    """CPU features as named in `model_store.host.cpu_features`."""
     packages: frozenset[str] = frozenset()
-    """Installed ones, of those that some kinds need."""
+    """Installed packages, among those that some kinds require."""
     compiler: bool = False
-    """Whether there is a C++ compiler."""
+    """True if there is a C++ compiler."""
     without_fp16: str = ""
-    """Why FP16 cannot be made and proven here; empty if it can."""
+    """Reason why FP16 cannot be made and verified here; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """One way to export the model; equal to itself alone."""
+    """One way to export the model; compared by identity."""
 
     entry: Export
     left_out: str | None
-    """Why it is not to be tried; None if it is."""
+    """Reason why it is not to be tried; None if it is."""
 
     @property
     def label(self) -> str:
-        """The artifact's name, and the method where there are several."""
+        """Name of the artifact, with the method if there are several."""
         method = getattr(self.entry, "method", None)
         return self.entry.name if method is None else f"{self.entry.name} {method}"
 
@@ -89,7 +89,7 @@ class Candidate:
 Family = int
 LINEAR, CONVOLUTIONS, ATTENTION, RECURRENT = range(4)
 
-# Times as fast as torch's eager FP32 at 32 rows, one thread: MLP, CNN, Transformer, LSTM.
+# Speedup over torch's eager FP32 at 32 rows, one thread: MLP, CNN, Transformer, LSTM.
 WITH_8_BIT_STEPS: dict[str, tuple[float, float, float, float]] = {
     "onnx-int8 static": (5.8, 5.7, 2.3, 1.0),
     "onnx-int8 dynamic": (5.9, 0.4, 2.7, 3.2),
@@ -109,7 +109,7 @@ WITH_8_BIT_STEPS: dict[str, tuple[float, float, float, float]] = {
     "aoti-int8 weights": (0.6, 0.6, 0.6, 0.6),
     "aoti-int8-qat qat": (3.6, 7.2, 3.2, 1.0),
 }
-"""Zen 4, with VNNI and BF16; that of FP16 is a guess. Random weights: an order, not a promise."""
+"""Zen 4, with VNNI and BF16; FP16 is estimated. Random weights: only the order is reliable."""
 WITHOUT = WITH_8_BIT_STEPS | {
     "onnx-int8 static": (9.2, 2.3, 0.9, 1.0),
     "onnx-int8 dynamic": (9.0, 0.4, 1.0, 4.8),
@@ -122,19 +122,19 @@ WITHOUT = WITH_8_BIT_STEPS | {
     "aoti-int8 static": (1.3, 1.1, 1.2, 1.0),
     "aoti-int8-qat qat": (1.3, 1.1, 1.2, 1.0),
 }
-"""AVX2 alone: `docs/artifacts.md`."""
+"""CPU with AVX2 only: `docs/artifacts.md`."""
 
 
 def candidates(auto: AutoExport, model: ModelContents, machine: Machine) -> list[Candidate]:
-    """Every way to export that the recipe allows.
+    """Returns every export that the recipe allows.
 
     Args:
-        auto: which kinds and precisions may be tried, and how.
-        model: what it is made of.
-        machine: what it has.
+        auto: allowed kinds and precisions, and their settings.
+        model: contents of the model.
+        machine: capabilities of the machine.
 
     Returns:
-        Those to be tried, in order, then the others.
+        Candidates to try, in order, then those left out.
     """
     wanted = [
         entry
@@ -143,14 +143,14 @@ def candidates(auto: AutoExport, model: ModelContents, machine: Machine) -> list
         and (entry.precision in auto.precisions or isinstance(entry, OnnxExport))
     ]
     found = [Candidate(entry, _reason(entry, model, machine)) for entry in wanted]
-    # Sorting keeps the order of equals, which is from simple to complex.
+    # The sort is stable: equals stay in order from simple to complex.
     return sorted(
         found, key=lambda one: (one.left_out is not None, -_prospect(one, model, machine))
     )
 
 
 def possible_entries(auto: AutoExport, model: ModelContents) -> Iterator[Export]:
-    """All that may be tried of some model, from simple to complex."""
+    """Yields all entries that may suit the model, from simple to complex."""
     fp32, bf16, int8 = auto.tolerance.fp32, auto.tolerance.bf16, auto.tolerance.int8
     rows = auto.calibration_rows
     yield OnnxExport(tolerance=fp32)
@@ -182,14 +182,14 @@ def possible_entries(auto: AutoExport, model: ModelContents) -> Iterator[Export]
 
 
 def simplicity(kind: ArtifactKind, precision: Precision) -> tuple[int, int]:
-    """Sorts simple artifacts first: data before code, FP32 before what rounds."""
+    """Returns a sort key for simple artifacts first: data before code, FP32 before others."""
     kinds: tuple[ArtifactKind, ...] = ("onnx", "openvino", "pt2", "aoti", "torchscript")
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "int8")
     return kinds.index(kind), precisions.index(precision)
 
 
 def _family(model: ModelContents) -> Family:
-    """Which of the measured networks the model is most like."""
+    """Returns the measured network family that the model resembles most."""
     if model.recurrent:
         return RECURRENT
     if model.attention:
@@ -198,7 +198,7 @@ def _family(model: ModelContents) -> Family:
 
 
 def _prospect(candidate: Candidate, model: ModelContents, machine: Machine) -> float:
-    """How many times as fast as eager it may be."""
+    """Returns the expected speedup over eager FP32."""
     if isinstance(candidate.entry, OnnxExport):
         return float("inf")
     table = WITH_8_BIT_STEPS if INT8_FEATURES & machine.cpu_features else WITHOUT
@@ -206,7 +206,7 @@ def _prospect(candidate: Candidate, model: ModelContents, machine: Machine) -> f
 
 
 def _reason(entry: Export, model: ModelContents, machine: Machine) -> str | None:
-    """The first rule that speaks against an entry."""
+    """Returns the first reason against an entry, or None."""
     return next(filter(None, (rule(entry, model, machine) for rule in RULES)), None)
 
 
@@ -255,4 +255,4 @@ RULES: tuple[Callable[[Export, ModelContents, Machine], str | None], ...] = (
     _no_fp16,
     _nothing_to_quantize,
 )
-"""What speaks against an entry, each with its reason."""
+"""Rules that return a reason against an entry, or None."""

@@ -1,6 +1,6 @@
-"""What a network is made of and what this machine has, as far as exports ask for it.
+"""Detects the layers of a network and the capabilities of this machine that exports depend on.
 
-In: the trained model. Out: the plain records that `training.auto.candidates` decides by.
+In: the trained model. Out: the plain records that `training.auto.candidates` uses.
 """
 
 import importlib.util
@@ -35,12 +35,12 @@ LSTM = (nn.LSTM, nn.LSTMCell)
 def model_contents(
     model: nn.Module, example: Mapping[str, Array], signature: Signature
 ) -> ModelContents:
-    """Looks at the model's layers, and at what it calls for an example.
+    """Inspects the model's layers, and its torch calls for an example.
 
     Args:
-        model: in evaluation mode.
-        example: rows by input name, in the order of its arguments, each [rows, ...].
-        signature: says whether lengths vary.
+        model: model in evaluation mode.
+        example: rows by input name, in argument order, each [rows, ...].
+        signature: signature of the model, which shows if lengths vary.
     """
     twin = for_export(model)
     layers = [*model.modules(), *twin.modules()]
@@ -57,7 +57,7 @@ def model_contents(
 
 
 def this_machine() -> Machine:
-    """What can be made and run here."""
+    """Returns the capabilities of this machine."""
     asked = {*PACKAGES.values(), *OF_8_BITS.values()}
     return Machine(
         cpu_features=frozenset(cpu_features()),
@@ -76,7 +76,7 @@ def _without_fp16() -> str:
 
 
 class _Calls(TorchFunctionMode):
-    """Notes which of torch's functions are called, by whatever code."""
+    """Records the torch functions that are called, by any code."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,16 +1,16 @@
-"""Which proven artifacts are worth publishing. Pure rules.
+"""Selects the verified artifacts that are worth publishing. Pure rules.
 
-In: the reports of proven artifacts. Out: for each, why it is dropped, or None if it is kept.
+In: the reports of verified artifacts. Out: for each the reason for dropping it, or None if kept.
 
-An artifact is *clearly better* than another in a figure if it is better by more than noise: a run
-of some batch size takes less time by a fifth and by 0.05 ms; the task's metric is better than the
-95 % interval of the other's; peak memory is less by a tenth and by 4 MiB; or it computes in FP32,
-and so gives the checkpoint's own answers, and the other one rounds.
+An artifact is *clearly better* than another in a criterion if the gain exceeds noise: a run of some
+batch size is faster by a fifth and by 0.05 ms; the task's metric is beyond the 95 % interval of the
+other's; peak memory is lower by a tenth and by 4 MiB; or it computes in FP32, and so gives the
+checkpoint's own answers, while the other one rounds.
 
-Rules kept here: what is better in nothing and clearly worse in something is dropped; of what is
-left, the simpler ones are kept, and others only if they are clearly better than each of those in
-some figure. So something is always kept, no kept artifact stands in for another, and for each that
-is dropped there is a kept one to which it is clearly better in nothing.
+Rules: an artifact that is better in nothing and clearly worse in something is dropped; of the rest
+the simpler ones are kept, and others only if they are clearly better than each of those in some
+criterion. So at least one is always kept, no kept artifact replaces another, and each dropped one
+is clearly better in nothing than some kept one.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from training.auto.candidates import simplicity
 from training.reporting.report import ArtifactReport
 
 LATENCY_SHARE, LATENCY_MS = 0.2, 0.05
-"""Medians of two attempts at the same file differ by less."""
+"""Largest differences between the medians of two attempts at one file."""
 MEMORY_SHARE, MEMORY_BYTES = 0.1, 4 * 2**20
-"""Less memory than that decides nothing."""
+"""Smaller savings of memory are ignored."""
 
 
 def drop_reasons(proven: Sequence[ArtifactReport]) -> list[str | None]:
-    """Says of each artifact why it is dropped; None for those that are kept.
+    """Returns for each artifact the reason for dropping it; None for kept ones.
 
     Args:
         proven: measured artifacts that may be published.
@@ -49,7 +49,7 @@ def drop_reasons(proven: Sequence[ArtifactReport]) -> list[str | None]:
 
 
 def advantages(one: ArtifactReport, other: ArtifactReport) -> list[str]:
-    """The figures in which an artifact is clearly better than another."""
+    """Lists the criteria in which an artifact is clearly better than another."""
     found = []
     if any(
         one.latency_ms[rows] < min(ms * (1 - LATENCY_SHARE), ms - LATENCY_MS)
@@ -70,7 +70,7 @@ def advantages(one: ArtifactReport, other: ArtifactReport) -> list[str]:
 def _best_of_each_name(
     proven: Sequence[ArtifactReport], reasons: dict[int, str]
 ) -> list[ArtifactReport]:
-    """One of each name, the fastest, since a version has one of each; the others get a reason."""
+    """Keeps the fastest of each name, since a version has one per name; others get a reason."""
     best: dict[str, ArtifactReport] = {}
     for one in sorted(proven, key=lambda one: speed_key(one.method or "", one.latency_ms)):
         first = best.setdefault(one.name, one)
@@ -80,12 +80,12 @@ def _best_of_each_name(
 
 
 def _dominator(one: ArtifactReport, others: Sequence[ArtifactReport]) -> ArtifactReport | None:
-    """Another that is no worse in any figure, noise or not, and clearly better in one."""
+    """Returns an artifact that is no worse in any criterion and clearly better in one."""
     return next((o for o in others if _no_worse(o, one) and advantages(o, one)), None)
 
 
 def _no_worse(one: ArtifactReport, other: ArtifactReport) -> bool:
-    """A strict reading, without margins: only so is it an order, in which something comes first."""
+    """Compares without margins, because only a strict comparison is an order with a first one."""
     if _exact(one) < _exact(other) or _merit(one) < _merit(other):
         return False
     if (one.peak_memory_bytes or 0) > (other.peak_memory_bytes or 0):
@@ -100,7 +100,7 @@ def _simple_first(one: ArtifactReport) -> tuple[tuple[int, int], tuple[float, st
 
 
 def _why(dropped: ArtifactReport, kept: ArtifactReport) -> str:
-    """Names the kept one that makes a dropped one superfluous."""
+    """Describes why the kept artifact makes the dropped one superfluous."""
     found = advantages(kept, dropped)
     if found:
         better = " and ".join(found)
@@ -114,7 +114,7 @@ def _exact(one: ArtifactReport) -> bool:
 
 
 def _clearly_better(one: MeasuredMetric, other: MeasuredMetric | None) -> bool:
-    """Beyond the better end of the other's interval."""
+    """Checks that a metric is beyond the better end of the other's interval."""
     if other is None:
         return True
     low, high = other.interval or (other.value, other.value)
@@ -122,7 +122,7 @@ def _clearly_better(one: MeasuredMetric, other: MeasuredMetric | None) -> bool:
 
 
 def _merit(one: ArtifactReport) -> float:
-    """The metric, turned so that more is better."""
+    """Returns the metric with a sign such that higher is better."""
     if one.metric is None:
         return float("-inf")
     return -one.metric.value if one.metric.better == "lower" else one.metric.value

@@ -1,12 +1,12 @@
-"""A trial: one candidate after the other within a budget, and only what is worth it is kept.
+"""Tries candidates one after the other within a budget, and keeps only worthwhile ones.
 
-In: candidates, and somebody who makes and proves them. Out: the report of every attempt, in which
-what lost is marked as dropped.
+In: candidates, and an object that makes and verifies them. Out: the report of every attempt, in
+which losers are marked as dropped.
 
-Rules kept here: none is begun once the budget is spent, and none takes longer than what is left of
-it, but for the first, which has all the time that `export_limits` gives: a small budget must not
-end with nothing. What is proven is timed again in the end, in the opposite order, and the lower
-figure counts: what else the machine did meanwhile can only have made one slower.
+Rules: no attempt starts after the budget is spent, and none may exceed the rest of it, except the
+first, which has all the time of `export_limits`, so that a small budget yields an artifact.
+Verified candidates are timed again at the end, in reverse order, and the lower latency counts:
+other load on the machine can only have slowed them down.
 """
 
 import time
@@ -21,25 +21,25 @@ from training.reporting.report import ArtifactReport, AutoReport, NotTried
 
 
 class Attempts(Protocol):
-    """Makes, proves and times candidates."""
+    """Makes, verifies and times candidates."""
 
     def prove(self, candidate: Candidate, time_limit_s: float | None) -> ArtifactReport:
-        """Makes and proves one within some seconds; None for as long as `export_limits` says."""
+        """Makes and verifies one within some seconds; None for the limit of `export_limits`."""
 
     def time_again(self, candidate: Candidate) -> dict[int, float]:
-        """Milliseconds of a run, by batch size, of one that was proven; empty if it fails."""
+        """Measures ms per run, by batch size, of a verified candidate; empty if it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of the candidates."""
+    """Results of all candidates."""
 
     tried: tuple[tuple[Candidate, ArtifactReport], ...]
-    """In the order they were tried."""
+    """Candidates with their reports, in the order they were tried."""
     auto: AutoReport
 
     def artifacts(self) -> tuple[ArtifactReport, ...]:
-        """The reports alone."""
+        """Returns only the reports."""
         return tuple(report for _, report in self.tried)
 
 
@@ -51,15 +51,15 @@ def run_trial(
     table: TrialTable,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trial:
-    """Tries candidates until all are tried or the budget is spent, and drops what lost.
+    """Tries candidates until all are tried or the budget is spent, and drops the losers.
 
     Args:
-        offered: in the order they are to be tried.
-        attempts: makes, proves and times them.
-        budget_s: seconds for all of them.
-        time_limit_s: seconds for one, where more is left.
-        table: told what becomes of each.
-        clock: seconds that only grow.
+        offered: candidates in order of trial.
+        attempts: object that makes, verifies and times them.
+        budget_s: seconds for all candidates.
+        time_limit_s: seconds for one candidate, if the budget allows.
+        table: display of the progress.
+        clock: monotonic clock in seconds.
     """
     started, tried, not_tried = clock(), dict[Candidate, ArtifactReport](), list[NotTried]()
     for candidate in offered:
@@ -86,7 +86,7 @@ def run_trial(
 
 
 def _timed(report: ArtifactReport, took_s: float, cut_short: bool) -> ArtifactReport:
-    """With the seconds that it took, and with their part in a refusal."""
+    """Adds the seconds that it took, and mentions the budget if that cut the attempt short."""
     refusal = report.refusal
     if refusal is not None and cut_short:
         refusal += "; that was all that was left of export.auto.budget_s"
@@ -96,7 +96,7 @@ def _timed(report: ArtifactReport, took_s: float, cut_short: bool) -> ArtifactRe
 def _time_again(
     tried: dict[Candidate, ArtifactReport], attempts: Attempts, table: TrialTable
 ) -> None:
-    """The last one first: what was far apart in time is close together now, and the reverse."""
+    """Times again in reverse order, so that runs far apart in time before are now close."""
     proven = [(one, report) for one, report in tried.items() if report.refusal is None]
     for candidate, report in reversed(proven if len(proven) > 1 else []):
         table.state(candidate.label, TIMING)

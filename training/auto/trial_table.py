@@ -1,6 +1,6 @@
-"""What a person sees while `export: auto` tries one candidate after the other.
+"""Displays the progress of `export: auto`.
 
-On a terminal a table that fills; elsewhere a line for each attempt.
+A live table on a terminal; otherwise a line for each attempt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,33 +17,33 @@ from training.tracking.progress import say
 HEADINGS = ("candidate", "state", "parity", "metric", "batch 1", "batch 32", "memory", "verdict")
 FIGURES = slice(2, 7)
 OPTIONAL = ("memory", "batch 1", "parity", "batch 32")
-"""What a narrow terminal has no room for, the least important first."""
+"""Columns omitted on a narrow terminal, the least important first."""
 LEFT_OUT, WAITING, DONE = "left out", "waiting", "done"
 EXPORTING, VERIFYING, TIMING = "exporting", "verifying", "timing again"
 """States of a candidate."""
 
 
 class TrialTable(Protocol):
-    """Told what becomes of every candidate, by its label."""
+    """Receives the progress of every candidate, by its label."""
 
     def __enter__(self) -> Self:
-        """Starts to show."""
+        """Starts the display."""
 
     def __exit__(self, *exception: object) -> None:
-        """Leaves the terminal as it was, with the table as it is."""
+        """Restores the terminal, and keeps the last table."""
 
     def state(self, label: str, state: str) -> None:
-        """A candidate goes on."""
+        """Reports the next state of a candidate."""
 
     def done(self, label: str, report: ArtifactReport) -> None:
-        """A candidate was proven or refused, was timed again, or is dropped."""
+        """Reports that a candidate was verified, refused, timed again, or dropped."""
 
     def left_out(self, label: str, reason: str) -> None:
-        """A candidate is not tried."""
+        """Reports that a candidate is not tried."""
 
 
 class LiveTable:
-    """A table that fills."""
+    """A live table on a terminal."""
 
     def __init__(self, console: Console, labels: Sequence[str]) -> None:
         self._rows = {label: _row(label, WAITING) for label in labels}
@@ -89,7 +89,7 @@ class LiveTable:
 
 
 class TrialLines:
-    """One line for each attempt, and one for each that is dropped, for files and pipes."""
+    """One line for each attempt, and one for each dropped candidate, for files and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -115,7 +115,7 @@ class TrialLines:
             cells = [first, last]
         self._said.add(label)
         shown = [
-            cell if heading == "metric" else f"{heading} {cell}"  # which says its name itself
+            cell if heading == "metric" else f"{heading} {cell}"  # the metric's text has its name
             for heading, cell in cells
             if cell not in ("", "-")
         ]
@@ -127,11 +127,11 @@ class TrialLines:
 
 
 def open_trial_table(console: Console, labels: Sequence[str]) -> TrialTable:
-    """The display that suits the console.
+    """Returns the display that suits the console.
 
     Args:
-        console: where to show it.
-        labels: of all candidates, in the order they are tried.
+        console: console to display on.
+        labels: labels of all candidates, in order of trial.
     """
     return LiveTable(console, labels) if console.is_terminal else TrialLines(console)
 

@@ -1,1 +1,1 @@
-"""Real data that ships with scikit-learn, as the inputs that each family of networks takes."""
+"""Real data that ships with scikit-learn, as the inputs of each family of networks."""

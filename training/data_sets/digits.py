@@ -1,7 +1,7 @@
 """scikit-learn's digits in five more forms: at many sizes, raw, as columns, as ink, as numbers.
 
 Each function is a data set (see `training.datasets`) made from `training.datasets.digits`: an image
-is in the same split whatever its form. 8 x 8 pixels from 0 to 1; the first axis is the rows.
+is in the same split in every form. 8 x 8 pixels from 0 to 1; the first axis is the rows.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ Found = dict[str, tuple[dict[str, Array], Array]]
 SIDE = 8
 """Pixels of an image's edge, and of a column."""
 LONGEST_INK = 48
-"""Places with ink that a row keeps; no image has more than 46 at the default threshold."""
+"""Maximum number of ink pixels of a row; no image has more than 46 at the default threshold."""
 
 
 def at_sizes(seed: int, canvas: int = 24, copies: int = 2) -> Found:
-    """Each digit enlarged to 8 to `canvas` pixels, and put somewhere on an empty canvas.
+    """Enlarges each digit to 8 to `canvas` pixels, and places it on an empty canvas at random.
 
-    A network that learns from it reads images of other sizes too: an image of 8 x 8 is a digit of
-    that size without the canvas.
+    A network that is trained on it accepts images of other sizes too: an image of 8 x 8 is a
+    digit of that size without the canvas.
 
     Args:
-        seed: decides the splits, sizes and places.
+        seed: seed of the splits, sizes and places.
         canvas: pixels of the edge of every image.
-        copies: times each training digit appears, each of another size.
+        copies: copies of each training digit, each of another size.
 
     Returns:
         `image`, FP32 [rows, 1, canvas, canvas], and the digits.
@@ -41,10 +41,10 @@ def at_sizes(seed: int, canvas: int = 24, copies: int = 2) -> Found:
 
 
 def as_raw(seed: int, side: int = 16) -> Found:
-    """Each digit as a scanner gives it: enlarged, in whole numbers from 0 to 16.
+    """Enlarges each digit, in integers from 0 to 16, as a scanner returns them.
 
     Args:
-        seed: decides the splits.
+        seed: seed of the splits.
         side: pixels of the edge of every image.
 
     Returns:
@@ -59,10 +59,10 @@ def as_raw(seed: int, side: int = 16) -> Found:
 
 
 def as_columns(seed: int) -> Found:
-    """Each digit as its columns from left to right, without the empty ones beside it.
+    """Returns each digit as its columns from left to right, without empty ones at the edges.
 
     Returns:
-        `columns`, FP32 [rows, 8, 8], 0 behind the last column; `lengths`, INT64 [rows], 3 to 8; and
+        `columns`, FP32 [rows, 8, 8], 0 after the last column; `lengths`, INT64 [rows], 3 to 8; and
         the digits.
     """
 
@@ -73,14 +73,14 @@ def as_columns(seed: int) -> Found:
 
 
 def as_ink(seed: int, threshold: float = 0.25) -> Found:
-    """Each digit as the list of the places that have ink, in reading order.
+    """Returns each digit as a list of its pixels with ink, in reading order.
 
     Args:
-        seed: decides the splits.
-        threshold: how dark a pixel must be, 0 to 1.
+        seed: seed of the splits.
+        threshold: minimum darkness of a pixel, 0 to 1.
 
     Returns:
-        `tokens`, INT64 [rows, 48]: 1 to 64 for light and 65 to 128 for dark pixels, 0 behind the
+        `tokens`, INT64 [rows, 48]: 1 to 64 for light and 65 to 128 for dark pixels, 0 after the
         last; `mask`, BOOL [rows, 48], True for tokens; and the digits.
     """
 
@@ -97,16 +97,16 @@ def as_ink(seed: int, threshold: float = 0.25) -> Found:
 
 
 def as_numbers(seed: int, rows: int = 4000, longest: int = 3) -> Found:
-    """Digits side by side, to be read as a number: sequences to sequences.
+    """Returns digits side by side that form a number: sequences to sequences.
 
     Args:
-        seed: decides the splits and which digits stand together.
-        rows: numbers to learn from; validation and test have an eighth as many each.
+        seed: seed of the splits and of the digits of each number.
+        rows: numbers for training; validation and test have an eighth as many each.
         longest: digits of the longest number.
 
     Returns:
         `columns`, FP32 [rows, 8 * longest, 8], and `lengths`, INT64 [rows]; the labels, INT64
-        [rows, longest + 1], are the digits, the end symbol 10, and -100 behind it.
+        [rows, longest + 1], are the digits, the end symbol 10, and -100 after it.
     """
     found = {}
     for number, (name, (inputs, labels)) in enumerate(digits(seed).items()):
@@ -129,7 +129,7 @@ def _converted(
 
 
 def _on_canvas(image: Array, canvas: int, random: np.random.Generator) -> Array:
-    """[8, 8] to [1, canvas, canvas]."""
+    """Places [8, 8] on [1, canvas, canvas]."""
     size = int(random.integers(SIDE, canvas, endpoint=True))
     top, left = random.integers(0, canvas - size, 2, endpoint=True)
     whole = np.zeros((1, canvas, canvas), np.float32)
@@ -138,7 +138,7 @@ def _on_canvas(image: Array, canvas: int, random: np.random.Generator) -> Array:
 
 
 def enlarge(image: Array, size: int) -> Array:
-    """Bilinear enlargement of [height, width] to [size, size]; corners stay in the corners."""
+    """Enlarges [height, width] to [size, size] bilinearly; corners stay in the corners."""
     rows, columns = (np.linspace(0, edge - 1, size) for edge in image.shape)
     up = np.stack([np.interp(rows, np.arange(len(image)), line) for line in image.T], axis=1)
     wide = [np.interp(columns, np.arange(image.shape[1]), line) for line in up]
@@ -146,7 +146,7 @@ def enlarge(image: Array, size: int) -> Array:
 
 
 def _columns(image: Array) -> Array:
-    """The columns [length, 8] from the first to the last that is not empty."""
+    """Returns the columns [length, 8] from the first to the last that is not empty."""
     filled = np.flatnonzero(image.any(axis=0))
     return np.ascontiguousarray(image.T[filled[0] : filled[-1] + 1])
 

@@ -1,12 +1,12 @@
 """Batch norms that normalise over the rows of all ranks, as those of one process do.
 
 In: a model whose batch norms each see a share of every batch. Out: the same model, whose batch
-norms give, and learn, what they would of the whole batch. `torch.nn.SyncBatchNorm` wants a GPU, and
-counts a row twice that a rank without one runs along.
+norms compute and learn the statistics of the whole batch. `torch.nn.SyncBatchNorm` needs a GPU, and
+counts a row twice that a rank without a row of its own runs.
 
-Rules kept here: layers stay what they are, so a checkpoint has plain batch norms; only what learns
-is sent, so a rank may run the model alone without gradients; a row that does not count is in no
-mean. One message goes round in the forward pass of a layer, and one in the backward pass.
+Rules: layers keep their types, so a checkpoint has plain batch norms; only training sends messages,
+so a rank may run the model alone without gradients; a row that does not count is in no mean. Each
+layer exchanges one message in the forward pass, and one in the backward pass.
 
 Shapes: N rows of this rank, C channels, W ranks.
 """
@@ -28,12 +28,12 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @contextlib.contextmanager
 def batch_norms_shared(model: nn.Module, wanted: bool, replica: Replica) -> Iterator[None]:
-    """While the block lasts, batch norms in training mode see the rows of all ranks.
+    """Lets batch norms in training mode use the rows of all ranks, within the block.
 
     Args:
-        model: of this rank.
-        wanted: whether the recipe asks for it.
-        replica: knows whether this rank's rows count.
+        model: the model of this rank.
+        wanted: True if the recipe asks for it.
+        replica: knows if this rank's rows count.
 
     Raises:
         RecipeError: the model has no batch norm.
@@ -59,7 +59,7 @@ def batch_norms_shared(model: nn.Module, wanted: bool, replica: Replica) -> Iter
 def _over_all_ranks(
     layer: BatchNorm, alone: Callable[[Tensor], Tensor], replica: Replica, x: Tensor
 ) -> Tensor:
-    """The layer's forward pass, [N, C, ...] to the same."""
+    """Runs the layer's forward pass, [N, C, ...] to the same shape."""
     if not (layer.training and torch.is_grad_enabled()):
         return alone(x)
     layer._check_input_dim(x)  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ def _over_all_ranks(
 
 @torch.no_grad()
 def _follow(layer: BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Moves the statistics, as `torch.nn.BatchNorm1d` does."""
+    """Updates the running statistics, as `torch.nn.BatchNorm1d` does."""
     assert layer.running_mean is not None, "it is tracked"
     assert layer.running_var is not None, "it is tracked"
     share = layer.momentum
@@ -91,7 +91,7 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: bool, eps: float) -> tuple[Tensor, ...]:
-        """[N, C, ...] to the same in FP32, and mean [C], variance [C], and how many numbers."""
+        """Maps [N, C, ...] to the same in FP32, mean [C], variance [C], and the count of values."""
         axes, shape = [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
         x = x.float()
         mean = x.mean(axes)
@@ -120,12 +120,12 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *others: Tensor) -> Any:
-        """What comes back through the mean and the deviation comes from all ranks."""
+        """Sums the gradients of the mean and the deviation over all ranks."""
         normal, scale, number = ctx.saved_tensors
         axes = [0, *range(2, normal.ndim)]
         sums = torch.stack([gradient.sum(axes), (gradient * normal).sum(axes)])  # [2, C]
         dist.all_reduce(sums)
-        if not ctx.counts:  # it was in no mean
+        if not ctx.counts:  # the rows were in no mean
             return gradient * scale, None, None
         first, second = (sums / number.float()).view(2, *scale.shape)
         return (gradient - first - normal * second) * scale, None, None

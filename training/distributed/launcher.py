@@ -1,14 +1,14 @@
-"""Runs a recipe in several processes of this machine: torchrun starts them, and starts them again.
+"""Runs a recipe in several processes of this machine: torchrun starts and restarts them.
 
-    us ── torchrun ── python -m training.job, rank 0
-                  └── python -m training.job, rank 1 …
+    launcher ── torchrun ── python -m training.job, rank 0
+                         └── python -m training.job, rank 1 …
 
 In: a recipe, and arguments of `training.job`. Out: events, as if one process had written them, and
 the last of them as a value or an error.
 
-Rules kept here: the first last words of any rank are those of the run, and end all of them; a rank
-that ends without any is lost, and torchrun has all ranks go on from the last checkpoint, at most
-`RESTARTS` times; the end of our process is theirs (`training.distributed.lifeline`).
+Rules: the first final event of any rank is that of the run, and ends all ranks; a rank that exits
+without one is lost, and torchrun restarts all ranks from the last checkpoint, at most `RESTARTS`
+times; all ranks exit with this process (`training.distributed.lifeline`).
 """
 
 import contextlib
@@ -34,36 +34,36 @@ from training.recipe.file import resolved_yaml
 from training.recipe.recipe import Recipe
 
 RESTARTS = 3
-"""How often lost ranks are started again."""
+"""Maximum number of restarts of lost ranks."""
 GRACE_S = 20.0
-"""How long ranks may take to end once the run is over."""
+"""Seconds for ranks to exit once the run is over."""
 TERMINAL_EVENTS = ("published", "stopped", "failed")
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-"""As the training service does: our package is found first, wherever the run works."""
+"""Imports our package first, from any working directory, as the training service does."""
 _AGENT = f"{_START} from training.distributed.launcher import torchrun; torchrun(sys.argv[1:])"
 _RANK = f"{_START} from training.job import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Events(Protocol):
-    """Who is told, and may have the run stopped."""
+    """Receives events."""
 
     def write(self, kind: str, **fields: Any) -> None:
-        """One event."""
+        """Receives one event."""
 
 
 def run_together(recipe: Recipe, arguments: Sequence[str], events: Events) -> None:
     """Runs the recipe, and returns once it has published.
 
-    SIGTERM, while it runs, has it write a checkpoint and stop.
+    On SIGTERM the run writes a checkpoint and stops.
 
     Args:
-        recipe: says how many processes.
-        arguments: of each of them; see `training.job`.
-        events: told what they tell.
+        recipe: the run, with the number of processes.
+        arguments: arguments of each process; see `training.job`.
+        events: receives the events of the ranks.
 
     Raises:
-        TrainingError: what the run failed with; `StoppedError` if it was asked to stop.
-        OSError: it failed with one, or cannot be started.
+        TrainingError: the error of the run; `StoppedError` if it was asked to stop.
+        OSError: the run failed with one, or cannot be started.
     """
     with _Group(recipe, arguments) as group, _stopping_by(group):
         last, crash = None, ""
@@ -91,14 +91,14 @@ def run_together(recipe: Recipe, arguments: Sequence[str], events: Events) -> No
 def train_together(
     recipe: Recipe, store: str, runs_dir: Path, *, resume: bool, private_key: Path | None
 ) -> None:
-    """Runs the recipe in as many processes as it says, as `training.pipeline.run` does in one.
+    """Runs the recipe in several processes, as `training.pipeline.run` does in one.
 
     Args:
         recipe: the run.
         store: the model store's URL.
         runs_dir: the folder of all runs.
-        resume: goes on from the newest checkpoint.
-        private_key: signs the version.
+        resume: True to resume from the newest checkpoint.
+        private_key: the key that signs the version.
 
     Raises:
         TrainingError: see `run_together`.
@@ -113,14 +113,14 @@ def train_together(
 
 
 class _Nobody:
-    """A person sees what rank 0 prints."""
+    """Discards events: the user sees the output of rank 0."""
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Tells nobody."""
+        """Ignores the event."""
 
 
 class _Group:
-    """torchrun and its ranks; ended with the block."""
+    """torchrun and its ranks; they end with the block."""
 
     def __init__(self, recipe: Recipe, arguments: Sequence[str]) -> None:
         self._stack = contextlib.ExitStack()
@@ -130,7 +130,7 @@ class _Group:
         os.mkfifo(pipe)
         self._events = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self._stack.callback(os.close, self._events)
-        # While we hold it open ourselves, no rank means no end.
+        # While this process holds it open, a missing rank does not close the pipe.
         self._held_open = os.open(pipe, os.O_WRONLY)
         root, processes = str(Path(training.__file__).parents[1]), recipe.train.processes
         python = (sys.executable, "-P", "-c")
@@ -148,7 +148,7 @@ class _Group:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Cuts the lifeline, and returns when all are gone: nobody holds the events any more."""
+        """Closes the lifeline; returns once all processes have closed the event pipe."""
         with self._stack:
             assert self._process.stdin is not None, "it is a pipe"
             self._process.stdin.close()
@@ -164,11 +164,11 @@ class _Group:
                         return
 
     def ask_to_stop(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """A handler of signals: the ranks stop after their step, with a checkpoint."""
+        """Asks the ranks to stop after their step, with a checkpoint; a signal handler."""
         (self.folder / STOP).touch()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What the ranks tell, until torchrun ends."""
+        """Yields the events of the ranks, until torchrun exits."""
         rest = b""
         handle = os.pidfd_open(self._process.pid)
         try:
@@ -186,7 +186,7 @@ class _Group:
             os.close(handle)
 
     def let_end(self) -> None:
-        """Waits a while for all to end by themselves."""
+        """Waits for up to `GRACE_S` until all have exited."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_S)
 
@@ -201,7 +201,7 @@ def _stopping_by(group: _Group) -> Iterator[None]:
 
 
 def _error(last: dict[str, Any]) -> Exception:
-    """The error whose words a rank has left."""
+    """Returns the error of a rank's final event."""
     if last["kind"] == "stopped":
         return StoppedError(last["text"])
     kind = getattr(errors, last["error"], None)
@@ -211,16 +211,16 @@ def _error(last: dict[str, Any]) -> Exception:
 
 
 def torchrun(arguments: Sequence[str]) -> None:
-    """`python -m torch.distributed.run`, which ends with whoever has started it.
+    """Runs `python -m torch.distributed.run`, and exits with the parent process.
 
     Args:
-        arguments: of torchrun.
+        arguments: arguments of torchrun.
     """
     hold_lifeline()
-    # With the store shared, ranks that start again find what those before them left, and hang.
+    # With a shared store, restarted ranks find the entries of their predecessors, and hang.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all of them are here
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of what torch finds slow, every step
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides torch's slowness warnings
     processes = int(arguments[arguments.index("--nproc-per-node") + 1])
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))

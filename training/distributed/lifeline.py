@@ -1,6 +1,6 @@
-"""Ends a process when whoever started it is gone, however it went.
+"""Ends a process when its parent is gone, for whatever reason.
 
-Whoever starts it holds the other end of its standard input, and never writes.
+The parent holds the other end of its standard input, and never writes.
 """
 
 import os
@@ -10,7 +10,7 @@ import threading
 
 
 def hold_lifeline() -> None:
-    """From now on, the end of standard input ends this process and its group."""
+    """Kills this process and its group at the end of standard input, from now on."""
     threading.Thread(target=_end_with_parent, daemon=True, name="lifeline").start()
 
 

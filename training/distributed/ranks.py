@@ -1,10 +1,10 @@
 """The processes that train one model together, as each of them sees the others.
 
-In: what torchrun tells by its environment. Out: this process's place among them, and what all of
-them know together. Alone, nothing is sent and every value stays as it is, bit for bit.
+In: the environment that torchrun sets. Out: this process's rank, and values that all ranks share. A
+single process sends nothing, and every value stays as it is, bit for bit.
 
-Rules kept here: what passes between ranks outside of gradients is small and lies in the CPU's
-memory, so that it never waits for a GPU; rank 0 decides, and alone writes.
+Rules: messages between ranks other than gradients are small and in CPU memory, so that they never
+wait for a GPU; rank 0 decides, and is the only one to write.
 """
 
 import random
@@ -19,16 +19,16 @@ import torch.distributed as dist
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(hours=1)
-"""How long ranks wait for one that is slow, as while rank 0 writes a checkpoint. One that dies is
-noticed at once."""
+"""Timeout for a slow rank, for example while rank 0 writes a checkpoint. A dead rank is noticed at
+once."""
 
 
 class Ranks:
     """This process among those that train together.
 
     Args:
-        rank: its place, from 0.
-        world: how many they are.
+        rank: its rank, from 0.
+        world: the number of ranks.
     """
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
@@ -36,11 +36,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one decides and writes."""
+        """True if this rank decides and writes."""
         return self.rank == 0
 
     def gather(self, value: Value) -> list[Value]:
-        """The values of all ranks, in their order; all of them have to call it."""
+        """Returns the values of all ranks, in their order; all ranks must call it."""
         if self.world == 1:
             return [value]
         found: list[Value | None] = [None] * self.world
@@ -48,11 +48,11 @@ class Ranks:
         return found  # type: ignore[return-value]
 
     def decided(self, value: Value) -> Value:
-        """Rank 0's value."""
+        """Returns rank 0's value."""
         return self.gather(value)[0]
 
     def sums(self, *values: float) -> list[float]:
-        """Each value summed over all ranks."""
+        """Returns each value summed over all ranks."""
         if self.world == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64)
@@ -60,25 +60,25 @@ class Ranks:
         return summed.tolist()
 
     def any_of(self, value: bool) -> bool:
-        """Whether it is true of any rank."""
+        """Returns True if the value is true on any rank."""
         return value if self.world == 1 else self.sums(float(value))[0] > 0
 
     def share(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], bool]:
-        """The rows of a batch that this rank takes: every `world`-th from its own place on.
+        """Returns this rank's rows of a batch: every `world`-th from its rank on.
 
         Returns:
-            They; and False if there are none left for it. It then takes the batch's first row, for
-            all ranks must run the model, and the row weighs nothing.
+            The rows; and False if there are none left for it. It then gets the batch's first row,
+            since all ranks must run the model, and the row has no weight.
         """
         mine = rows[self.rank :: self.world]
         return (mine, True) if len(mine) else (rows[:1], False)
 
     def seed(self, seed: int, epoch: int) -> None:
-        """Gives every rank but the first random numbers of its own.
+        """Seeds the random generators of every rank but the first.
 
         Args:
-            seed: of the run.
-            epoch: that comes next.
+            seed: the seed of the run.
+            epoch: the next epoch.
         """
         if self.is_first:
             return
@@ -88,7 +88,7 @@ class Ranks:
         torch.manual_seed(int(own[2]))
 
     def leave(self) -> None:
-        """Parts with the others, once all of them have come this far."""
+        """Leaves the process group, once all ranks call this."""
         if self.world > 1:
             self.gather(None)
             dist.destroy_process_group()
@@ -98,15 +98,15 @@ ALONE = Ranks()
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of those that torchrun has started."""
+    """Returns True if torchrun has started this process."""
     return dist.is_torchelastic_launched()
 
 
 def join_ranks() -> Ranks:
-    """Joins the processes that torchrun has started with this one, and waits until all are there.
+    """Joins the processes that torchrun started with this one, and waits for all of them.
 
     Raises:
-        RuntimeError: the others cannot be reached.
+        RuntimeError: the other ranks cannot be reached.
     """
     backend = "gloo"
     if torch.cuda.is_available():

@@ -1,14 +1,14 @@
-"""One rank's copy of a model, or its share of it, and what makes a whole of the shares again.
+"""One rank's copy of a model, or its shard, and the whole model that is made of the shards.
 
-In: a model, which every rank has made alike. Out: a module that runs and learns with those of the
-other ranks; the model with all of its weights, whenever a checkpoint is due.
+In: a model that is equal on every rank. Out: a module that runs and trains with those of the other
+ranks; the model with all of its weights, whenever a checkpoint is due.
 
 Sources: `DistributedDataParallel`, and `fully_shard` (FSDP2) of torch 2.13.
 
-Rules kept here: torch averages gradients over the ranks, so whoever makes a loss says what it
-weighs beside those of the others (`Objective.of`); weights, gradients and sums stay FP32, and the
-layers' precision is autocast's, as in one process; a checkpoint of shares is that of the whole
-model, and the other way round.
+Rules: torch averages gradients over the ranks, so a loss carries its weight among those of the
+other ranks (`Objective.of`); weights, gradients and sums stay FP32, and autocast sets the layers'
+precision, as in one process; a checkpoint of shards is one of the whole model, and the other way
+round.
 """
 
 import contextlib
@@ -31,27 +31,27 @@ CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 class Replica:
-    """What one rank trains.
+    """The model of one rank.
 
     Args:
-        model: the same on all ranks, to the bit.
-        part: the recipe's.
-        ranks: who trains it together.
+        model: the model, equal on all ranks, to the bit.
+        part: the recipe's part.
+        ranks: processes that train it together.
 
     Raises:
-        RecipeError: processes were started for a recipe that wants none, or the model has nothing
-            to share.
+        RecipeError: several processes were started for a recipe of one, or the model has nothing
+            to shard.
     """
 
     def __init__(self, model: nn.Module, part: TrainPart, ranks: Ranks) -> None:
         self.ranks = ranks
         self._whole = model
         self.module = model
-        """Where the weights are that the optimizer moves, under the names that the model has."""
+        """Has the weights that the optimizer updates, under the model's names."""
         self.run: Callable[..., Any] = model
-        """Runs it in training."""
+        """Runs the module in training."""
         self.counts = True
-        """Whether the rows it runs at present are this rank's own, and not another's run along."""
+        """True if its current rows are this rank's own, not another rank's without weight."""
         self._compiles = part.compile
         if ranks.world == 1:
             return
@@ -65,15 +65,15 @@ class Replica:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this rank has only a share of the weights."""
+        """True if this rank has only a shard of the weights."""
         return self.module is not self._whole
 
     def begin(self) -> None:
-        """Called when it is known which weights learn, before the first step."""
+        """Prepares the module once the trainable weights are known, before the first step."""
         if self._compiles:
             self.run = compiled(self.module)
         if self.ranks.world > 1 and not self.is_sharded:
-            # What a step does not use, or what is frozen for now, must not be waited for.
+            # Must not wait for weights that a step does not use, or that are frozen for now.
             self.run = DistributedDataParallel(
                 self.run, forward_sync_buffers=False, find_unused_parameters=True
             )
@@ -81,11 +81,11 @@ class Replica:
     def held_back(
         self, *, last: bool, counts: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Around the forward and backward of one batch: only the last of a window is sent.
+        """Returns the context of one batch's passes: only the last of a window sends gradients.
 
         Args:
-            last: whether it is.
-            counts: whether the batch weighs anything.
+            last: True for the last batch.
+            counts: True if the batch has weight.
         """
         self.counts = counts
         if isinstance(self.run, DistributedDataParallel) and not last:
@@ -95,16 +95,16 @@ class Replica:
         return _NOTHING
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Gives a model's statistics of norms, and other buffers, the values of rank 0."""
+        """Copies rank 0's buffers, such as statistics of norms, to a model."""
         if self.ranks.world > 1:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, src=0)
 
     def whole(self, model: nn.Module) -> nn.Module:
-        """The model with all of its weights; all ranks have to call it.
+        """Returns the model with all of its weights; all ranks must call it.
 
         Args:
-            model: what is to be saved: `module`, or where nothing is shared an average of it.
+            model: the model to save: `module` or, without shards, an average of it.
         """
         if not self.is_sharded:
             return model
@@ -112,11 +112,11 @@ class Replica:
         return self._whole
 
     def plain(self, model: nn.Module) -> nn.Module:
-        """Where the whole weights of a checkpoint are loaded to, before they are spread."""
+        """Returns the module that a checkpoint is loaded into, before its weights are sharded."""
         return self._whole if model is self.module else model
 
     def spread(self) -> None:
-        """Gives the ranks their shares of the whole model's weights."""
+        """Sets the ranks' shards from the whole model's weights."""
         if self.is_sharded:
             own = self._whole.state_dict()
             with torch.no_grad():
@@ -125,11 +125,11 @@ class Replica:
 
 
 class WholeOptimizer:
-    """An optimizer, saved as it would be in one process.
+    """An optimizer, saved as in one process.
 
     Args:
-        optimizer: of this rank's module.
-        save: its state, whole; taken before, for it needs all ranks.
+        optimizer: the optimizer of this rank's module.
+        state: its whole state; gathered before, since that needs all ranks.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class WholeOptimizer:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """What was gathered."""
+        """Returns the gathered state."""
         return dict(self._state or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Gives this rank its share of a whole state, or of one that was never shared."""
+        """Loads this rank's shard of a whole state, or a state that was never sharded."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         shared = {
             place: {
@@ -158,9 +158,9 @@ class WholeOptimizer:
 
 
 def whole_tensors(values: Any) -> Any:
-    """The same mappings and lists with every shared tensor whole, in the CPU's memory.
+    """Returns the same mappings and lists with every sharded tensor whole, in CPU memory.
 
-    All ranks have to call it with the same structure.
+    All ranks must call it with the same structure.
     """
     if isinstance(values, Mapping):
         return {key: whole_tensors(value) for key, value in values.items()}
@@ -170,7 +170,7 @@ def whole_tensors(values: Any) -> Any:
 
 
 def _like(value: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor as this rank's share, if the target is one."""
+    """Returns this rank's shard of a whole tensor, if the target is sharded."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(target, DTensor):
@@ -180,7 +180,7 @@ def _like(value: Tensor, target: Tensor) -> Tensor:
 
 
 def _sharded(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """A twin of the model with a share of each weight."""
+    """Returns a copy of the model with a shard of each weight."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -189,16 +189,16 @@ def _sharded(model: nn.Module, ranks: Ranks) -> nn.Module:
     if first is None:
         raise RecipeError("the model has no parameters, so train.parallel fsdp has none to share")
     mesh = init_device_mesh(first.device.type, (ranks.world,))
-    # Shares again right behind the forward pass, so that the weights are shares between steps.
+    # Reshards right after the forward pass, so that the weights are sharded between steps.
     for part in [*blocks(twin), twin]:
         fully_shard(part, mesh=mesh, reshard_after_forward=True)
     return twin
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts of a network whose weights are gathered together: members of its containers.
+    """Returns parts of a network whose weights are gathered together: members of containers.
 
-    What lies in a block belongs to it, and weights that two blocks share to none.
+    Modules in a block belong to it; blocks that share a weight with another module are left out.
     """
     found: dict[int, nn.Module] = {}
 

@@ -1,6 +1,6 @@
-"""Files in the launcher's folder, by which it and its ranks tell each other how the run stands."""
+"""Files in the launcher's folder, through which it and its ranks exchange the run's state."""
 
 STOP = "stop"
-"""The run is to stop."""
+"""Requests that the run stops."""
 GO_ON = "go-on"
-"""What was there before the run is forgotten, or taken up: ranks that start again resume."""
+"""Marks that earlier checkpoints were removed or resumed: restarted ranks resume."""

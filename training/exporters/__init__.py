@@ -1,1 +1,1 @@
-"""One file for each way to make an artifact out of a trained model."""
+"""Exporters of a trained model, one file per artifact format."""

@@ -1,7 +1,7 @@
-"""Checkpoint to native code, by AOTInductor: a package that runs without a compiler.
+"""Exports a checkpoint to native code by AOTInductor: a package that runs without a compiler.
 
-It is tied to processors that can all that this one can, and to this version of torch. The API has
-no public name yet; torch's documentation gives this one.
+It runs only on CPUs with all instruction sets of this one, and with this version of torch. The API
+has no public name yet; torch's documentation uses this one.
 """
 
 import shutil
@@ -17,16 +17,16 @@ from training.process.quiet import quiet
 def write_aoti(
     program: torch.export.ExportedProgram, path: Path, *, widen_weights: bool = True
 ) -> None:
-    """Compiles an exported program for this processor.
+    """Compiles an exported program for this CPU.
 
     Args:
-        program: the model.
-        path: the file to write, whose name ends in `.pt2`.
-        widen_weights: whether weights of 8 bits that are multiplied in FP32 may be kept in FP32,
+        program: model to compile.
+        path: output file, whose name ends in `.pt2`.
+        widen_weights: True if 8-bit weights that are multiplied in FP32 may be stored in FP32,
             which is faster.
 
     Raises:
-        ExportError: there is no C++ compiler, or it cannot be compiled.
+        ExportError: there is no C++ compiler, or the program does not compile.
     """
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         raise ExportError("AOTInductor needs a C++ compiler; install g++, or drop kind: aoti")

@@ -1,4 +1,4 @@
-"""The rows that show a quantizer the range of every activation, some at a time."""
+"""Batches of rows from which a quantizer measures the range of every activation."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,11 +10,11 @@ BATCH_ROWS = 64
 def calibration_batches(
     rows: Mapping[str, Array], largest: int = BATCH_ROWS
 ) -> Iterator[dict[str, Array]]:
-    """Batches of at most `BATCH_ROWS` rows.
+    """Yields batches of at most `BATCH_ROWS` rows.
 
     Args:
-        rows: of training data by input name, each [rows, ...].
-        largest: the most rows the model takes at once.
+        rows: training data by input name, each [rows, ...].
+        largest: maximum batch size of the model.
     """
     count, size = len(next(iter(rows.values()))), min(largest, BATCH_ROWS)
     for start in range(0, count, size):

@@ -1,4 +1,4 @@
-"""Which axes of a model's inputs vary, as exporters want to be told."""
+"""Describes the variable axes of a model's inputs for torch's exporters."""
 
 import inspect
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from model_store.signature import Signature
 def axes_of_arguments(
     function: Callable[..., Any], signature: Signature
 ) -> tuple[dict[int, Any] | tuple[dict[int, Any], ...], ...]:
-    """What `dynamic_axes` gives, in the form of a function's arguments.
+    """Returns `dynamic_axes` in the form of a function's arguments.
 
     Args:
-        function: that is exported, a module's `forward`; it may take all inputs as `*inputs`, which
-            are one argument.
-        signature: of the model.
+        function: exported function, a module's `forward`; it may take all inputs as `*inputs`,
+            which count as one argument.
+        signature: signature of the model.
     """
     axes = dynamic_axes(signature)
     parameters = inspect.signature(function).parameters.values()
@@ -25,11 +25,11 @@ def axes_of_arguments(
 
 
 def dynamic_axes(signature: Signature) -> tuple[dict[int, Any], ...]:
-    """For each input, its axes that vary: the batch, and those that padding or `dynamic` name.
+    """Returns the variable axes of each input: the batch, and those of padding or `dynamic`.
 
     Args:
-        signature: of the model. The batch goes from 1 to its largest, the length from 1 to the
-            last bucket, another axis from its smallest to its largest size.
+        signature: signature of the model. The batch goes from 1 to its largest, the length from 1
+            to the last bucket, another axis from its smallest to its largest size.
     """
     batch = torch.export.Dim("batch", min=1, max=max(signature.max_batch_size, 2))
     axes: list[dict[int, Any]] = [{0: batch} for _ in signature.inputs]

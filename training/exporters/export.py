@@ -1,11 +1,11 @@
-"""Makes the artifacts of a recipe, one or two files each, out of a trained model.
+"""Makes the artifacts of a recipe, one or two files each, from a trained model.
 
-In: the weights of the best epoch. Out: for every entry of `export` an artifact, or the reason why
-there is none.
+In: the weights of the best epoch. Out: for every entry of `export` an artifact, or the reason of
+its failure.
 
-Rules kept here: each is made in a process of its own, with limits, from the recipe and the weights
-alone, as anybody could make it later; one that fails, dies or takes too long does not stop the
-others, and leaves no file.
+Rules: each is made in its own process, with limits, from only the recipe and the weights, so that
+it can be made again later; one that fails, crashes or times out does not stop the others, and
+leaves no file.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ from training.recipe.recipe import Recipe
 from training.tracking.progress import say
 
 EXAMPLE_ROWS = 2
-"""Exporters make 0 and 1 rows special cases, so the example has more."""
+"""Rows of the example: exporters specialise on 0 and 1 rows, so it has more."""
 DEPRECATION_NOTE = (
     "note: torch has deprecated TorchScript and develops it no further; "
     "serve the ONNX artifacts where you can"
@@ -57,7 +57,7 @@ LIBRARIES = {
     "aoti": ("torch", "torchao"),
     "openvino": ("nncf", "onnx", "onnxscript", "openvino", "torch"),
 }
-"""Whose versions an artifact of each kind says it was made with."""
+"""Libraries whose versions are recorded for an artifact of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +67,47 @@ class Exported:
     entry: Export
     path: Path
     failure: str | None
-    """Why there is no file at `path`; None if there is one."""
+    """Reason why there is no file at `path`; None if there is one."""
     made_with: MadeWith = field(default_factory=MadeWith)
 
     def paths(self) -> list[Path]:
-        """Where its one or two files go."""
+        """Returns the paths of its one or two files."""
         weights = self.entry.weights_file
         return [self.path] if weights is None else [self.path, self.path.with_name(weights)]
 
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """What the process of one entry is given."""
+    """Input of the process that makes one entry."""
 
     recipe: Recipe
-    """Builds the model."""
+    """Recipe that builds the model."""
     weights: Path
-    """Its weights, as safetensors."""
+    """Path of its weights, as safetensors."""
     signature: Signature
     entry: Export
     inputs: dict[str, Array]
-    """Rows of training data, in the order of the model's arguments, each [rows, ...]: an example,
-    and what shows the ranges of activations."""
+    """Rows of training data, in argument order, each [rows, ...]: an example, and calibration rows
+    for the ranges of activations."""
     folder: Path
-    """Where the file goes."""
+    """Destination of the file."""
     graph: Path
-    """The ONNX graph in FP32, from which others are made; whichever entry comes first makes it."""
+    """The FP32 ONNX graph, from which others are made; the first entry that needs it makes it."""
     qat_weights: Path | None = None
-    """What the network learned with rounding, for entries of `method: qat`."""
+    """Quantization-aware weights, for entries of `method: qat`."""
 
 
 def export_all(
     recipe: Recipe, trained: Trained, splits: Splits, folder: Path, console: Console
 ) -> list[Exported]:
-    """Makes every artifact the recipe lists.
+    """Makes every artifact that the recipe lists.
 
     Args:
-        recipe: the entries, and their limits.
-        trained: the model.
-        splits: the train split gives examples and calibration rows.
-        folder: where the files go.
-        console: shows what is being made.
+        recipe: recipe with the entries and their limits.
+        trained: trained model.
+        splits: data; the train split gives examples and calibration rows.
+        folder: destination of the files.
+        console: console for progress.
     """
     entries = recipe.listed_exports()
     if any(isinstance(entry, TorchScriptExport) for entry in entries):
@@ -132,13 +132,13 @@ def export_entry(
     """Makes one artifact.
 
     Args:
-        recipe: builds the model, and has the limits.
-        trained: the model.
-        splits: the train split gives examples and calibration rows.
-        entry: what to make.
-        folder: where the file goes.
-        graph: where the ONNX graph in FP32 is, or is to be; in the folder unless given.
-        time_limit_s: seconds it may take; the recipe's limit unless given.
+        recipe: recipe that builds the model and has the limits.
+        trained: trained model.
+        splits: data; the train split gives examples and calibration rows.
+        entry: entry to make.
+        folder: destination of the file.
+        graph: path of the FP32 ONNX graph, which may not exist yet; default in the folder.
+        time_limit_s: time limit in seconds; default of the recipe.
     """
     rows = max(EXAMPLE_ROWS, getattr(entry, "calibration_rows", 0))
     inputs = {name: array[:rows] for name, array in splits.train.inputs.items()}
@@ -175,18 +175,18 @@ def _attempt(job: ExportJob, time_limit_s: float) -> Exported:
 
 
 def export_one(job: ExportJob) -> MadeWith:
-    """Makes one artifact; runs in a process of its own.
+    """Makes one artifact; runs in its own process.
 
     Returns:
-        What it was made with.
+        The libraries, CPU features and device it was made with.
 
     Raises:
-        Exception: whatever an exporter raises for a model it cannot take.
+        Exception: any exception of the exporter for an unsupported model.
     """
     device = half_device() if job.entry.precision == "fp16" else "cpu"
     model = trained_model(job.recipe, job.weights, [spec.name for spec in job.signature.inputs])
     with quiet():
-        # A compiler reads the network's own code, control flow and all.
+        # The TorchScript compiler needs the network's own code with its control flow.
         scripts = isinstance(job.entry, TorchScriptExport) and job.entry.method == "script"
         _write(model if scripts else for_export(model), job)
     return MadeWith(
@@ -197,7 +197,7 @@ def export_one(job: ExportJob) -> MadeWith:
 
 
 def _write(model: nn.Module, job: ExportJob) -> None:
-    """Imports the exporter of an entry, and lets it write."""
+    """Imports the exporter of an entry, and writes the artifact."""
     entry, signature, path = job.entry, job.signature, job.folder / job.entry.file
     short = shortened(job.inputs, signature)
     example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in short.values())
@@ -235,7 +235,7 @@ def _write(model: nn.Module, job: ExportJob) -> None:
 def _program(
     model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
 ) -> torch.export.ExportedProgram:
-    """What torch's own kinds are made from, in the entry's precision."""
+    """Makes the program for torch's own kinds, in the entry's precision."""
     from training.exporters.exported_program import exported_program, weights_program
     from training.exporters.quantization_aware import load_quantization_aware
 
@@ -274,7 +274,7 @@ def _write_onnx(
     entry: OnnxExport | OnnxFp16Export | OnnxInt8Export,
     job: ExportJob,
 ) -> None:
-    """The graph, the one of 8 bits that is made from it, or one of 16."""
+    """Writes the FP32 graph, or the 8-bit or 16-bit graph."""
     if isinstance(entry, OnnxFp16Export):
         from training.exporters.onnx_graph import export_onnx
 
@@ -295,7 +295,7 @@ def _write_onnx(
 
 
 def _onnx_source(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> Path:
-    """The FP32 ONNX graph, from which others are made; whichever entry comes first makes it."""
+    """Returns the FP32 ONNX graph, from which others are made, and makes it if missing."""
     from training.exporters.onnx_graph import export_onnx
 
     if not job.graph.exists():
@@ -306,7 +306,7 @@ def _onnx_source(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) 
 def _openvino_source(
     model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
 ) -> torch.export.ExportedProgram | Path:
-    """The exported program, or the ONNX graph of a model with recurrent layers or loops."""
+    """Returns the exported program, or the ONNX graph if there are recurrent layers or loops."""
     from training.exporters.exported_program import exported_program, has_loops
 
     program = exported_program(model, example, job.signature)

@@ -1,6 +1,6 @@
-"""Checkpoint to an exported program, which is what `.pt2` and AOTInductor start from.
+"""Converts a checkpoint to an exported program, the source of `.pt2` and AOTInductor.
 
-LSTM and GRU layers stay whole in it, so that their length can vary: by itself torch.export unrolls
+LSTM and GRU layers stay whole in it, so that their length can vary: by default torch.export unrolls
 them over the length of the example.
 
 Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization;
@@ -30,7 +30,7 @@ from training.process.quiet import quiet
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
 SEVEN_BITS = True
-"""x86 without VNNI adds two products of 8 bits in 16 and saturates; with 7 bits nothing does."""
+"""x86 without VNNI adds two 8-bit products in 16 bits and saturates; 7 bits never do."""
 
 
 def exported_program(
@@ -40,18 +40,18 @@ def exported_program(
     precision: Precision = "fp32",
     calibration: Mapping[str, Array] | None = None,
 ) -> torch.export.ExportedProgram:
-    """Exports the model with a batch of any size.
+    """Exports the model with a variable batch size.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         example: inputs in order, each [rows, ...] with at least two rows (0 and 1 are special).
-        signature: says which axes vary.
-        precision: what it computes in; inputs and outputs stay as the signature has them.
+        signature: signature of the model, with its variable axes.
+        precision: compute precision; inputs and outputs keep the types of the signature.
         calibration: rows of training data by input name, each [rows, ...], for `int8`.
 
     Raises:
-        ExportError: an axis cannot vary, or the model calls operators of its own.
-        Exception: whatever torch raises for a model it cannot take.
+        ExportError: an axis cannot vary, or the model calls custom operators.
+        Exception: any exception of torch for an unsupported model.
     """
     if precision == "bf16":
         model = change_network(model, lambda network: NarrowFloats(network, torch.bfloat16)).eval()
@@ -80,11 +80,11 @@ def weights_program(
 ) -> torch.export.ExportedProgram:
     """Exports the model with the weights of its linear layers in 8 bits (torchao).
 
-    They are widened again where they are multiplied: that saves memory and no time.
+    They are widened again for the multiplication: that saves memory and no time.
 
     Raises:
         ExportError: an axis cannot vary, or there are no linear layers.
-        Exception: whatever torch raises for a model it cannot take.
+        Exception: any exception of torch for an unsupported model.
     """
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
     from torchao.utils import unwrap_tensor_subclass
@@ -96,7 +96,7 @@ def weights_program(
     narrow = copy.deepcopy(model)
     with quiet(loggers=CHATTY_LOGGERS):
         quantize_(network_of(narrow), Int8WeightOnlyConfig())
-        # As plain tensors a program holds them without torchao's classes.
+        # As plain tensors the program stores them without torchao's classes.
         unwrap_tensor_subclass(narrow)
     return exported_program(narrow, example, signature)
 
@@ -104,9 +104,9 @@ def weights_program(
 def reexported(
     quantized: nn.Module, example: tuple[Tensor, ...], signature: Signature
 ) -> torch.export.ExportedProgram:
-    """Exports a graph that pt2e quantized, without the weights that it no longer reads.
+    """Exports a graph quantized by pt2e, without the weights that are no longer used.
 
-    pt2e keeps the FP32 weights beside those of 8 bits, and torch.export would write them all.
+    pt2e keeps the FP32 weights beside the 8-bit ones, and torch.export would write them all.
     """
     assert isinstance(quantized, torch.fx.GraphModule), "pt2e gives graphs"
     read = {
@@ -120,11 +120,11 @@ def reexported(
 
 
 def x86_quantizer(qat: bool = False) -> Any:
-    """What pt2e rounds on x86: weights per channel, and activations."""
+    """Returns the pt2e quantizer for x86: weights per channel, and activations."""
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
     class NetworkQuantizer(x86.X86InductorQuantizer):  # type: ignore[misc]
-        """Leaves the steps in front of the network as they are."""
+        """Leaves the preprocessing steps unquantized."""
 
         def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
             annotated: torch.fx.GraphModule = super().annotate(model)
@@ -139,7 +139,7 @@ def x86_quantizer(qat: bool = False) -> Any:
 
 @contextlib.contextmanager
 def whole_recurrent_layers() -> Iterator[None]:
-    """LSTM and GRU are exported as one operator, and compiled as a loop over their elements."""
+    """Exports LSTM and GRU as one operator, and compiles them as loops over the sequence."""
     from torch.export._patches import (
         register_gru_while_loop_decomposition,
         register_lstm_while_loop_decomposition,
@@ -147,19 +147,19 @@ def whole_recurrent_layers() -> Iterator[None]:
 
     with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
         for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
-            operator._dispatch_cache.clear()  # or what ran there before would run again
+            operator._dispatch_cache.clear()  # otherwise cached implementations would run
         yield
 
 
 def has_loops(program: torch.export.ExportedProgram) -> bool:
-    """Whether a program has whole recurrent layers, or a loop of its own."""
+    """Checks if a program has whole recurrent layers, or a loop of its own."""
     aten = torch.ops.aten
     loops = (aten.lstm.input, aten.gru.input, torch.ops.higher_order.while_loop)
     return any(node.target in loops for node in program.graph.nodes)
 
 
 def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array]) -> nn.Module:
-    """Weights and activations in 8 bits, with ranges seen on calibration rows (pt2e, static)."""
+    """Quantizes weights and activations to 8 bits, with calibrated ranges (pt2e, static)."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     prepared = prepare_pt2e(module, x86_quantizer())

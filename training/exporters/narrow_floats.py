@@ -1,4 +1,4 @@
-"""A model that computes in 16 bits, and takes and gives what the FP32 one does."""
+"""A model that computes in 16 bits, with the inputs and outputs of the FP32 one."""
 
 import copy
 
@@ -10,8 +10,8 @@ class NarrowFloats(nn.Module):
     """A copy of a model in a narrower floating point type.
 
     Args:
-        model: in FP32.
-        dtype: what it computes in: `torch.bfloat16` or `torch.float16`.
+        model: model in FP32.
+        dtype: compute type: `torch.bfloat16` or `torch.float16`.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -19,7 +19,7 @@ class NarrowFloats(nn.Module):
         self._model, self._dtype = copy.deepcopy(model).to(dtype), dtype
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """The model's inputs in order, [N, ...], to its outputs; FP32 ones stay FP32."""
+        """Maps the model's inputs in order, [N, ...], to its outputs; FP32 ones stay FP32."""
         narrow = [x.to(self._dtype) if x.dtype == torch.float32 else x for x in inputs]
         found = self._model(*narrow)
         if isinstance(found, Tensor):

@@ -1,7 +1,7 @@
-"""Checkpoint to ONNX, by the dynamo exporter, with a batch dimension of any size.
+"""Exports a checkpoint to ONNX by the dynamo exporter, with a variable batch size.
 
-Axes that the signature's padding names vary from 1 to its last bucket, those of its `dynamic`
-between their smallest and largest size.
+Axes of the signature's padding vary from 1 to its last bucket, those of its `dynamic` between their
+smallest and largest size.
 """
 
 import ast
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 CHATTY_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
-"""They talk about missing torchvision operators and the like, which is not the user's business."""
+"""Loggers of irrelevant messages, such as missing torchvision operators."""
 
 
 def export_onnx(
@@ -35,27 +35,27 @@ def export_onnx(
     half: bool = False,
     with_scopes: bool = False,
 ) -> None:
-    """Exports the model to one file, weights included, which says nothing about this machine.
+    """Exports the model to one file, weights included, without information about this machine.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         example: inputs in order, each [rows, ...] with at least two rows (0 and 1 are special).
-        signature: names the graph's inputs and outputs.
-        path: the file to write.
-        half: whether its network computes in FP16; inputs and outputs stay as the signature has
-            them.
-        with_scopes: whether nodes still say which module they are from, beside where on this
-            machine its code lies: for a look inside, never to be published.
+        signature: signature with the names of the graph's inputs and outputs.
+        path: output file.
+        half: True if the network computes in FP16; inputs and outputs keep the types of the
+            signature.
+        with_scopes: True to keep each node's module, and the path of its code on this machine: for
+            inspection, never to be published.
 
     Raises:
-        ExportError: the model calls operators of its own.
-        Exception: whatever the exporter raises for a model it cannot take.
+        ExportError: the model calls custom operators.
+        Exception: any exception of the exporter for an unsupported model.
     """
     import onnx
 
     if half:
         model = change_network(model, lambda network: NarrowFloats(network, torch.float16)).eval()
-    # The exporter's own internals warn about deprecated parts of torch.
+    # The exporter's internals warn about deprecated parts of torch.
     with quiet(loggers=CHATTY_LOGGERS):
         try:
             torch.onnx.export(
@@ -69,7 +69,7 @@ def export_onnx(
                 input_names=[spec.name for spec in signature.inputs],
                 output_names=[spec.name for spec in signature.outputs],
             )
-        except Exception as error:  # the exporter raises anything for a model it cannot take
+        except Exception as error:  # the exporter may raise anything for an unsupported model
             check_onnx(error)
             raise
     if with_scopes:
@@ -81,17 +81,17 @@ def export_onnx(
 
 
 def _mark_steps(document: "ModelProto") -> None:
-    """Names the nodes of steps so that a quantizer can leave them out."""
+    """Marks the names of preprocessing nodes, so that a quantizer can exclude them."""
     for node in document.graph.node:
         found = {prop.key: prop.value for prop in node.metadata_props}
-        # A list in Python's own form, outermost module first.
+        # A Python list literal, outermost module first.
         modules = ast.literal_eval(found.get("pkg.torch.onnx.name_scopes", "[]"))
         if any(is_step(path) for path in modules):
             node.name = ONNX_PREFIX + node.name
 
 
 def strip_metadata(document: "ModelProto") -> None:
-    """Removes the stack traces, with paths of this machine, that the exporter leaves in a graph."""
+    """Removes the exporter's stack traces, with paths of this machine, from a graph."""
     graph = document.graph
     values = (*graph.input, *graph.output, *graph.value_info)
     parts: list[Any] = [graph, *graph.node, *values, *graph.initializer]

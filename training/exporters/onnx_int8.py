@@ -1,9 +1,9 @@
-"""ONNX to quantized ONNX: int8 weights, one scale a channel, and 8-bit activations.
+"""Quantizes ONNX to 8 bits: int8 weights, one scale per channel, and 8-bit activations.
 
 Two methods. *Static* measures the range of every activation once, on real rows (QDQ form).
-*Dynamic* measures it in every batch anew; it is refused for convolutions, which it makes four times
-slower than FP32. Only Conv, Gemm, MatMul and, dynamically, LSTM: quantizing every operator wrecks
-models with masks.
+*Dynamic* measures it for every batch; it is refused for convolutions, which it makes four times
+slower than FP32. Only Conv, Gemm, MatMul and, dynamically, LSTM are quantized: quantizing every
+operator breaks models with masks.
 """
 
 import tempfile
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 SEVEN_BIT_WEIGHTS = True
-"""x86 without VNNI adds two products of 8 bits in 16 and saturates: logits of the digits then move
-by 1.35 and not by 0.08. With weights of 7 bits nothing overflows: one file is right everywhere."""
+"""x86 without VNNI adds two 8-bit products in 16 bits and saturates: logits of the digits then move
+by 1.35 instead of 0.08. With 7-bit weights nothing overflows: one file is right everywhere."""
 
 
 def export_onnx_static_int8(
     source: Path, calibration: Mapping[str, Array], op_types: tuple[str, ...], path: Path
 ) -> None:
-    """Quantizes an exported ONNX file with ranges seen on calibration rows.
+    """Quantizes an exported ONNX file with ranges measured on calibration rows.
 
     Args:
-        source: the FP32 ONNX file.
+        source: FP32 ONNX file.
         calibration: rows of training data by input name, each [rows, ...].
         op_types: operators to quantize.
-        path: the file to write.
+        path: output file.
 
     Raises:
-        Exception: whatever ONNX Runtime raises for a graph it cannot quantize.
+        Exception: any exception of ONNX Runtime for an unsupported graph.
     """
     import onnx
     from onnxruntime.quantization import (
@@ -49,7 +49,7 @@ def export_onnx_static_int8(
     )
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
-        """Gives the calibration rows to ONNX Runtime, one batch a call, then None."""
+        """Gives the calibration rows to ONNX Runtime, one batch per call, then None."""
 
         def __init__(self) -> None:
             self._batches = calibration_batches(calibration)
@@ -69,7 +69,7 @@ def export_onnx_static_int8(
             str(path),
             Reader(),
             quant_format=QuantFormat.QDQ,
-            # A Relu behind a quantized convolution becomes a part of it; others stay as they are.
+            # A Relu after a quantized convolution is fused with it; others stay unchanged.
             op_types_to_quantize=[*op_types, "Relu"],
             nodes_to_exclude=_step_nodes(onnx.load(prepared)),
             per_channel=True,
@@ -77,27 +77,27 @@ def export_onnx_static_int8(
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             extra_options={
-                # Inputs of the next operator are quantized anyway: quantizing outputs too would
-                # clip the logits to what calibration saw. Convolutions must have both to run in
-                # int8 at all.
+                # The next operator quantizes its inputs anyway: quantizing outputs too would clip
+                # the
+                # logits to the calibrated range. Convolutions need both to run in int8 at all.
                 "OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"],
-                # The products of attention are small, and its weights lose most in 8 bits.
+                # The products in attention are small, and its weights lose most accuracy in 8 bits.
                 "MatMulConstBOnly": True,
             },
         )
 
 
 def export_onnx_dynamic_int8(source: Path, op_types: tuple[str, ...], path: Path) -> None:
-    """Quantizes the weights of an exported ONNX file; a batch gives its own activations' ranges.
+    """Quantizes the weights of an exported ONNX file; activation ranges are measured per batch.
 
     Args:
-        source: the FP32 ONNX file.
-        op_types: operators to quantize; Conv among them means nothing.
-        path: the file to write.
+        source: FP32 ONNX file.
+        op_types: operators to quantize; Conv is ignored.
+        path: output file.
 
     Raises:
         ExportError: the graph has convolutions.
-        Exception: whatever ONNX Runtime raises for a graph it cannot quantize.
+        Exception: any exception of ONNX Runtime for an unsupported graph.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -122,14 +122,14 @@ def export_onnx_dynamic_int8(source: Path, op_types: tuple[str, ...], path: Path
 
 
 def _step_nodes(document: "ModelProto") -> list[str]:
-    """The names of what stands before the network, which stays as it is."""
+    """Returns the names of the preprocessing nodes, which stay unquantized."""
     return [node.name for node in document.graph.node if node.name.startswith(ONNX_PREFIX)]
 
 
 def _without_shapes(source: Path) -> "ModelProto":
-    """The graph without the shapes that the exporter wrote beside it.
+    """Loads the graph without the shapes that the exporter stored in it.
 
-    They can contradict those that the quantizer infers, which it takes for an error.
+    They can contradict those that the quantizer infers, which it reports as an error.
     """
     import onnx
 

@@ -1,11 +1,11 @@
-"""Checkpoint to OpenVINO's intermediate representation: a graph (.xml) and its weights (.bin).
+"""Exports a checkpoint to OpenVINO's intermediate representation: graph (.xml), weights (.bin).
 
-From the exported program, because 8 bits move the answers of attention ten times as far in its ONNX
-graph; from that one where the model has recurrent layers or loops, which OpenVINO does not take
-from torch.
+The source is the exported program, because 8 bits move the answers of attention ten times as far in
+its ONNX graph; it is the ONNX graph if the model has recurrent layers or loops, which OpenVINO does
+not accept from torch.
 
-In FP32; quantized by NNCF, weights and activations or the weights alone. Which precision the
-processor computes in is decided where it is loaded.
+Formats: FP32, or quantized by NNCF (weights and activations, or weights alone). The host that loads
+it decides the compute precision of the CPU.
 """
 
 import logging
@@ -25,7 +25,7 @@ from training.process.quiet import quiet
 
 CHATTY_LOGGERS = ("nncf", "openvino")
 RECURRENT = {"GRUSequence", "LSTMSequence", "RNNSequence"}
-"""OpenVINO's operators of whole layers."""
+"""OpenVINO's operators of whole recurrent layers."""
 
 
 def write_openvino(
@@ -39,19 +39,19 @@ def write_openvino(
     """Writes `path` and, beside it, the weights under the same name with `.bin`.
 
     Args:
-        source: the model in FP32, as a program or as an ONNX file.
-        signature: names the inputs and outputs.
-        path: the file to write, whose name ends in `.xml`.
-        calibration: rows of training data by input name, each [rows, ...]: with them, weights and
-            activations become 8 bits wide.
-        weights_only: only the weights become 8 bits wide.
+        source: FP32 model, as a program or as an ONNX file.
+        signature: signature with the names of the inputs and outputs.
+        path: output file, whose name ends in `.xml`.
+        calibration: rows of training data by input name, each [rows, ...]; if given, weights and
+            activations are quantized to 8 bits.
+        weights_only: True to quantize only the weights to 8 bits.
 
     Raises:
         ImportError: openvino or nncf is not installed.
-        ExportError: it has layers that cannot become 8 bits wide.
-        Exception: whatever they raise for a model they cannot take.
+        ExportError: the model has layers that cannot be quantized.
+        Exception: any exception of these libraries for an unsupported model.
     """
-    # Without this package of theirs nothing is reported to anybody.
+    # Blocking this package disables OpenVINO's telemetry.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
@@ -65,7 +65,7 @@ def write_openvino(
 
 
 def _read(source: torch.export.ExportedProgram | Path) -> tuple[Any, set[str]]:
-    """OpenVINO's form of a model, and what the operations of its steps are called by."""
+    """Converts a model to OpenVINO, and returns the names of its preprocessing operations."""
     import openvino
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 
@@ -84,13 +84,13 @@ def _name(ports: Any, specs: tuple[TensorSpec, ...]) -> None:
 def _narrow(
     model: Any, signature: Signature, calibration: Mapping[str, Array] | None, of_steps: set[str]
 ) -> Any:
-    """Makes a graph narrower, but for the operations made of some nodes of the program."""
+    """Quantizes a graph, except the operations of the given program nodes."""
     import nncf
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
 
     nncf.set_log_level(logging.CRITICAL)
     check_narrows({op.get_type_name() for op in model.get_ops()}, calibration is None)
-    # An operation is called by its node, a slash and more.
+    # An operation's name starts with its node and a slash.
     operations = [op.get_friendly_name() for op in model.get_ordered_ops()]
     names = [name for name in operations if name.split("/")[0] in of_steps]
     ignored = nncf.IgnoredScope(names=names)
@@ -104,20 +104,20 @@ def _narrow(
         nncf.Dataset(rows),
         subset_size=len(rows),
         ignored_scope=ignored,
-        # Like the 7 bits of the other quantizers: processors without VNNI overflow with 8.
+        # Same as the 7 bits of the other quantizers: CPUs without VNNI overflow with 8.
         advanced_parameters=AdvancedQuantizationParameters(overflow_fix=OverflowFix.ENABLE),
     )
 
 
 def check_narrows(operators: set[str], weights_only: bool) -> None:
-    """Says in words what NNCF, or OpenVINO's CPU plugin after it, ends with an internal error on.
+    """Rejects graphs for which NNCF, or OpenVINO's CPU plugin, fails with an internal error.
 
     Args:
-        operators: of the graph, as OpenVINO names them.
-        weights_only: whether activations stay as they are.
+        operators: OpenVINO names of the graph's operators.
+        weights_only: True if activations stay unquantized.
 
     Raises:
-        ExportError: one of them cannot become 8 bits wide; it names what can.
+        ExportError: an operator cannot be quantized; the message names an alternative.
     """
     dynamic = "{kind: onnx, precision: int8, method: dynamic}"
     if "Loop" in operators:

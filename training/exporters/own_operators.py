@@ -1,10 +1,10 @@
-"""Operators that a model brings along, which no artifact can hold.
+"""Rejects custom operators, which no artifact can contain.
 
-In: what an exporter made of the model, or its error. Out: nothing, or an error that names them.
+In: an exporter's result, or its error. Out: nothing, or an error that names the operators.
 
-`torch.library.custom_op` makes an operator that tracers do not look into. What they write then
-names it, and a server, which does not import the user's code, has no such operator. The process
-that makes the artifact has it, and so may the one that proves it: neither would notice.
+`torch.library.custom_op` makes an operator that tracers do not inline. The artifact then refers to
+it, and a server, which does not import the user's code, has no such operator. The process that
+makes the artifact has it, and so may the one that verifies it: neither would notice.
 """
 
 import re
@@ -24,10 +24,10 @@ NO_ONNX = re.compile(r"No ONNX function found for <OpOverload\(op='([^'.]+)\.([^
 
 
 def check_program(program: torch.export.ExportedProgram) -> None:
-    """Looks at the operators of an exported program, and of the loops in it.
+    """Checks the operators of an exported program, and of its loops.
 
     Raises:
-        ExportError: one is not torch's.
+        ExportError: an operator is not torch's.
     """
     _refuse(
         node.target._schema.name
@@ -39,19 +39,19 @@ def check_program(program: torch.export.ExportedProgram) -> None:
 
 
 def check_script(script: nn.Module) -> None:
-    """Looks at the operators of a traced or compiled module.
+    """Checks the operators of a traced or compiled module.
 
     Raises:
-        ExportError: one is not torch's.
+        ExportError: an operator is not torch's.
     """
     _refuse(_kinds(script.inlined_graph))
 
 
 def check_onnx(error: Exception) -> None:
-    """Looks at why the ONNX exporter gave up.
+    """Checks why the ONNX exporter failed.
 
     Raises:
-        ExportError: because of an operator that is not torch's.
+        ExportError: the cause is an operator that is not torch's.
     """
     found = NO_ONNX.search(root_cause(error))
     if found is not None:
@@ -59,7 +59,7 @@ def check_onnx(error: Exception) -> None:
 
 
 def _kinds(block: Any) -> Iterator[str]:
-    """The operators of a graph of TorchScript, and of the branches and loops in it."""
+    """Yields the operators of a TorchScript graph, and of its branches and loops."""
     for node in block.nodes():
         yield node.kind()
         for inner in node.blocks():
@@ -67,7 +67,7 @@ def _kinds(block: Any) -> Iterator[str]:
 
 
 def _refuse(operators: Iterable[str]) -> None:
-    """Operators as `namespace::name`."""
+    """Raises an error if there are custom operators among `namespace::name` names."""
     own = sorted({name for name in operators if name.partition("::")[0] not in OF_TORCH})
     if own:
         raise ExportError(

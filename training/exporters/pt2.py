@@ -1,4 +1,4 @@
-"""Checkpoint to a `.pt2` archive of torch.export: torch's own interchange format."""
+"""Writes a checkpoint as a `.pt2` archive of torch.export: torch's own interchange format."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ def write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
     """Writes an exported program.
 
     Args:
-        program: the model.
-        path: the file to write, whose name ends in `.pt2`.
+        program: model to write.
+        path: output file, whose name ends in `.pt2`.
     """
     torch.export.save(program, path)

@@ -1,13 +1,13 @@
-"""Training for 8 bits: a network that rounds as its quantized artifact will, and can learn.
+"""Quantization-aware training: a trainable network with the rounding of its 8-bit artifact.
 
 In: a trained network. Out: a module for the training loop, with the network's weights and the
 ranges of its activations, and from those, later, the exported program in 8 bits (pt2e).
 
-Rules kept here: the rounding is all that differs from the network in evaluation mode. Norms keep
-the statistics of the training and are a part of the convolutions before them, as in the artifact:
-`prepare_qat_pt2e` would keep them apart, and take a minute to put them together. Nothing is dropped
-out: torchao's own training mode turns every dropout into one of a half. Ranges are seen on training
-rows only: an evaluation changes nothing.
+Rules: only the rounding differs from the network in evaluation mode. Batch norms keep the training
+statistics and are folded into the convolutions before them, as in the artifact: `prepare_qat_pt2e`
+would keep them separate, and take a minute to fold them. Dropout is off: torchao's own training
+mode sets every dropout to one half. Ranges are measured on training rows only: an evaluation
+changes nothing.
 
 Source: torchao's documentation of PyTorch 2 Export quantization-aware training.
 """
@@ -37,14 +37,14 @@ class QuantizationAware(nn.Module):
     """A network with rounding between its operations, that trains like any other.
 
     Args:
-        model: the network in the form that exporters take, in evaluation mode; it stays as it is.
+        model: exportable network in evaluation mode; it is not modified.
         example: inputs in order, each [rows, ...] with at least two rows.
-        signature: says which axes vary.
+        signature: signature of the model, with its variable axes.
         largest_batch: rows of one step.
 
     Raises:
         ExportError: an axis cannot vary.
-        Exception: whatever torch raises for a model it cannot take.
+        Exception: any exception of torch for an unsupported model.
     """
 
     def __init__(
@@ -61,21 +61,21 @@ class QuantizationAware(nn.Module):
         trained_on = signature.model_copy(update={"max_batch_size": rows})
         program = exported_program(copy.deepcopy(model), example, trained_on)
         with quiet(loggers=CHATTY_LOGGERS):
-            # With this quantizer it puts in the rounding of training, on norms already folded.
+            # With this quantizer it inserts the rounding of training, with norms already folded.
             prepared = prepare_pt2e(program.module(), x86_quantizer(qat=True))
             with torch.no_grad():
-                prepared(*example)  # gives the ranges their shapes
+                prepared(*example)  # initialises the shapes of the ranges
         self.graph: Any = prepared
         for rounding in self._roundings():
             _forget_ranges(rounding)
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Any:
-        """What the network gives, rounded on the way."""
+        """Returns the network's outputs, with rounding between operations."""
         return self.graph(*inputs)
 
     def train(self, mode: bool = True) -> Self:
-        """Whether ranges follow what they see; the graph itself knows no modes."""
+        """Switches the update of ranges; the graph itself has no modes."""
         self.training = mode
         for rounding in self._roundings():
             rounding.enable_observer(mode)
@@ -84,20 +84,20 @@ class QuantizationAware(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As for every module. A file of tensors has no versions of its parts beside them.
+        """Loads as every module. A safetensors file lacks the version metadata, which is added.
 
-        Without one torchao takes its own ranges for an old format, and changes their epsilon.
+        Without it torchao assumes its ranges have an old format, and changes their epsilon.
         """
         versioned = OrderedDict(state_dict)
         versioned._metadata = self.state_dict()._metadata  # type: ignore[attr-defined]
         return super().load_state_dict(versioned, strict, assign)
 
     def converted(self, example: tuple[Tensor, ...], signature: Signature) -> Any:
-        """The exported program in 8 bits, as a `torch.export.ExportedProgram`.
+        """Returns the exported program in 8 bits, as a `torch.export.ExportedProgram`.
 
         Args:
-            example: as above.
-            signature: says which axes vary.
+            example: see the class.
+            signature: signature of the model, with its variable axes.
         """
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
@@ -114,13 +114,13 @@ class QuantizationAware(nn.Module):
 def load_quantization_aware(
     model: nn.Module, example: tuple[Tensor, ...], signature: Signature, weights: Path
 ) -> QuantizationAware:
-    """The module as it was trained.
+    """Loads the module as it was trained.
 
     Args:
-        model: the network with any weights of the right size.
+        model: network with any weights of the right shape.
         example: inputs in order, each [rows, ...] with at least two rows.
-        signature: says which axes vary.
-        weights: what `QuantizationAware` learned, as safetensors.
+        signature: signature of the model, with its variable axes.
+        weights: weights that `QuantizationAware` learned, as safetensors.
     """
     found = QuantizationAware(model, example, signature)
     load_model(found, str(weights))
@@ -128,6 +128,6 @@ def load_quantization_aware(
 
 
 def _forget_ranges(rounding: Any) -> None:
-    """Drops what the example showed."""
+    """Resets the ranges that the example set."""
     rounding.activation_post_process.min_val.fill_(math.inf)
     rounding.activation_post_process.max_val.fill_(-math.inf)

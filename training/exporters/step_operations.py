@@ -1,6 +1,6 @@
-"""Which operations of an exported model belong to the steps in front of its network.
+"""Identifies the operations of an exported model that belong to its preprocessing steps.
 
-Quantizers leave them as they are: raw inputs are not what their ranges are made for.
+Quantizers skip them, because their ranges do not suit raw inputs.
 """
 
 import torch
@@ -8,11 +8,11 @@ import torch
 from training.network.preprocessing import is_step
 
 ONNX_PREFIX = "preprocess/"
-"""How the names of their nodes start in an ONNX graph."""
+"""Prefix of the names of their nodes in an ONNX graph."""
 
 
 def is_of_step(node: torch.fx.Node) -> bool:
-    """Whether a node of an exported program is one of them."""
+    """Checks that a node of an exported program belongs to a preprocessing step."""
     # From the outermost module to the innermost: (path, class) each.
     modules = node.meta.get("nn_module_stack", {}).values()
     return any(is_step(str(path)) for path, _ in modules)

@@ -1,6 +1,6 @@
-"""Checkpoint to TorchScript, by tracing or compiling.
+"""Exports a checkpoint to TorchScript, by tracing or compiling.
 
-torch has deprecated it: it is kept for hosts that need it.
+torch has deprecated it: it remains for hosts that need it.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from training.process.quiet import quiet
 from training.recipe.user_code import place_in_words
 
 TORCHS_LAYERS = Path(nn.__file__).parent
-"""Where warnings are about checks of shapes: layers of torch's own decide nothing by the data.
+"""Folder whose warnings are only about shape checks: torch's own layers do not branch on data.
 nn.LSTM, nn.GRU and nn.RNN, group and instance norms and attention with its weights warn."""
 
 
@@ -28,17 +28,17 @@ def export_torchscript(
     """Traces or compiles the model and writes the result.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         example: inputs in order, each [rows, ...] with at least two rows.
-        path: the file to write.
-        method: whether it is run once, or its code compiled.
+        path: output file.
+        method: capture method: trace one run, or compile the code.
 
     Raises:
-        ExportError: it calls operators of its own, or its own code decides by the data or by a
-            shape, which a trace would freeze as the example ran it.
-        Exception: whatever torch raises for a model it cannot trace.
+        ExportError: the model calls custom operators, or its own code branches on data or shapes,
+            which a trace would freeze as in the example.
+        Exception: any exception of torch for a model it cannot trace.
     """
-    # The deprecation is known: the user is told in one line.
+    # The deprecation is known: the user sees one line about it.
     with quiet(DeprecationWarning), torch.inference_mode():
         if method == "script":
             model = change_network(model, torch.jit.script)

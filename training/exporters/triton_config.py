@@ -1,7 +1,7 @@
-"""The config.pbtxt of a version, so that Triton Inference Server can serve it too.
+"""Writes the config.pbtxt of a version, so that Triton Inference Server can serve it too.
 
 Source: Triton's model configuration, and the naming rule of its PyTorch backend: tensors of a
-TorchScript module are told apart by position, written `NAME__0`, `NAME__1`, ...
+TorchScript module are identified by position, written `NAME__0`, `NAME__1`, ...
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from model_store.signature import Signature, TensorSpec
 
 
 def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature) -> str:
-    """The configuration of one artifact, as protobuf text.
+    """Returns the configuration of one artifact, as protobuf text.
 
     Args:
         model: name of the model.
-        kind: of the artifact Triton is to run.
-        file: its file name.
-        signature: names, datatypes and shapes; the batch is left out, as Triton wants it.
+        kind: kind of the artifact that Triton runs.
+        file: file name of the artifact.
+        signature: names, datatypes and shapes; the batch is omitted, as Triton requires.
     """
     runtime = (
         'platform: "onnxruntime_onnx"'
@@ -48,5 +48,5 @@ def _data_type(datatype: str) -> str:
 
 
 def _dims(spec: TensorSpec) -> str:
-    # A tensor of one number a row is [rows]; Triton wants at least one dimension beside the batch.
+    # A tensor of one number per row is [rows]; Triton needs a dimension beside the batch.
     return ", ".join(str(d) for d in spec.shape[1:]) or "1"

@@ -1,1 +1,1 @@
-"""How rows reach the network: read, checked, ordered, varied, and made into batches."""
+"""Reads, checks, orders and augments rows, and makes batches of them."""

@@ -1,11 +1,10 @@
-"""Varies training rows: moved, turned, blotted out, made noisy.
+"""Augments training rows: shifts, flips, erasures, noise.
 
-In: one input of a batch, and the rows' places in the epoch. Out: the same, changed. It is done to
-training rows only, and is no part of the model.
+In: one input of a batch, and the rows' places in the epoch. Out: the input, augmented. Only
+training rows are augmented, and augmentation is no part of the model.
 
-Rule kept here: what happens to a row is a function of the seed, the epoch, its place in the epoch
-and the step of the recipe, and of nothing that came before, so batches can be made in any order
-and by any process.
+Rule: the change of a row is a function of the seed, the epoch, its place in the epoch and the step
+of the recipe, and of nothing before, so batches can be made in any order and by any process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,19 +32,19 @@ from training.recipe.user_code import failure_in_words
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The randomness of one step of the recipe, for the rows of one batch."""
+    """The random numbers of one step of the recipe, for the rows of one batch."""
 
     seed: int
     epoch: int
     step: int
-    """The step's place in the recipe."""
+    """The index of the step in the recipe."""
     places: Places
-    """Of the rows, in the epoch, [N]."""
+    """Places of the rows in the epoch, [N]."""
 
     def uniform(self, count: int) -> Floats:
-        """Numbers from 0 to 1, 1 left out, [N, count].
+        """Returns numbers from 0 to below 1, [N, count].
 
-        Each is a hash of where it is used: splitmix64 (Steele, Lea and Flood, 2014), once for the
+        Each is a hash of its position: splitmix64 (Steele, Lea and Flood, 2014), once for the
         row and once for the number.
         """
         key = np.random.SeedSequence((self.seed, self.epoch, self.step)).generate_state(1, "u8")
@@ -57,14 +56,14 @@ class Draws:
         return found
 
     def normal(self, count: int) -> Floats:
-        """Normal numbers of mean 0 and deviation 1, [N, count], by Box and Muller (1958)."""
+        """Returns normal numbers, mean 0 and deviation 1, [N, count], by Box and Muller (1958)."""
         half = (count + 1) // 2
         drawn = self.uniform(2 * half)
         radius, angle = np.sqrt(-2 * np.log1p(-drawn[:, :half])), 2 * np.pi * drawn[:, half:]
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)[:, :count]
 
     def generator(self, row: int) -> np.random.Generator:
-        """One for a row of the batch alone."""
+        """Returns a generator for one row of the batch."""
         return np.random.default_rng((self.seed, self.epoch, self.step, int(self.places[row])))
 
 
@@ -77,14 +76,14 @@ class Augmentation:
     """The `augment` of a recipe.
 
     Args:
-        steps: the recipe's.
-        seed: of the run.
-        inputs: some rows by tensor name, on which it is tried.
+        steps: the recipe's steps.
+        seed: the seed of the run.
+        inputs: some rows by tensor name, for a trial.
 
     Raises:
-        RecipeError: a step names an input that is not there, or one it cannot change.
+        RecipeError: a step names an input that does not exist, or that it cannot change.
         TargetError: a function cannot be found.
-        DataError: a function fails, or returns something of another shape or type.
+        DataError: a function fails, or returns another shape or type.
     """
 
     def __init__(
@@ -100,12 +99,12 @@ class Augmentation:
         self.change(few, 0, np.arange(len(next(iter(few.values())))))
 
     def change(self, inputs: Mapping[str, Array], epoch: int, places: Places) -> dict[str, Array]:
-        """The rows of one batch, changed.
+        """Returns the rows of one batch, augmented.
 
         Args:
-            inputs: by tensor name, each [N, ...]; they stay as they are.
+            inputs: by tensor name, each [N, ...]; not modified.
             epoch: from 0.
-            places: of the rows in the epoch, [N].
+            places: places of the rows in the epoch, [N].
         """
         found = dict(inputs)
         for number, (name, changing) in enumerate(self._steps):
@@ -114,7 +113,7 @@ class Augmentation:
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64."""
+    """Applies the finaliser of splitmix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -132,7 +131,7 @@ def _input_of(step: AugmentStep, names: list[str], where: str) -> str:
 
 
 def _changing(step: AugmentStep, rows: Array, where: str) -> Changing:
-    """The function of a step, for rows such as these."""
+    """Returns the function of a step, for rows like these."""
     match step.change:
         case RandomCrop(padding=padding):
             _check(rows, where, dimensions=3)
@@ -215,7 +214,7 @@ def _own(part: OwnChange, where: str) -> Changing:
         for row, old in enumerate(array):
             try:
                 new = np.asarray(function(old.copy(), draws.generator(row), **part.args))
-            except Exception as error:  # the function is the user's: it may raise anything
+            except Exception as error:  # the user's function may raise any exception
                 told = failure_in_words(error)
                 raise DataError(f"{where}: {part.target} fails: {told}") from error
             if new.shape != old.shape or new.dtype != old.dtype:

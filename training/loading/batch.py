@@ -1,4 +1,4 @@
-"""One batch, as the loop gets it: tensors in the host's memory, or on its device."""
+"""One batch of the training loop: tensors in the host's memory, or on the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,37 +15,37 @@ from training.recipe.parts.loss_parts import LABELS
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Rows that go through the model together."""
+    """Rows of one forward pass."""
 
     rows: Places
     """Their places in the split, [N]."""
     inputs: list[Tensor]
     """The model's arguments, each [N, ...]."""
     labels: Tensor
-    """[N, ...], as `training.datasets.Split` has them."""
+    """[N, ...], as in `training.datasets.Split`."""
     others: dict[str, Tensor] = field(default_factory=dict)
-    """More labels by name, for a sum of losses."""
+    """Further labels by name, for a sum of losses."""
     counts: bool = True
-    """Whether it weighs anything; a rank that has no row of its own runs another's along."""
+    """True if it has weight; a rank without a row of its own runs another rank's row."""
 
     @classmethod
     def of(
         cls, rows: Places, inputs: Mapping[str, Array], labels: Mapping[str, Array], counts: bool
     ) -> Self:
-        """A batch of arrays, whose memory it shares.
+        """Makes a batch of arrays, whose memory it shares.
 
         Args:
             rows: their places in the split, [N].
             inputs: by tensor name, in order, each [N, ...].
             labels: all of them by name, each [N, ...].
-            counts: whether it weighs anything.
+            counts: True if the batch has weight.
         """
         others = {name: torch.from_numpy(array) for name, array in labels.items()}
         arguments = [torch.from_numpy(array) for array in inputs.values()]
         return cls(rows, arguments, others.pop(LABELS), others, counts)
 
     def on(self, device: torch.device) -> Self:
-        """The same there; from pinned memory it goes while the processor does something else."""
+        """Returns the batch on a device; copies from pinned memory are asynchronous."""
         if device.type == "cpu":
             return self
         there = partial(Tensor.to, device=device, non_blocking=True)
@@ -54,5 +54,5 @@ class TrainingBatch:
         return replace(self, inputs=inputs, labels=there(self.labels), others=others)
 
     def every_labels(self) -> dict[str, Tensor]:
-        """All labels by name: `labels`, and the others."""
+        """Returns all labels by name: `labels`, and the others."""
         return {LABELS: self.labels, **self.others}

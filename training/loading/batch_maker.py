@@ -1,7 +1,7 @@
-"""Makes any batch of any epoch, alone.
+"""Makes any batch of any epoch, independently of the others.
 
 In: the training rows, and the place of a batch. Out: the batch: its rows in the order of the epoch,
-read, shortened to the longest of them where the sampler is `bucketed`, and varied.
+read, cut to the longest of them if the sampler is `bucketed`, and augmented.
 """
 
 import math
@@ -34,16 +34,16 @@ from training.recipe.targets import call_named, load_target
 
 
 class Place(NamedTuple):
-    """Where a batch stands."""
+    """The position of a batch in the run."""
 
     epoch: int
     """From 0."""
     batch: int
-    """Of the epoch, from 0."""
+    """Index within the epoch, from 0."""
 
 
 class BatchMaker:
-    """See `training.loading.loader.Loader`, whose arguments and errors it has."""
+    """Makes batches for a `training.loading.loader.Loader`; same arguments and errors."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class BatchMaker:
 
     @property
     def batches(self) -> int:
-        """Of one epoch; the last may be short."""
+        """The number of batches of one epoch; the last may be short."""
         return math.ceil(self.rows / self._recipe.data.batch_size)
 
     def make(self, place: Place) -> TrainingBatch:
-        """The part of a batch that this rank learns from.
+        """Returns this rank's part of a batch.
 
         Raises:
             DataError: a row cannot be read, or has a label that is no class of the model, or a
@@ -84,7 +84,7 @@ class BatchMaker:
         rows, counts = self._ranks.share(self._order_of_epoch(place.epoch)[start:stop])
         if self._lazy is not None:
             inputs, told = self._lazy.take(rows, place.epoch, seed)
-            if self._classes is not None:  # of rows in memory, all were looked at before
+            if self._classes is not None:  # rows in memory were all checked before
                 where = f"{self._recipe.data.name}: split 'train'"
                 check_row_classes(told.astype(np.int64, copy=False), rows, self._classes, where)
             labels = {LABELS: told}
@@ -96,8 +96,8 @@ class BatchMaker:
         return TrainingBatch.of(rows, inputs, labels, counts)
 
     def _taken(self, rows: Places) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Rows of arrays; up to the longest of them, where their lengths are known."""
-        # `take` costs a small batch half of what indexing by an array does.
+        """Takes rows of arrays; cuts them to the longest if their lengths are known."""
+        # `take` needs half the time of indexing by an array for a small batch.
         inputs = {name: array.take(rows, axis=0) for name, array in self._split.inputs.items()}
         every = self._split.every_labels()
         labels: dict[str, Array] = {name: every[name].take(rows, axis=0) for name in every}
@@ -128,10 +128,10 @@ class BatchMaker:
         return shuffled(self._all_rows, seed, epoch)
 
     def _prepare_sampler(self) -> None:
-        """What the sampler must know of all rows.
+        """Collects the weights or lengths of all rows that the sampler needs.
 
         Raises:
-            RecipeError: the data does not tell it, or cannot have such a sampler.
+            RecipeError: the data does not have them, or cannot have such a sampler.
         """
         sampler, lazy, where = self._recipe.data.sampler, self._lazy, self._recipe.data.name
         if sampler.plain is not None:
@@ -187,10 +187,10 @@ def _cut(array: Array, axis: int | None, length: int) -> Array:
 
 
 def _rows_of_epoch(recipe: Recipe, rows: int) -> int:
-    """All of them, or those of the recipe's steps.
+    """Returns the number of all rows, or of those of the recipe's steps.
 
     Raises:
-        RecipeError: the recipe has more steps than the rows give.
+        RecipeError: the recipe has more steps than the rows allow.
     """
     steps = recipe.train.steps_per_epoch
     if steps is None:

@@ -1,9 +1,9 @@
-"""Rows that come one by one, made into arrays: checked, and padded where their lengths differ.
+"""Stacks single rows into arrays: checks them, and pads those of different lengths.
 
-In: rows as a data set gives them, each a pair (inputs by name, label). Out: arrays of all of them.
+In: rows of a data set, each a pair (inputs by name, label). Out: arrays of all rows.
 
-Rule kept here: every row has the names, types and shapes of the first one, but for its length; one
-that has not is named.
+Rule: every row has the names, types and shapes of the first one, except for its length; the error
+names a row that has not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,19 +23,19 @@ from training.recipe.user_code import failure_in_words
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, without the rows' axis."""
+    """One row, without the row axis."""
 
     inputs: dict[str, Array]
     label: Array
-    """As `training.datasets.Split` has labels."""
+    """As labels of `training.datasets.Split`."""
 
 
 class RowJoiner:
-    """Makes arrays of rows, as a recipe's `padding` and `loss` say.
+    """Makes arrays of rows by a recipe's `padding` and `loss`.
 
     Args:
         recipe: the run.
-        where: names the data set in messages.
+        where: name of the data set in messages.
     """
 
     def __init__(self, recipe: Recipe, where: str) -> None:
@@ -43,26 +43,26 @@ class RowJoiner:
         self._padding = recipe.padding
         self._task, self._losses = recipe.loss.judged_task, recipe.loss.terms
         self._ignored = recipe.loss.terms[0].ignore_index
-        # What stands where a shorter row has no label.
+        # Fills the places at which a shorter row has no label.
         self._no_label = float(IGNORED_LABEL) if self._task == "classes" else np.nan
         outputs = {} if recipe.padding is None else recipe.padding.outputs
         self._labels_vary = recipe.model.outputs[0] in outputs
 
     def read(self, read: Callable[[], object], place: int) -> Row:
-        """One row of a data set, as arrays.
+        """Reads one row of a data set, as arrays.
 
         Args:
-            read: gives what the data set has there.
-            place: of the row, from 0.
+            read: returns the data set's item.
+            place: the row's place, from 0.
 
         Raises:
-            DataError: it cannot be read, is no pair of inputs by name and a label, has text in it,
-                or a label that the loss cannot take. What is a class only the model knows.
+            DataError: it cannot be read, is no pair of inputs by name and a label, contains text,
+                or has a label that the loss cannot use. Only the model knows the classes.
         """
         where = self._name(place)
         try:
             found = read()
-        except Exception as error:  # the data set is the user's: it may raise anything
+        except Exception as error:  # the user's data set may raise any exception
             raise DataError(f"{where} cannot be read: {failure_in_words(error)}") from error
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
             raise DataError(f"{where} is not a pair (inputs by name, label)")
@@ -75,7 +75,7 @@ class RowJoiner:
         return Row(inputs, label)
 
     def _label(self, label: Array, where: str) -> Array:
-        """INT64 for classes, FP32 for all else."""
+        """Converts a label: INT64 for classes, FP32 otherwise."""
         classes = self._task == "classes"
         if label.ndim > 2 or label.dtype.kind not in ("iu" if classes else "iufb"):
             raise DataError(
@@ -93,8 +93,8 @@ class RowJoiner:
         return found
 
     def _numbers(self, label: Array, where: str) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Labels that are no classes, and which of them count."""
-        with np.errstate(over="ignore"):  # what is beyond FP32 is refused below
+        """Converts labels that are no classes; returns them and a mask of those that count."""
+        with np.errstate(over="ignore"):  # values beyond FP32 are refused below
             numbers = label.astype(np.float32)
         left_out = np.isnan(numbers) & (label.ndim == 2)  # as in `label_arrays`, with rows
         for loss in self._losses:
@@ -104,19 +104,19 @@ class RowJoiner:
         return numbers, ~left_out
 
     def classes(self, labels: Array) -> npt.NDArray[np.int64]:
-        """Labels that name classes as INT64, with `IGNORED_LABEL` where none counts."""
+        """Converts class labels to INT64, with `IGNORED_LABEL` for those that do not count."""
         return np.where(labels == self._ignored, IGNORED_LABEL, labels.astype(np.int64))
 
     def join(
         self, rows: Sequence[Row], places: Sequence[int], like: Row, full: bool = False
     ) -> tuple[dict[str, Array], Array]:
-        """Inputs and labels of rows, each [N, ...], padded where they vary in length.
+        """Joins inputs and labels of rows, each [N, ...]; pads those of different lengths.
 
         Args:
-            rows: N of them; there may be none.
-            places: of each, for messages, [N].
-            like: the row whose names, types and shapes all have.
-            full: pads to the largest bucket, and not to the longest of the rows.
+            rows: N rows; N may be 0.
+            places: the place of each, for messages, [N].
+            like: the row with the names, types and shapes of all rows.
+            full: True to pad to the largest bucket, not to the longest of the rows.
 
         Raises:
             DataError: a row has other names, types or shapes than `like`, or is too long.
@@ -152,7 +152,7 @@ class RowJoiner:
         return {**found, "label": _shape_in_words(row.label, labels_axis)}
 
     def _axis(self, name: str) -> int | None:
-        """The axis of a row that holds the length; the rows' own is not there."""
+        """Returns the axis of a row that holds the length, without the row axis."""
         axis = None if self._padding is None else self._padding.axis_of(name)
         return None if axis is None else axis - 1
 
@@ -185,7 +185,7 @@ class RowJoiner:
     def _filled_in(
         self, inputs: Mapping[str, Array], lengths: Sequence[int], length: int
     ) -> dict[str, Array]:
-        """The mask and the lengths, where the data set leaves them out."""
+        """Makes the mask and the lengths, if the data set does not have them."""
         found: dict[str, Array] = {}
         if self._padding is None:
             return found
@@ -200,7 +200,7 @@ class RowJoiner:
 def _stacked(
     arrays: Sequence[Array], like: Array, axis: int | None, length: int, value: float
 ) -> Array:
-    """Arrays of rows as one, [N, ...], padded on the right along an axis."""
+    """Stacks arrays of rows to one, [N, ...], padded on the right along an axis."""
     shape = list(like.shape)
     if axis is None:
         return np.stack(arrays) if arrays else np.empty((0, *shape), like.dtype)

@@ -1,8 +1,8 @@
-"""The labels of a split: checked, and made what the losses of the recipe take. No torch.
+"""The labels of a split: checks them, and converts them for the recipe's losses. No torch.
 
-In: what the data gave: one array, or several by name, of which `labels` judges. Out: INT64 for
-classes, with `IGNORED_LABEL` where none counts; FP32 for every other task, with NaN in rows of T
-places where none counts.
+In: the data's labels: one array, or several by name, of which `labels` evaluates the model. Out:
+INT64 for classes, with `IGNORED_LABEL` for labels that do not count; FP32 for every other task,
+with NaN in rows of T places for places that do not count.
 
 Shapes: rows of one label [rows]; of T classes [rows, T]; of K labels, 0 or 1, [rows, K]; of D
 numbers [rows, D], or T times D [rows, T, D].
@@ -22,7 +22,7 @@ from training.recipe.parts.task import LABELS_IN_WORDS
 
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 IGNORED_LABEL = -100
-"""Stands for the recipe's `ignore_index` in every split: this place does not count."""
+"""Replaces the recipe's `ignore_index` in every split: this place does not count."""
 SUITING_LOSSES = (
     "bce is for labels 0 and 1 that do not exclude each other, mse, l1, smooth_l1 and huber for "
     "numbers, poisson for counts, cross_entropy for whole numbers that name a class"
@@ -30,16 +30,16 @@ SUITING_LOSSES = (
 
 
 def label_arrays(found: object, where: str, loss: LossPart) -> dict[str, LabelArray]:
-    """The labels that the losses are about, by name.
+    """Returns the labels of all losses, by name.
 
     Args:
         found: one array, or arrays by name.
-        where: which split of what, for messages.
-        loss: the recipe's.
+        where: the split and its data set, for messages.
+        loss: the recipe's part.
 
     Raises:
-        DataError: labels are missing, or are not what a loss is about; the message has the first
-            row that is wrong.
+        DataError: labels are missing, or do not suit a loss; the message has the first row that is
+            wrong.
     """
     arrays = found if isinstance(found, Mapping) else {LABELS: found}
     labels: dict[str, LabelArray] = {}
@@ -62,11 +62,11 @@ def label_arrays(found: object, where: str, loss: LossPart) -> dict[str, LabelAr
 def unfit_numbers(
     numbers: npt.NDArray[np.float32], left_out: npt.NDArray[np.bool_], term: LossTerm
 ) -> list[tuple[npt.NDArray[np.bool_], str]]:
-    """Which labels that are no classes a loss cannot take, each kind with what to do about it.
+    """Returns masks of labels, not classes, that a loss cannot use, each with its remedy.
 
     Args:
-        numbers: the labels of rows, or of one, of any shape.
-        left_out: those of them that are not there, of the same shape.
+        numbers: the labels of rows, or of one row, of any shape.
+        left_out: mask of the missing labels, of the same shape.
         term: the loss.
     """
     found = [
@@ -86,12 +86,12 @@ def unfit_numbers(
 
 
 def counted(labels: LabelArray) -> npt.NDArray[np.bool_]:
-    """Which labels count: the shape of the labels."""
+    """Returns a mask of the labels that count, in the shape of the labels."""
     return labels != IGNORED_LABEL if labels.dtype.kind == "i" else ~np.isnan(labels)
 
 
 def spreads(labels: LabelArray) -> npt.NDArray[np.float64]:
-    """The standard deviation of every column of labels, [D]; 1 where it is 0."""
+    """Returns the standard deviation of every column of labels, [D]; 1 if it is 0."""
     columns = labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1]).astype(np.float64)
     told = np.where(np.isnan(columns).all(axis=0), 0.0, columns)
     found = np.nanstd(told, axis=0)
@@ -99,7 +99,7 @@ def spreads(labels: LabelArray) -> npt.NDArray[np.float64]:
 
 
 def first_row(wrong: npt.NDArray[np.bool_]) -> int | None:
-    """The first row in which anything is true; None if nothing is."""
+    """Returns the first row with a true value; None if there is none."""
     rows = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
     return int(rows[0]) if rows.size else None
 
@@ -116,9 +116,9 @@ def _checked(labels: Array, where: str, term: LossTerm) -> LabelArray:
         )
     if task == "classes":
         return _classes(labels, where, term)
-    with np.errstate(over="ignore"):  # what is beyond FP32 is refused below
+    with np.errstate(over="ignore"):  # values beyond FP32 are refused below
         numbers = labels.astype(np.float32)
-    # What is padded has no number; a row of one label has nothing to leave out.
+    # Padded places have no number; a row of one label has nothing to leave out.
     left_out = np.isnan(numbers) if labels.ndim == 3 else np.zeros(labels.shape, np.bool_)
     for wrong, what in unfit_numbers(numbers, left_out, term):
         _refuse(labels, wrong, where, what)

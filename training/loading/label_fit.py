@@ -1,8 +1,8 @@
-"""Whether the outputs of a model fit the labels. No torch.
+"""Checks that the outputs of a model match the labels. No torch.
 
-In: what the model gives for two rows, and the splits, before anything is trained; then the labels
-of rows that are read in training. Out: nothing, or an error that names the output, the first row
-that does not fit, and what to do.
+In: the model's outputs for two rows, and the splits, before the training; then the labels of rows
+that are read during the training. Out: nothing, or an error that names the output, the first row
+that does not match, and the remedy.
 """
 
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ WHAT_TO_DO = "give model.args as many classes as the data has, or correct the la
 def check_labels_fit(
     outputs: Mapping[str, Array], splits: Splits, recipe: Recipe, inputs: str
 ) -> None:
-    """Holds the outputs to the labels of every loss.
+    """Checks the outputs against the labels of every loss.
 
     Args:
-        outputs: of the first two training rows, by name, in order.
+        outputs: outputs for the first two training rows, by name, in order.
         splits: the data.
         recipe: the run.
         inputs: names and shapes of those rows, for messages.
 
     Raises:
-        TargetError: an output has not the shape that labels ask for.
+        TargetError: an output has not the shape that the labels require.
         DataError: a label is not one of the classes.
-        RecipeError: `stop.metric` is one that these labels do not have.
+        RecipeError: these labels do not have the metric `stop.metric`.
     """
     train = splits.train.every_labels()
     for term in recipe.loss.terms:
@@ -54,16 +54,16 @@ def check_labels_fit(
 def check_row_classes(
     labels: npt.NDArray[np.int64], rows: Places, classes: int, where: str
 ) -> None:
-    """Holds the labels of rows that were just read to the classes of the model.
+    """Checks the labels of rows that were just read against the model's classes.
 
     Args:
-        labels: as `training.datasets.Split` has them, [N] or [N, T].
+        labels: as in `training.datasets.Split`, [N] or [N, T].
         rows: their places in the split, [N].
-        classes: the model has.
-        where: names the split, for messages.
+        classes: number of the model's classes.
+        where: name of the split, for messages.
 
     Raises:
-        DataError: a label is none of them.
+        DataError: a label is none of the classes.
     """
     wrong = (labels != IGNORED_LABEL) & ((labels < 0) | (labels >= classes))
     row = first_row(wrong)
@@ -98,7 +98,7 @@ def _check_shape(
 
 
 def _check_classes(splits: Splits, term: LossTerm, classes: int) -> None:
-    """Class labels are numbers of classes: the first that is none is named, with its row."""
+    """Checks that labels are numbers of classes; the error has the first wrong one's row."""
     by_split = {name: getattr(splits, name).every_labels()[term.labels] for name in SPLITS}
     by_split["train"], lazy = splits.train_labels[term.labels], splits.lazy_train
     for split_name, labels in by_split.items():
@@ -108,7 +108,7 @@ def _check_classes(splits: Splits, term: LossTerm, classes: int) -> None:
             continue
         value = labels[row] if labels.ndim == 1 else labels[row][wrong[row]][0]
         if split_name == "train" and lazy is not None and lazy.labels is None:
-            row = int(lazy.places(len(labels))[row])  # only some of the rows were read
+            row = int(lazy.places(len(labels))[row])  # only some rows were read
         told = [one[counted(one)] for one in by_split.values()]
         low, high = min(int(one.min()) for one in told), max(int(one.max()) for one in told)
         raise DataError(

@@ -1,16 +1,16 @@
 """Data sets that are read row by row: those with `__getitem__`, and streams.
 
-In: an object of the data's own. Out: batches of its rows, and a split of some of them.
+In: the data's own object. Out: batches of its rows, and a split of some of them.
 
 A data set of rows has `__len__`, and `__getitem__(i)` that returns (inputs by name, label). It may
-have `labels` and `lengths`, [rows], for samplers that must know them beforehand, and `sha256`, text
-that says which data it is. A stream has `__iter__`, which yields such pairs, or functions without
+have `labels` and `lengths`, [rows], for samplers that need them in advance, and `sha256`, text that
+identifies the data. A stream has `__iter__`, which yields such pairs, or functions without
 arguments that return one: then only the process that needs the row calls it. It may have `__len__`,
-`set_epoch(epoch)`, called before each `__iter__`, and `sha256`. Each epoch walks it from its
-beginning, and must see the same rows in the same order whenever it is walked.
+`set_epoch(epoch)`, called before each `__iter__`, and `sha256`. Each epoch iterates over it from
+its beginning, and must get the same rows in the same order at every iteration.
 
-Rule kept here: what is random in `__getitem__` is seeded for each batch, and the generators of the
-process are put back behind it.
+Rule: random numbers of `__getitem__` are seeded for each batch, and the generators of the process
+are restored after it.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from training.recipe.recipe import Recipe
 from training.recipe.user_code import failure_in_words
 
 SAMPLE_ROWS = 1024
-"""Training rows that are read beforehand: for the signature, statistics, class weights and
+"""Training rows that are read before training: for the signature, statistics, class weights and
 calibration."""
 
 
@@ -39,49 +39,49 @@ class LazyRows(Protocol):
     """Rows that are not in memory."""
 
     rows: int
-    """Of one epoch."""
+    """Rows of one epoch."""
     random_access: bool
-    """Whether any row can be read alone."""
+    """True if any row can be read alone."""
     labels: Array | None
-    """Of all rows, [rows], where the data set tells; of classes as `training.datasets.Split` has
-    them."""
+    """Labels of all rows, [rows], if the data set has them; classes as in
+    `training.datasets.Split`."""
     lengths: Places | None
-    """Of all rows, [rows], where the data set tells."""
+    """Lengths of all rows, [rows], if the data set has them."""
     sha256: str
-    """Says which data it is, with its number of rows."""
+    """Identifies the data, with its number of rows."""
 
     def take(self, rows: Places, epoch: int, seed: int) -> tuple[dict[str, Array], Array]:
-        """Inputs and labels of some rows.
+        """Returns inputs and labels of some rows.
 
         Args:
             rows: their places, [N]; ascending for a stream.
             epoch: from 0.
-            seed: of what is random in reading them.
+            seed: the seed of random numbers in reading.
 
         Raises:
-            DataError: one cannot be read, or does not fit the others; it is named.
+            DataError: a row, named in the message, cannot be read, or does not match the others.
         """
 
     def read(self, most: int | None) -> tuple[dict[str, Array], Array]:
-        """Inputs and labels of some rows, evenly spread, or of all; padded to the largest bucket.
+        """Returns inputs and labels of evenly spread rows, or of all; padded to the largest bucket.
 
         Args:
-            most: how many; None for all.
+            most: number of rows; None for all.
 
         Raises:
             DataError: as `take`, or there is no row.
         """
 
     def places(self, number: int) -> Places:
-        """Where the rows stand that `read` gives, if it gives so many, [number]."""
+        """Returns the places of the rows that `read` returns, if it returns that many, [number]."""
 
 
 def lazy_rows(found: object, where: str, recipe: Recipe) -> LazyRows | None:
-    """What a recipe's data gave for one split, if it is to be read row by row.
+    """Wraps a recipe's data for one split, if it is to be read row by row; None otherwise.
 
     Args:
-        found: what it gave.
-        where: names it in messages.
+        found: the data.
+        where: its name in messages.
         recipe: the run.
 
     Raises:
@@ -105,11 +105,11 @@ class RowsByPlace:
 
     Args:
         data: the data set.
-        where: names it.
+        where: its name in messages.
         recipe: the run.
 
     Raises:
-        DataError: it is empty, its first row is no row, or `labels` or `lengths` has another
+        DataError: it is empty, its first row is invalid, or `labels` or `lengths` has another
             number of rows.
     """
 
@@ -122,7 +122,7 @@ class RowsByPlace:
             raise DataError(f"{where} has no rows; give at least one")
         self.labels = self._known("labels")
         if self.labels is not None and recipe.loss.judged_task == "classes":
-            whole = self.labels.dtype.kind in "iu"  # what else there is, the rows themselves tell
+            whole = self.labels.dtype.kind in "iu"  # other labels are checked with the rows
             self.labels = self._joiner.classes(self.labels) if whole else self.labels
         lengths = self._known("lengths")
         self.lengths = None if lengths is None else lengths.astype(np.int64)
@@ -170,11 +170,11 @@ class RowStream:
 
     Args:
         data: the data set.
-        where: names it.
+        where: its name in messages.
         recipe: the run.
 
     Raises:
-        DataError: it is empty, or its first row is no row.
+        DataError: it is empty, or its first row is invalid.
     """
 
     random_access = False
@@ -193,7 +193,7 @@ class RowStream:
         self.sha256 = f"{getattr(data, 'sha256', '')} {self.rows}"
 
     def take(self, rows: Places, epoch: int, seed: int) -> tuple[dict[str, Array], Array]:
-        """See `LazyRows.take`; what lies between is walked over."""
+        """See `LazyRows.take`; skips the rows in between."""
         if len(rows) and (epoch != self._epoch or rows[0] < self._place):
             self._walk, self._epoch, self._place = self._open(epoch), epoch, 0
         found = []
@@ -210,7 +210,7 @@ class RowStream:
         return self._joiner.join(found, rows.tolist(), self._like)
 
     def read(self, most: int | None) -> tuple[dict[str, Array], Array]:
-        """See `LazyRows.read`; the first rows, as a stream has no other ones yet."""
+        """See `LazyRows.read`; the first rows, as a stream has no others yet."""
         items = itertools.islice(self._open(0), most)
         found = [self._row(item, row) for row, item in enumerate(items)]
         return self._joiner.join(found, range(len(found)), self._like, full=True)
@@ -225,7 +225,7 @@ class RowStream:
             if set_epoch is not None:
                 set_epoch(epoch)
             yield from self._data
-        except Exception as error:  # the data set is the user's: it may raise anything
+        except Exception as error:  # the user's data set may raise any exception
             told = failure_in_words(error)
             raise DataError(f"{self._where} cannot be read: {told}") from error
 
@@ -233,7 +233,7 @@ class RowStream:
         return self._joiner.read(item if callable(item) else lambda: item, row)
 
     def _counted(self, recipe: Recipe) -> int:
-        """Rows of an epoch: told by the recipe, by the stream, or found by walking it once."""
+        """Returns the rows of an epoch: from the recipe, from the stream, or by iterating once."""
         if recipe.train.steps_per_epoch is not None:
             batches = recipe.train.steps_per_epoch * recipe.optim.accumulate
             return batches * recipe.data.batch_size
@@ -244,9 +244,9 @@ class RowStream:
 
 @contextlib.contextmanager
 def own_randomness(*seeds: int) -> Iterator[None]:
-    """Seeds the generators of the process, and puts them back as they were behind the block.
+    """Seeds the generators of the process, and restores them after the block.
 
-    Torch's is left alone where nothing has imported torch.
+    Torch's generator is not touched if torch was not imported.
     """
     seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
     torch = sys.modules.get("torch")

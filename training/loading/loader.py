@@ -1,12 +1,12 @@
-"""How rows reach the network: their order, batches, and the processes that prepare them.
+"""Loads rows for the network: their order, batches, and the processes that prepare them.
 
 In: the training rows of a run. Out: windows of batches, epoch by epoch, from any step on.
 
-Rules kept here: the order of an epoch is a function of the seed and the epoch (`row_order`), a
-batch can be made without those before it, and whatever is random in it comes from its place in the
-epoch (`augmentation`). So neither the number of processes nor where a run was cut off changes a
-bit. Batches are cut from all rows, and rank r of w takes every w-th row of each from its r-th on:
-together the ranks see the batches that one alone would.
+Rules: the order of an epoch is a function of the seed and the epoch (`row_order`), a batch can be
+made without those before it, and its random numbers depend on its place in the epoch
+(`augmentation`). So neither the number of processes nor the point of an interruption changes a bit.
+Batches are cut from all rows, and rank r of w takes every w-th row of each from its r-th on:
+together the ranks process the batches of a single process.
 """
 
 import itertools
@@ -28,10 +28,10 @@ class Loader:
     Args:
         splits: the data.
         recipe: the run.
-        ranks: the processes that learn together. Where a short last batch leaves one without a row,
+        ranks: the processes that train together. If a short last batch leaves one without a row,
             it gets a row that does not count.
-        classes: of the model, to which the labels of rows are held that are read as they are
-            needed; None where labels are no classes.
+        classes: number of the model's classes, to check labels of rows that are read on demand;
+            None if labels are no classes.
 
     Raises:
         RecipeError: the sampler, the augmentation or `train.steps_per_epoch` does not fit the data.
@@ -49,11 +49,11 @@ class Loader:
         self._maker = BatchMaker(splits, recipe, ranks, classes)
         self._batches = self._maker.batches
         self.step_rows = recipe.optim.accumulate * recipe.data.batch_size
-        """Rows of one step, but for the last of an epoch."""
+        """Rows of one step, except for the last of an epoch."""
         self._prefetched: Iterator[TrainingBatch] | None = None
         self._next: Place | None = None
         self.waited_s = 0.0
-        """Seconds in which the loop had nothing to do but wait for batches, since the start."""
+        """Seconds for which the loop waited for batches, since the start."""
 
     @property
     def rows(self) -> int:
@@ -62,19 +62,19 @@ class Loader:
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer in one epoch; the last batch may be short, and the last window."""
+        """Optimizer steps in one epoch; the last batch may be short, and so may the last window."""
         return math.ceil(self._batches / self._recipe.optim.accumulate)
 
     def rows_of(self, step: int) -> int:
-        """Rows of one step of an epoch, of all ranks together."""
+        """Returns the rows of one step of an epoch, of all ranks together."""
         return min(self.step_rows, self.rows - step * self.step_rows)
 
     def windows(self, epoch: int, first_step: int = 0) -> Iterator[list[TrainingBatch]]:
-        """The batches of each step of an epoch.
+        """Yields the batches of each step of an epoch.
 
         Args:
             epoch: its number, from 0.
-            first_step: of this epoch, from 0; those before it are left out and not made.
+            first_step: first step of this epoch, from 0; earlier ones are skipped, not made.
 
         Raises:
             DataError: a row cannot be read.
@@ -94,7 +94,7 @@ class Loader:
         self._prefetched = self._next = None
 
     def _from(self, place: Place) -> Iterator[TrainingBatch]:
-        """The rest of an epoch. Workers go on into the next one while this one is evaluated."""
+        """Yields the rest of an epoch. Workers prepare the next one during evaluation."""
         if self._prefetched is None or self._next != place:
             places = self._places(place)
             workers = self._recipe.data.workers

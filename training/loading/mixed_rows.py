@@ -1,6 +1,6 @@
-"""Rows that do not make one array: which of them is the first that differs. No torch.
+"""Finds the first row that keeps rows from forming one array. No torch.
 
-In: what a data set gave as the rows of one tensor. Out: the array, or a row in words.
+In: a data set's rows of one tensor. Out: the array, or a message about a row.
 """
 
 from collections.abc import Iterable
@@ -12,27 +12,27 @@ from training.errors import DataError
 
 
 def array_of(rows: object, where: str) -> Array:
-    """Rows as one array, [rows, ...].
+    """Returns rows as one array, [rows, ...].
 
     Args:
-        rows: an array, or what makes one, such as a list of rows.
-        where: names them in messages.
+        rows: an array, or a sequence that makes one, such as a list of rows.
+        where: name of the rows in messages.
 
     Raises:
-        DataError: they have several shapes; the message has the first that differs, and both.
+        DataError: rows differ in shape; the message has the first that differs, and both shapes.
     """
     try:
         return np.ascontiguousarray(rows)
-    except (ValueError, TypeError) as error:  # NumPy's own names no row
+    except (ValueError, TypeError) as error:  # NumPy's own message names no row
         found = first_odd_row(rows) or str(error)
         raise DataError(f"{where}: {found}; give all rows one shape, or pad them") from error
 
 
 def first_odd_row(rows: object) -> str | None:
-    """The first row with another shape than row 0, or with no numbers where that has some.
+    """Finds the first row that differs from row 0 in shape, or in being numeric.
 
     Returns:
-        It, in words, beside row 0; None if there is none.
+        A message with that row and row 0; None if there is none.
     """
     expected: tuple[str, bool] | None = None
     for place, row in enumerate(rows if isinstance(rows, Iterable) else ()):
@@ -45,10 +45,10 @@ def first_odd_row(rows: object) -> str | None:
 
 
 def _shape_and_type(row: object) -> tuple[str, bool, str]:
-    """The shape of a row, whether it is of numbers, and both in words."""
+    """Returns the shape of a row, True if it is numeric, and a message with shape and type."""
     try:
         array = np.asarray(row)
-    except (ValueError, TypeError):  # it has no shape itself
+    except (ValueError, TypeError):  # the row itself has no single shape
         return "mixed", True, "of several shapes itself"
     numbers = array.dtype.kind in "biuf"
     kind = str(array.dtype)

@@ -1,7 +1,7 @@
-"""Which row comes when: a function of the seed, the epoch and the sampler.
+"""The order of rows: a function of the seed, the epoch and the sampler.
 
-In: what the sampler needs to know of all rows. Out: places of rows in the split, in the order of
-one epoch. A batch is a slice of it; only the last one may be short.
+In: the sampler's facts about all rows. Out: places of rows in the split, in the order of one epoch.
+A batch is a slice of the order; only the last one may be short.
 """
 
 import numpy as np
@@ -15,19 +15,19 @@ Floats = npt.NDArray[np.float64]
 
 
 def shuffled(rows: int, seed: int, epoch: int) -> Places:
-    """Every row once, [rows]."""
+    """Returns every row once, [rows]."""
     return np.random.default_rng((seed, epoch)).permutation(rows)
 
 
 def drawn(weights: Floats, seed: int, epoch: int) -> Places:
-    """As many rows as there are, with replacement, by weight, [rows].
+    """Draws as many rows as there are, with replacement, by weight, [rows].
 
     Args:
         weights: [rows], 0 or more.
-        seed: of the run.
+        seed: the seed of the run.
         epoch: from 0.
     """
-    # A sum and a search, as a table of shares need not add up to 1 to the last bit.
+    # A cumulative sum and a search: shares need not add up to 1 to the last bit.
     ends = np.cumsum(weights)
     points = np.random.default_rng((seed, epoch)).random(len(weights)) * ends[-1]
     found: Places = np.searchsorted(ends, points, side="right")
@@ -35,13 +35,13 @@ def drawn(weights: Floats, seed: int, epoch: int) -> Places:
 
 
 def bucketed(lengths: Places, batch: int, window: int, seed: int, epoch: int) -> Places:
-    """Every row once; each batch holds rows of like length, and batches come in any order.
+    """Returns every row once; each batch has rows of similar length, batches are shuffled.
 
     Args:
         lengths: [rows].
-        batch: rows of one.
+        batch: rows of one batch.
         window: batches that are sorted together.
-        seed: of the run.
+        seed: the seed of the run.
         epoch: from 0.
     """
     random = np.random.default_rng((seed, epoch))
@@ -56,11 +56,11 @@ def bucketed(lengths: Places, batch: int, window: int, seed: int, epoch: int) ->
 
 
 def class_weights(labels: Array | None, where: str) -> Floats:
-    """Weights by which every class is drawn equally often, [rows].
+    """Returns weights by which every class is drawn equally often, [rows].
 
     Args:
-        labels: of all training rows; None where they are not known.
-        where: names the data.
+        labels: labels of all training rows; None if they are not known.
+        where: name of the data.
 
     Raises:
         RecipeError: there are no labels, they are no classes, or a row has several.
@@ -81,10 +81,10 @@ def class_weights(labels: Array | None, where: str) -> Floats:
 
 
 def checked_weights(weights: object, rows: int, target: str) -> Floats:
-    """What a `weighted` sampler's target returned, [rows].
+    """Checks the return value of a `weighted` sampler's target, [rows].
 
     Raises:
-        RecipeError: it is not one weight for each row, 0 or more, and not all 0.
+        RecipeError: it is not one weight for each row, each 0 or more, and not all 0.
     """
     found = np.asarray(weights, np.float64)
     if found.shape != (rows,):

@@ -1,10 +1,10 @@
 """Processes that make batches ahead of the loop, by torch's `DataLoader`.
 
-In: what makes a batch, and the places of those that are wanted. Out: the batches, in that order.
+In: a batch maker, and the places of the batches. Out: the batches, in that order.
 
-Rules kept here: the loader has a generator of its own, as it would draw from the one that dropout
-draws from; a process ends with the one that started it, at once, as it holds that one's lock too;
-and it ends by nobody else's SIGTERM, which asks that one to write a checkpoint first.
+Rules: the loader has its own generator, since it would otherwise draw from that of dropout; a
+worker process exits at once with its parent, since it also holds the parent's lock; and it ignores
+any SIGTERM that its parent did not send, since the parent writes a checkpoint first.
 """
 
 import ctypes
@@ -24,16 +24,16 @@ from training.loading.batch import TrainingBatch
 from training.loading.batch_maker import BatchMaker, Place
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""The option of prctl(2)."""
 
 
 def prefetch(maker: BatchMaker, places: Iterator[Place], workers: int) -> Iterator[TrainingBatch]:
-    """The batches of some places, made by processes; closing the iterator ends them.
+    """Yields the batches of some places, made by processes; closing the iterator ends them.
 
     Args:
-        maker: goes to each of them.
-        places: of the batches; it may be very long, as each process is only a little ahead.
-        workers: how many processes.
+        maker: the batch maker, which each process gets.
+        places: places of the batches; possibly very many, as each process is only a little ahead.
+        workers: number of processes.
 
     Raises:
         DataError: as `BatchMaker.make`.
@@ -43,12 +43,12 @@ def prefetch(maker: BatchMaker, places: Iterator[Place], workers: int) -> Iterat
         sampler=places,  # any iterable will do
         batch_size=None,
         num_workers=workers,
-        collate_fn=_as_it_is,  # there is no batch of batches to make
+        collate_fn=_as_it_is,  # each item is a batch already
         generator=torch.Generator(),
         worker_init_fn=partial(_stay_with, os.getpid()),
         multiprocessing_context="fork",  # modules from files of the recipe are known there already
     )
-    # What a worker starts before it has its own say must not hear SIGTERM either.
+    # A worker must not receive SIGTERM before it has set up its own handling either.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         batches = iter(loader)
@@ -61,7 +61,7 @@ def prefetch(maker: BatchMaker, places: Iterator[Place], workers: int) -> Iterat
 
 
 class _Made(Dataset[TrainingBatch | str]):
-    """Batches by place; a message, where one cannot be made."""
+    """Batches by place; a message for a batch that cannot be made."""
 
     def __init__(self, maker: BatchMaker) -> None:
         self._maker = maker
@@ -78,9 +78,9 @@ def _as_it_is(made: Any) -> Any:
 
 
 def _stay_with(parent: int, worker: int) -> None:
-    """Ends this process with its parent, and by a SIGTERM of its parent alone, not of the group."""
+    """Ends this process with its parent, and on a SIGTERM of its parent only, not of the group."""
     if sys.platform == "linux":
-        # The loader's own watch looks every five seconds only.
+        # The loader's own check runs every five seconds only.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

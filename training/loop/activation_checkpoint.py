@@ -1,7 +1,7 @@
 """Saves memory in training: chosen layers compute their activations twice and keep none.
 
-In: a model and patterns of names of layers. What they compute stays the same, bit for bit: random
-numbers are drawn again as they were, and buffers such as the statistics of norms move once.
+In: a model and patterns of layer names. The layers' results stay the same, bit for bit: random
+numbers are drawn again as before, and buffers such as the statistics of norms are updated once.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from training.network.model_names import matching_any, named_layers
 
 @contextlib.contextmanager
 def activations_recomputed(model: nn.Module, patterns: Sequence[str]) -> Iterator[None]:
-    """While the block lasts, layers that fit a pattern recompute what backward needs.
+    """Lets layers that match a pattern recompute their activations in backward, within the block.
 
     Raises:
-        RecipeError: a pattern fits no layer.
+        RecipeError: a pattern matches no layer.
     """
     layers = named_layers(model)
     names = matching_any(patterns, layers, "train.activation_checkpoint")
-    # What lies in a chosen layer is recomputed with it.
+    # A chosen layer's own layers are recomputed with it.
     outermost = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
     chosen = [layers[name] for name in outermost]
     before = [layer.__dict__.get("forward") for layer in chosen]  # rarely any: classes have it
@@ -43,14 +43,14 @@ def activations_recomputed(model: nn.Module, patterns: Sequence[str]) -> Iterato
 def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    if torch.compiler.is_compiling():  # a compiler moves buffers once by itself
+    if torch.compiler.is_compiling():  # a compiler updates buffers once by itself
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     contexts = partial(_contexts, layer)
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 def _contexts(layer: nn.Module) -> tuple[Any, Any]:
-    """Around the first run, and around the second."""
+    """Returns the contexts of the first forward pass and of the recomputation."""
     return contextlib.nullcontext(), _buffers_kept(layer)
 
 

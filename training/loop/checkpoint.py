@@ -1,14 +1,14 @@
-"""Checkpoints: what a killed run needs to go on as if nothing had happened.
+"""Checkpoints: the state that a killed run needs to resume as if it had not been interrupted.
 
     checkpoints/epoch-000007.safetensors                 weights after 7 epochs
                /epoch-000007-step-00000123.safetensors   weights 123 steps later
                /epoch-000005.safetensors                 weights of the best epoch
                /state.pt      everything else; names the last and the best with their sha256
 
-Rules kept here: weights are safetensors and the state loads with `weights_only=True`, so a
-checkpoint is data and never code; every file appears whole or not at all; `state.pt` is replaced
-last, so whatever it names is there, on a full disk too; of the weights it does not name, the last
-few stay if the recipe wants them, and the others are removed after that.
+Rules: weights are safetensors and the state loads with `weights_only=True`, so a checkpoint is data
+and never code; every file is written whole or not at all; `state.pt` is replaced last, so all files
+that it names exist, on a full disk too; of the weights that it does not name, the last few stay if
+the recipe asks for them, and the others are removed after that.
 """
 
 import contextlib
@@ -35,20 +35,20 @@ FORMAT = 1
 
 
 class Memory(Protocol):
-    """An optimizer, as far as checkpoints know it."""
+    """The part of an optimizer that checkpoints use."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All it needs to go on."""
+        """Returns the whole state."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Goes on from there."""
+        """Resumes from that state."""
 
 
 class CheckpointFolder:
     """The checkpoints of one run.
 
     Args:
-        path: the folder; made when something is saved.
+        path: the folder; made at the first save.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,30 +57,30 @@ class CheckpointFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything to resume."""
+        """True if there is a checkpoint to resume from."""
         return self._state_path.is_file()
 
     def clear(self) -> None:
-        """Forgets everything, for a run that starts anew."""
+        """Removes all checkpoints, for a run that starts anew."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def weights_path(self, epoch: int, in_epoch: int = 0) -> Path:
-        """Where the weights of a moment lie, if they were saved.
+        """Returns the path of the weights at a moment, saved or not.
 
         Args:
             epoch: epochs finished.
-            in_epoch: steps of the next one that are finished.
+            in_epoch: finished steps of the next epoch.
         """
         step = f"-step-{in_epoch:08d}" if in_epoch else ""
         return self.path / f"epoch-{epoch:06d}{step}.safetensors"
 
     def save_weights(self, model: nn.Module, epoch: int, in_epoch: int = 0) -> None:
-        """Writes the weights of a moment; they count once a state names them.
+        """Writes the weights of a moment; they become valid once a state names them.
 
         Args:
-            model: has them.
+            model: the module whose weights are saved.
             epoch: epochs finished.
-            in_epoch: steps of the next one that are finished.
+            in_epoch: finished steps of the next epoch.
 
         Raises:
             CheckpointError: the disk is full, or cannot be written.
@@ -88,7 +88,7 @@ class CheckpointFolder:
         temporary = self.path / "weights.tmp"
         with self._writing(temporary):
             self.path.mkdir(parents=True, exist_ok=True)
-            save_model(model, str(temporary))  # copes with weights that two layers share
+            save_model(model, str(temporary))  # handles weights that two layers share
             _to_disk(temporary)
             temporary.replace(self.weights_path(epoch, in_epoch))
 
@@ -99,13 +99,13 @@ class CheckpointFolder:
         beside: Mapping[str, Any] | None = None,
         keep: int = 1,
     ) -> None:
-        """Commits a checkpoint whose weights, and those of the best epoch, are saved already.
+        """Commits a checkpoint whose weights, and those of the best epoch, are already saved.
 
         Args:
-            state: how far the run is.
-            optimizer: its memory.
-            beside: tensors and plain numbers that the run needs too; `load` gives them back.
-            keep: how many of the last weights stay.
+            state: the progress of the run.
+            optimizer: the optimizer whose state is saved.
+            beside: further tensors and plain numbers of the run; `load` returns them.
+            keep: the number of the last weights that stay.
 
         Raises:
             CheckpointError: the disk is full, or cannot be written.
@@ -125,7 +125,7 @@ class CheckpointFolder:
             _save(document, temporary)
             _to_disk(temporary)
             temporary.replace(self._state_path)
-        # Weights that count as later are those of a run that was cut off before it named them.
+        # Later weights are those of an interrupted run that did not yet name them.
         saved = sorted(self.path.glob("epoch-*.safetensors"), key=_moment)
         before = [path for path in saved if _moment(path) <= _moment(newest)]
         for path in set(saved) - {*before[-keep:], *kept}:
@@ -133,7 +133,7 @@ class CheckpointFolder:
 
     @contextlib.contextmanager
     def _writing(self, temporary: Path) -> Iterator[None]:
-        """Says what to do where nothing more can be written, and takes the unfinished file away."""
+        """Removes the unfinished file and explains what to do, if a write fails."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -150,12 +150,12 @@ class CheckpointFolder:
         optimizer: Memory,
         restore: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> TrainState:
-        """Puts the model, the optimizer and the random generators back where they were.
+        """Restores the model, the optimizer and the random generators.
 
         Args:
-            model: gets the newest weights.
-            optimizer: of what is trained.
-            restore: is given what was saved beside them.
+            model: receives the newest weights.
+            optimizer: receives its saved state.
+            restore: receives the tensors and numbers that were saved beside them.
 
         Raises:
             CheckpointError: a file is missing, damaged, of another format or of another model.
@@ -200,16 +200,16 @@ class CheckpointFolder:
 
 
 def _moment(weights: Path) -> tuple[int, ...]:
-    """Epochs finished and, in mid-epoch, steps: a file's place among the others."""
+    """Returns the epochs finished and, in mid-epoch, the steps: the sort key of a file."""
     return tuple(int(part) for part in weights.stem.split("-")[1::2])
 
 
 def _save(document: Mapping[str, Any], path: Path) -> None:
-    """`torch.save`, which says why the file cannot be written."""
+    """Calls `torch.save`, and raises the reason of a failed write."""
     with path.open("wb") as file:
         try:
             torch.save(document, file)
-        except RuntimeError as error:  # the end of its archive cannot be written either
+        except RuntimeError as error:  # closing the archive fails as well
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
@@ -221,7 +221,7 @@ def _to_disk(path: Path) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The states of the three global generators, as tensors and plain numbers."""
+    """Returns the states of the three global generators, as tensors and plain numbers."""
     legacy = np.random.get_state(legacy=False)
     key = torch.from_numpy(legacy["state"]["key"].astype(np.int64))
     return {
@@ -232,7 +232,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(saved: dict[str, Any]) -> None:
-    """Goes on from a `random_state`."""
+    """Restores the generators from a `random_state`."""
     random.setstate(saved["python"])
     legacy = saved["numpy"]
     key = legacy["state"]["key"].numpy().astype(np.uint32)

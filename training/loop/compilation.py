@@ -2,10 +2,10 @@
 
 In: a network. Out: the same function with the same weights, as native code of `torch.compile`.
 
-Rules kept here: a program is made for each shape of a batch, never for several at once, so the
-code that runs on a batch, and every bit of it, does not depend on the batches before it, and a
-resumed run ends as one that was not cut off; where there is no program for a shape the run ends in
-words, and does not go on without one in silence; what is compiled is forgotten with the block.
+Rules: each shape of a batch is compiled by itself, never several at once, so the code that runs on
+a batch, and every bit of its result, does not depend on earlier batches, and a resumed run ends as
+an uninterrupted one; a shape that cannot be compiled ends the run with an error instead of running
+uncompiled silently; compiled programs are discarded at the end of the block.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ from training.errors import RecipeError
 from training.process.root_cause import root_cause
 
 SHAPES = 64
-"""Shapes of batches for which a network is compiled, at most. Each takes seconds."""
+"""Batch shapes for which a network is compiled, at most. Each takes seconds."""
 BACKEND = "inductor"
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    """The model as a program; it has the same weights, and the model stays as it is."""
+    """Returns the compiled model; it shares its weights with the model, which stays as it is."""
     return torch.compile(model, dynamic=False, backend=BACKEND)  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
 def compiling(wanted: bool, device: torch.device) -> Iterator[None]:
-    """While the block lasts, programs of `compiled` run as the rules of this module say.
+    """Applies this module's rules to programs of `compiled` within the block.
 
     Args:
-        wanted: whether anything is compiled.
-        device: where it learns.
+        wanted: True if anything is compiled.
+        device: the device of the training.
 
     Raises:
         RecipeError: there is no compiler, or the network cannot be compiled, or has batches of too
@@ -50,9 +50,9 @@ def compiling(wanted: bool, device: torch.device) -> Iterator[None]:
     reset()
     limits: dict[str, Any] = {
         "recompile_limit": SHAPES,
-        "accumulated_recompile_limit": 100 * SHAPES,  # of all functions that it calls
+        "accumulated_recompile_limit": 100 * SHAPES,  # of all functions that the network calls
         "fail_on_recompile_limit_hit": True,
-        # By itself torch cuts the program of several processes where gradients are sent.
+        # By default torch splits the program of several processes where gradients are sent.
         "optimize_ddp": False,
     }
     try:
@@ -78,7 +78,7 @@ def compiling(wanted: bool, device: torch.device) -> Iterator[None]:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Raises a RecipeError if there is none."""
+    """Checks that there is a compiler; raises a RecipeError otherwise."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 

@@ -1,8 +1,8 @@
-"""Shows what happens in training: gradients, activations, where a number was lost, and time.
+"""Observes training: gradients, activations, the source of non-finite numbers, and time.
 
-In: a model and what the recipe wants to see. Out: figures for trackers, a trace, or words.
+In: a model and the recipe's debug options. Out: figures for trackers, a trace, or messages.
 
-Rule kept here: looking changes nothing, so a run that is watched ends with the same bits.
+Rule: observation changes nothing, so an observed run ends with the same bits.
 """
 
 import collections
@@ -19,14 +19,14 @@ from training.network.model_names import matching_any, named_layers, named_param
 from training.recipe.parts.debug_parts import DebugPart, ProfilePart
 
 MADE_CHARACTERS = 120
-"""Of how a layer was made, in a message."""
+"""Characters of a layer's `repr` in a message."""
 
 
 class Watch:
-    """Gradients of parameters and outputs of layers, step by step.
+    """Records gradients of parameters and outputs of layers, step by step.
 
     Args:
-        parameters: those whose gradients are looked at, by name.
+        parameters: parameters whose gradients are recorded, by name.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
@@ -35,14 +35,14 @@ class Watch:
         self._last: dict[str, Tensor] = {}
 
     def after_step(self) -> None:
-        """Looks at the gradients of a step, as they were when the weights moved."""
+        """Records the gradients of a step, as they were in the optimizer step."""
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 found = parameter.grad.to_dense()
                 self._keep(f"gradients/{name}", found, found.norm())
 
     def saw_output(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A forward hook; evaluation does not count."""
+        """Records a layer's output, as a forward hook; evaluation is not recorded."""
         found = _first_tensor(output)
         if torch.is_grad_enabled() and found is not None and found.is_floating_point():
             size = found.detach().float().square().mean().sqrt()
@@ -51,31 +51,31 @@ class Watch:
     def saw_output_to_come_back(
         self, name: str, module: nn.Module, inputs: Any, output: Any
     ) -> None:
-        """A forward hook; what comes back to this output is looked at."""
+        """Registers a hook for the gradient of this output; is itself a forward hook."""
         found = _first_tensor(output)
         if found is not None and found.requires_grad:
-            # Of the tensor, not of the layer: torch's hooks of layers forbid in-place operations.
+            # On the tensor, not on the layer: torch's layer hooks forbid in-place operations.
             found.register_hook(partial(self._saw_gradient, f"backward/{name}"))  # type: ignore[no-untyped-call]
 
     def _saw_gradient(self, name: str, gradient: Tensor) -> None:
         self._keep(name, gradient, gradient.float().square().mean().sqrt())
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call: norms of gradients, root mean squares of all else."""
+        """Returns means since the last call: norms of gradients, root mean squares otherwise."""
         means = {name: sum(sizes) / len(sizes) for name, sizes in self._sizes.items()}
         self._sizes.clear()
         return means
 
     def state(self) -> dict[str, list[float]]:
-        """What a checkpoint in mid-epoch holds of it."""
+        """Returns the values for a checkpoint in mid-epoch."""
         return dict(self._sizes)
 
     def restore(self, saved: Mapping[str, list[float]]) -> None:
-        """Goes on from a `state`."""
+        """Restores the values of a `state`."""
         self._sizes.update(saved)
 
     def histograms(self) -> dict[str, Tensor]:
-        """The numbers of the last step, but for those that are not finite."""
+        """Returns the finite numbers of the last step."""
         finite = {name: values[values.isfinite()] for name, values in self._last.items()}
         return {name: values for name, values in finite.items() if values.numel()}
 
@@ -86,10 +86,10 @@ class Watch:
 
 @contextlib.contextmanager
 def watched(model: nn.Module, part: DebugPart) -> Iterator[Watch]:
-    """While the block lasts, the model is watched as the recipe says.
+    """Observes the model as the recipe says, within the block.
 
     Raises:
-        RecipeError: a pattern fits nothing.
+        RecipeError: a pattern matches nothing.
     """
     parameters, layers = named_parameters(model), named_layers(model)
     chosen = matching_any(part.gradients, parameters, "debug.gradients")
@@ -108,12 +108,12 @@ def watched(model: nn.Module, part: DebugPart) -> Iterator[Watch]:
 
 
 def first_not_finite(model: nn.Module, run: Callable[[], object], inputs: Sequence[Tensor]) -> str:
-    """Where a number was lost, in words.
+    """Returns a message that names the place of the first non-finite number.
 
     Args:
-        model: what lost it.
-        run: sends the inputs through it once more.
-        inputs: its arguments.
+        model: the model that produced it.
+        run: runs the model on the inputs once more.
+        inputs: arguments of the model.
     """
     for place, tensor in enumerate(inputs):
         if tensor.is_floating_point() and not tensor.isfinite().all():
@@ -135,15 +135,15 @@ def first_not_finite(model: nn.Module, run: Callable[[], object], inputs: Sequen
 
 
 def failing_layer(model: nn.Module, run: Callable[[], object]) -> str:
-    """The innermost layer in which a run fails, with what it was given, in words.
+    """Returns a message with the innermost layer in which a run fails, and that layer's inputs.
 
     Args:
-        model: what has failed.
-        run: sends the same inputs through it once more.
+        model: the model that failed.
+        run: runs the model on the same inputs once more.
 
     Returns:
-        ` in layer 'head' (Linear(in_features=4, ...)), which was given [2, 3]`; nothing, where it
-        fails in no layer, or does not fail again.
+        ` in layer 'head' (Linear(in_features=4, ...)), which was given [2, 3]`; an empty string
+        if the run fails in no layer, or does not fail again.
     """
     entered: list[tuple[str, nn.Module, Any]] = []
 
@@ -159,13 +159,13 @@ def failing_layer(model: nn.Module, run: Callable[[], object]) -> str:
                 stack.callback(layer.register_forward_pre_hook(partial(enter, name)).remove)
                 stack.callback(layer.register_forward_hook(leave).remove)
             run()
-    except Exception:  # it is told already
+    except Exception:  # already reported
         return f" in layer {_layer_in_words(*entered[-1])}" if entered else ""
     return ""
 
 
 def _layer_in_words(name: str, layer: nn.Module, inputs: Any) -> str:
-    """A layer, how it was made, and the shapes of what it was given."""
+    """Describes a layer, its constructor arguments, and the shapes of its inputs."""
     made = repr(layer) if not any(layer.children()) else type(layer).__name__
     shapes = ", ".join(
         str(list(one.shape)) if isinstance(one, Tensor) else type(one).__name__ for one in inputs
@@ -175,11 +175,11 @@ def _layer_in_words(name: str, layer: nn.Module, inputs: Any) -> str:
 
 @contextlib.contextmanager
 def profiled(part: ProfilePart | None, path: Path) -> Iterator[Callable[[], None]]:
-    """Yields what is to be called behind every step; some steps' trace is written to a file.
+    """Yields a function to call after every step; writes the trace of some steps to a file.
 
     Args:
-        part: the recipe's; None for no profile.
-        path: of the trace, in Chrome's format: `chrome://tracing` and Perfetto show it.
+        part: the recipe's profile; None for no profile.
+        path: the trace file, in Chrome's format: `chrome://tracing` and Perfetto show it.
     """
     if part is None:
         yield lambda: None
@@ -197,7 +197,7 @@ def profiled(part: ProfilePart | None, path: Path) -> Iterator[Callable[[], None
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    """The output itself, or the first of several."""
+    """Returns the output itself, or the first of several."""
     while isinstance(output, tuple | list) and output:
         output = output[0]
     return output if isinstance(output, Tensor) else None

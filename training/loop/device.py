@@ -1,9 +1,9 @@
-"""Where a run trains: the recipe's word for it, and tensors that have to go there.
+"""The device of a run: resolves its name in the recipe, and saves its random state.
 
-In: `train.device` of a recipe. Out: a `torch.device`, and what a checkpoint has to know of it.
+In: `train.device` of a recipe. Out: a `torch.device`, and the device's state for a checkpoint.
 
-Rule kept here: only the training is done there. Data, weights in files, and whatever is exported or
-proven lie in the host's memory.
+Rule: only training uses the device. Data, weights in files, and everything that is exported or
+verified are in the host's memory.
 """
 
 import os
@@ -19,14 +19,14 @@ CPU = torch.device("cpu")
 
 
 def training_device(name: str) -> torch.device:
-    """The device a recipe asks for.
+    """Returns the device of a recipe.
 
     Args:
-        name: `auto` for the accelerator that torch finds, or else the processor; `cpu`, `cuda` or
+        name: `auto` for the accelerator that torch finds, or else the CPU; `cpu`, `cuda` or
             `cuda:N`.
 
     Raises:
-        RecipeError: it is not there.
+        RecipeError: the device does not exist.
     """
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
@@ -40,23 +40,23 @@ def training_device(name: str) -> torch.device:
                 f"train.device is {name}, and torch {torch.__version__} finds {count} CUDA GPUs "
                 "here; take auto or cpu, or install a torch that fits the driver"
             )
-        # cuBLAS gives the same bits twice with this only, and reads it when it is first used.
+        # cuBLAS is reproducible only with this setting, and reads it at its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters lie; the processor, if it has none."""
+    """Returns the device of a model's parameters; the CPU if it has none."""
     first = next(model.parameters(), None)
     return CPU if first is None else first.device
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """What a checkpoint holds of a GPU's random numbers; those of the processor it has."""
+    """Returns a GPU's random state for a checkpoint; that of the CPU is saved elsewhere."""
     return {"cuda_random": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
 
 
 def restore_random_state(device: torch.device, saved: Mapping[str, Any]) -> None:
-    """Goes on from a `random_state`, if one was saved on such a device."""
+    """Restores a `random_state`, if one was saved on such a device."""
     if device.type == "cuda" and "cuda_random" in saved:
         torch.cuda.set_rng_state(saved["cuda_random"], device)

@@ -1,4 +1,4 @@
-"""What the steps of one epoch saw, summed up; a checkpoint in mid-epoch holds the sums."""
+"""Sums of the figures of one epoch's steps; a checkpoint in mid-epoch holds them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,12 +17,12 @@ class EpochFigures:
     weight: float = 0.0
     gradient_norm: float = 0.0
     steps: int = 0
-    """Those whose gradient's norm was taken."""
+    """Steps whose gradient norm was computed."""
     learning_rate: float = 0.0
-    """Of the last step."""
+    """Learning rate of the last step."""
 
     def add(self, found: Stepped) -> None:
-        """One step more."""
+        """Adds the figures of one step."""
         self.loss += found.loss * found.weight
         self.weight += found.weight
         if found.gradient_norm is not None:
@@ -31,7 +31,7 @@ class EpochFigures:
         self.learning_rate = found.learning_rate
 
     def metrics(self) -> dict[str, float]:
-        """The means, by name."""
+        """Returns the means, by name."""
         return {
             "train/loss": self.loss / self.weight,
             "train/gradient_norm": self.gradient_norm / self.steps,
@@ -39,16 +39,16 @@ class EpochFigures:
         }
 
     def summed(self, ranks: Ranks) -> "EpochFigures":
-        """With the losses of all ranks; the rest is the same in each of them."""
+        """Returns the figures with the losses of all ranks; the rest is equal on each of them."""
         loss, weight = ranks.sums(self.loss, self.weight)
         return replace(self, loss=loss, weight=weight)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """Returns the sums for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], ranks: Ranks) -> "EpochFigures":
-        """Goes on from a `state`, whose sums one of the ranks keeps."""
+        """Restores a `state`; only the first rank keeps its sums."""
         found = cls(**saved)
         return found if ranks.is_first else replace(found, loss=0.0, weight=0.0)

@@ -1,4 +1,4 @@
-"""How good a model is over a split: its loss, and every metric of its task."""
+"""Evaluates a model on a split: its loss, and every metric of its task."""
 
 import numpy as np
 import torch
@@ -23,15 +23,15 @@ def evaluate(
     loss: Objective | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Loss and every metric of the task over a split, of a model.
+    """Returns the loss and every metric of the task of a model on a split.
 
     Args:
-        model: put into evaluation mode.
+        model: the model; put into evaluation mode.
         split: the rows.
-        recipe: gives the batch size and the task.
-        name: goes before the metrics' names, as in `val/accuracy`.
-        loss: what is minimised; None makes it from the recipe and this split.
-        ranks: who shares the rows, each of which counts once; all of them get the same figures.
+        recipe: has the batch size and the task.
+        name: prefix of the metrics' names, as in `val/accuracy`.
+        loss: the objective; None makes it from the recipe and this split.
+        ranks: processes that share the rows; each row counts once, and all get the same figures.
     """
     model.eval()
     device = device_of(model)
@@ -52,7 +52,7 @@ def evaluate(
             labels = batch.every_labels()
             weights = loss.weights(labels)
             means = np.array([mean.item() for mean in loss.means(outputs, labels)])
-            # The mean over no label is no number, and counts for nothing.
+            # The mean over no label is NaN, and counts for nothing.
             loss_sums = loss_sums + np.where(weights > 0, means, 0.0) * weights
             weight_sums = weight_sums + weights
             answers += metric.tally(outputs[0].numpy(), split.labels[batch.rows])

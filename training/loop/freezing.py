@@ -1,6 +1,6 @@
-"""Holds parameters as they are for a whole run, or for its first epochs.
+"""Freezes parameters for a whole run, or for its first epochs.
 
-A frozen batch norm is kept in evaluation mode: its statistics are parameters in all but name.
+A frozen batch norm stays in evaluation mode: its running statistics are frozen too.
 """
 
 import fnmatch
@@ -13,18 +13,18 @@ from training.network.model_names import matching_any, named_layers, named_param
 from training.recipe.parts.model_parts import FreezePart
 
 NAMES_TOLD = 6
-"""Parameters that a message names."""
+"""Number of parameters that a message names."""
 
 
 class Freezing:
-    """What a recipe freezes of one model.
+    """The frozen parameters of one model.
 
     Args:
         model: the model.
-        part: the recipe's.
+        part: the recipe's part on freezing.
 
     Raises:
-        RecipeError: a pattern fits no parameter, or all of them, so that nothing would learn.
+        RecipeError: a pattern matches no parameter, or all of them, so that nothing would train.
     """
 
     def __init__(self, model: nn.Module, part: FreezePart) -> None:
@@ -46,7 +46,7 @@ class Freezing:
             and _is_frozen(name, layer, part, frozen)
         ]
         if part.unfreeze_at is None:
-            self._hold(True)  # an optimizer that is built now leaves them out
+            self._hold(True)  # an optimizer that is built now excludes them
 
     @property
     def held_for_good(self) -> list[nn.Module]:
@@ -54,7 +54,7 @@ class Freezing:
         return [*self._norms] if self._part.unfreeze_at is None else []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called behind `model.train()`.
+        """Freezes or unfreezes for an epoch; called after `model.train()`.
 
         Args:
             epoch: its number, from 1.
@@ -63,7 +63,7 @@ class Freezing:
         self._hold(until is None or epoch < until.epoch)
 
     def release(self) -> None:
-        """Lets everything learn again, in a phase behind this one."""
+        """Unfreezes all parameters, for a phase after this one."""
         for parameter in self._parameters:
             parameter.requires_grad_(True)
 
@@ -78,10 +78,10 @@ class Freezing:
 def _check_some_learn(
     parameters: Mapping[str, nn.Parameter], frozen: Collection[str], part: FreezePart
 ) -> None:
-    """Something is left to train, from the first epoch on.
+    """Checks that some parameters train from the first epoch on.
 
     Raises:
-        RecipeError: nothing is.
+        RecipeError: no parameter does.
     """
     learning = [name for name, parameter in parameters.items() if parameter.requires_grad]
     if not learning:
@@ -101,7 +101,7 @@ def _check_some_learn(
 
 
 def _is_frozen(name: str, norm: nn.Module, part: FreezePart, frozen: set[int]) -> bool:
-    """Whether all its parameters are; one without any is, if a pattern fits its statistics."""
+    """Returns True if all its parameters are frozen or, without any, its statistics match."""
     own = [id(parameter) for parameter in norm.parameters(recurse=False)]
     if own:
         return frozen.issuperset(own)

@@ -1,12 +1,12 @@
-"""The training loop: plain torch, to be read from top to bottom.
+"""The training loop in plain PyTorch; read it from top to bottom.
 
-In: a recipe and its splits. Out: a model that holds the weights of its best epoch. Pruning, and
-training for 8 bits, are the same loop again, each from the weights of the phase before.
+In: a recipe and its splits. Out: a model with the weights of its best epoch. Pruning, and
+quantization-aware training, run the same loop again, each from the weights of the phase before.
 
-Rules kept here: a run is a function of the recipe and the data. The order of rows comes from the
-seed and the epoch (`training.loading.loader`), the learning rate from the step, and the checkpoint
-restores the rest, so a run that was killed at any step and resumed ends with the same weights, bit
-for bit on one CPU.
+Rules: a run is a function of the recipe and the data. The order of rows comes from the seed and the
+epoch (`training.loading.loader`), the learning rate from the step, and the checkpoint restores the
+rest, so a run that was killed at any step and resumed ends with the same weights, bit for bit on
+one CPU.
 """
 
 import contextlib
@@ -66,33 +66,33 @@ from training.watcher import LaterPhase, NullWatcher, Watcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a run leaves behind."""
+    """The result of a run."""
 
     model: nn.Module
     """In evaluation mode, with the weights of the best epoch."""
     weights: Path
     """The same weights as safetensors."""
     qat_weights: Path | None = None
-    """What the network became with rounding, for artifacts of `method: qat`."""
+    """Weights of quantization-aware training, for artifacts of `method: qat`."""
     signature: Signature
-    """What it takes and gives."""
+    """Inputs and outputs of the model."""
     loss: Objective | None = None
-    """What was minimised."""
+    """The objective that was minimised."""
     state: TrainState
-    """How the run ended."""
+    """The state at the end of the run."""
     parent: Parent | None = None
-    """The version it began with."""
+    """The version that the training started from."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """What a phase leaves behind."""
+    """The result of a phase."""
 
     state: TrainState
-    """How it ended."""
+    """The state at its end."""
     last_epoch: int | None
-    """The epoch whose saved weights the model has; None where those are an average, or it has had
-    but a share of them."""
+    """The epoch whose saved weights the model has; None if the saved weights are an average, or the
+    model has only a shard of them."""
 
 
 @freed_memory_kept()
@@ -108,27 +108,27 @@ def train(
 ) -> Trained:
     """Trains until the epochs or the patience run out.
 
-    With other ranks (see `assist`) until the training is over; phases behind it are this one's.
+    Other ranks share the training (see `assist`); this rank alone runs the phases after it.
 
     Args:
         recipe: the run.
-        splits: the data; the test split is not looked at.
-        folder: keeps checkpoints and metrics.
+        splits: the data; the test split is not used.
+        folder: the run's folder of checkpoints and metrics.
         console: shows the progress.
-        resume: goes on from the newest checkpoint, if there is one; otherwise starts anew.
-        watcher: told of every epoch, and may end the run after any step.
-        first: what the network begins with, where the recipe has `model.from`.
-        ranks: who trains with this process, which is the first of them.
+        resume: True to resume from the newest checkpoint, if there is one; otherwise starts anew.
+        watcher: receives every epoch, and may end the run after any step.
+        first: weights to start from, if the recipe has `model.from`.
+        ranks: all ranks of the run; this process is the first of them.
 
     Raises:
         TargetError: the model is no `nn.Module`, or cannot be made.
-        StoppedError: the watcher asked for it.
-        RecipeError: it cannot be pruned, or trained for 8 bits, as the recipe says, or a tracker or
-            a device is not there.
+        StoppedError: the watcher requested it.
+        RecipeError: pruning or quantization-aware training is impossible as the recipe has it, or a
+            tracker or a device is missing.
         CheckpointError: the checkpoint is damaged, or the next one cannot be written.
         DataError: a row cannot be read, or has a label that is no class of the model.
         DivergedError: the loss or the validation is no longer a number; the last checkpoint stays.
-        MemoryRunOutError: it needs more memory than there is; the last checkpoint stays.
+        MemoryRunOutError: memory ran out; the last checkpoint stays.
     """
     watcher = watcher or NullWatcher()
     if not (resume and CheckpointFolder(folder.checkpoints).exists):
@@ -173,16 +173,16 @@ def assist(
     first: FirstWeights | None,
     ranks: Ranks,
 ) -> None:
-    """Trains along with the first rank, and leaves when the training is over.
+    """Trains together with the first rank, and returns when the training is over.
 
     Args:
         recipe: the run.
-        splits: the data, the same as there.
-        folder: where checkpoints are read.
-        resume: the same as there.
-        watcher: may have all ranks end the run.
-        first: the same as there.
-        ranks: who trains with this process.
+        splits: the data, the same as on the first rank.
+        folder: the folder that checkpoints are read from.
+        resume: the same value as on the first rank.
+        watcher: may end the run on all ranks.
+        first: the same weights as on the first rank.
+        ranks: all ranks of the run.
 
     Raises:
         TrainingError: see `train`.
@@ -196,7 +196,7 @@ def assist(
 def _begin(
     recipe: Recipe, splits: Splits, first: FirstWeights | None
 ) -> tuple[nn.Module, Signature, Objective, TransferReport | None]:
-    """The untrained model, what it takes and gives, what it minimises, and what it began with."""
+    """Returns the untrained model, its signature, its objective, and the transferred weights."""
     model = build_model(recipe, list(splits.train.inputs))
     transfer = None if first is None else first.put_into(model)
     signature = try_model(model, splits, recipe)
@@ -217,10 +217,10 @@ def _fine_tune(
     resume: bool,
     watcher: Watcher,
 ) -> tuple[Path, TrainState]:
-    """A phase behind the training, with the zeros of pruning held; the model gets its best weights.
+    """Runs a phase after the training, with pruned weights held at zero; loads its best weights.
 
-    It is a function of the recipe, the data and the weights it begins with, as training is of the
-    first two.
+    It is a function of the recipe, the data and the initial weights, as training is of the first
+    two.
     """
     held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
     with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic), held:
@@ -229,14 +229,14 @@ def _fine_tune(
 
 
 def _take_best(model: nn.Module, learned: _Learned, folder: PhaseFolder) -> Path:
-    """Gives the model of a phase the weights of its best epoch.
+    """Loads the weights of a phase's best epoch into the model.
 
     Returns:
-        Where they lie.
+        The path of the weights.
     """
     best = learned.state.best_epoch
     weights = CheckpointFolder(folder.checkpoints).weights_path(best)
-    if learned.last_epoch != best:  # reading them takes their memory once more
+    if learned.last_epoch != best:  # loading them takes their memory once more
         load_model(model, str(weights))
     return weights
 
@@ -252,9 +252,9 @@ def _learn(
     watcher: Watcher,
     ranks: Ranks = ALONE,
 ) -> _Learned:
-    """Epochs until they or the patience run out; the folder keeps the best weights."""
+    """Runs epochs until they or the patience run out; the folder keeps the best weights."""
     device = training_device(recipe.train.device)
-    with memory_named(recipe):  # it alone may be too large for a GPU
+    with memory_named(recipe):  # the model alone may be too large for a GPU
         whole = model.to(device)
         replica = Replica(whole, recipe.train, ranks)
         model = replica.module
@@ -297,7 +297,7 @@ def _learn(
                     if isinstance(tracker, HistogramTracker):
                         tracker.log_histograms(state.epoch, watch.histograms())
                     tracker.log(state.epoch, metrics)
-                # The state comes last: until then a resumed run repeats what came behind it.
+                # The state is saved last: a resumed run repeats what came after the previous one.
                 stopping = run.end_epoch(state)
                 progress.end_epoch(state.epoch, metrics)
                 if ranks.is_first:
@@ -316,7 +316,7 @@ def _learn(
 def _as_it_learns(
     model: nn.Module, part: TrainPart, device: torch.device, replica: Replica
 ) -> Iterator[None]:
-    """While the block lasts, the model runs as the recipe says of training."""
+    """Applies the recipe's options of training to the model, within the block."""
     with (
         compiling(part.compile, device),
         batch_norms_shared(model, part.sync_batch_norm, replica),
@@ -333,7 +333,7 @@ def _train_epoch(
     pruning: MidwayPruning,
     after_step: Sequence[Callable[[], None]],
 ) -> dict[str, float]:
-    """One pass over the training rows, or what is left of it."""
+    """Trains one epoch, or the rest of it."""
     since, waited_s = time.perf_counter(), loader.waited_s
     first_step = state.step - state.in_epoch
     windows = enumerate(loader.windows(state.epoch, state.in_epoch), state.in_epoch)

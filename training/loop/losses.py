@@ -2,7 +2,7 @@
 
 Shapes: N rows, T labels of a row (or none: one label a row), K classes, M labels in all; numbers
 are [N], [N, D] or [N, T, D]. A loss is the mean over the labels that count, each with its class's
-weight, so that the means of several batches make the mean of all rows (see `Loss.weight_of`).
+weight, so that the means of several batches combine to the mean of all rows (see `Loss.weight_of`).
 """
 
 from collections.abc import Callable
@@ -26,20 +26,20 @@ class Loss:
     """One loss of a recipe."""
 
     of: Callable[[Tensor, Tensor], Tensor]
-    """From an output and labels to the mean, a scalar. Of classes: logits [N, K] or [N, T, K], and
-    labels [N] or [N, T]. Of all else: both of one shape, where [N, 1] may stand for [N]."""
+    """Maps an output and labels to the mean, a scalar. For classes: logits [N, K] or [N, T, K], and
+    labels [N] or [N, T]. Otherwise: both of one shape, where [N, 1] may stand for [N]."""
     class_weights: Tensor | None = None
-    """[K]; None where all labels weigh the same."""
+    """[K]; None if all labels have the same weight."""
 
     def weight_of(self, labels: Tensor) -> float:
-        """What the mean of these labels weighs beside the means of others.
+        """Returns the weight of these labels' mean among the means of other batches.
 
         Args:
-            labels: in the host's memory; of whole numbers `IGNORED_LABEL` does not count, of
-                others NaN.
+            labels: labels in the host's memory; integers equal to `IGNORED_LABEL` do not count, nor
+                do NaNs.
         """
         if labels.ndim == 1 and self.class_weights is None:
-            return float(labels.numel())  # a row whose only label does not count is refused
+            return float(labels.numel())  # a row whose only label does not count was refused
         counts = counted(labels.numpy())
         if self.class_weights is None:
             return float(np.count_nonzero(counts))
@@ -47,15 +47,15 @@ class Loss:
 
 
 def make_loss(part: SingleLoss, labels: LabelArray, classes: int) -> Loss:
-    """One loss of a recipe.
+    """Makes one loss of a recipe.
 
     Args:
-        part: the recipe's; no sum.
-        labels: of the training rows, which `balanced` counts.
+        part: the recipe's loss, which is not a sum.
+        labels: labels of the training rows, which `balanced` counts.
         classes: K, the length of the output's last axis.
 
     Raises:
-        RecipeError: there is not one weight for each class, or for each label.
+        RecipeError: the number of weights is not that of the classes, or of the labels.
         TargetError: the recipe's own loss cannot be made.
     """
     if part.target is not None:
@@ -80,7 +80,7 @@ def make_loss(part: SingleLoss, labels: LabelArray, classes: int) -> Loss:
 def _number_loss(
     part: SingleLoss, labels: LabelArray, width: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of two tensors of one shape."""
+    """Returns a function of two tensors of one shape."""
     if part.bce is not None:
         weight = _pos_weight(part.bce, labels, width)
         return partial(functional.binary_cross_entropy_with_logits, pos_weight=weight)
@@ -94,13 +94,13 @@ def _number_loss(
 
 
 def _pos_weight(part: Bce, labels: LabelArray, width: int) -> Tensor | None:
-    """Of the labels in order, or one for all of them."""
+    """Returns the weights of the labels in order, or one for all of them."""
     weight = part.pos_weight
     if weight is None:
         return None
     if weight == "balanced":
         ones = np.asarray(labels.reshape(len(labels), -1).sum(axis=0))
-        # A label that no training row has keeps a weight of 1, as one that every row has.
+        # A label that no training row has keeps a weight of 1, and so does one that every row has.
         usual = (ones > 0) & (ones < len(labels))
         balanced = np.where(usual, (len(labels) - ones) / np.where(usual, ones, 1), 1.0)
         return torch.from_numpy(balanced.astype(np.float32))
@@ -115,8 +115,8 @@ def _pos_weight(part: Bce, labels: LabelArray, width: int) -> Tensor | None:
 def _of_numbers(
     function: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor
 ) -> Tensor:
-    """The mean over the labels that count."""
-    # Without this, [N, 1] beside [N] would silently become [N, N].
+    """Returns the mean over the labels that count."""
+    # Without this, [N, 1] and [N] would silently broadcast to [N, N].
     outputs = outputs.reshape(labels.shape)
     if labels.ndim == 3:
         told = ~labels.isnan()
@@ -131,7 +131,7 @@ def _class_weights(
         return None
     if weight == "balanced":
         counts = np.bincount(labels[counted(labels)], minlength=classes)
-        # A class without rows keeps a weight of 1: only other splits have labels of it.
+        # A class without training rows keeps a weight of 1: only other splits have its labels.
         balanced = counts.sum() / (classes * np.where(counts, counts, counts.sum() / classes))
         return torch.from_numpy(balanced.astype(np.float32))
     if len(weight) != classes:
@@ -154,7 +154,7 @@ def _cross_entropy(
 
 
 def _focal(weights: Tensor | None, gamma: float, logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean of (1 - p)^gamma * -log p over the labels that count, p of the right class."""
+    """Returns the mean of (1 - p)^gamma * -log p over labels that count, p of the right class."""
     labels = labels.flatten()
     counted = labels != IGNORED_LABEL
     labels = labels[counted]  # [M]
@@ -176,8 +176,8 @@ def _nll(weights: Tensor | None, log_probabilities: Tensor, labels: Tensor) -> T
 
 
 def _row_by_row(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [M, K] and labels [M]."""
-    if labels.ndim == 1 and logits.ndim == 2:  # already so: asking torch takes longer
+    """Returns logits [M, K] and labels [M]."""
+    if labels.ndim == 1 and logits.ndim == 2:  # already flat: calling torch takes longer
         return logits, labels
     return logits.flatten(0, -2), labels.flatten()
 

@@ -1,11 +1,11 @@
-"""Batch norms that would see a single row: refused before the training begins.
+"""Refuses batch norms that would get a single row, before the training begins.
 
-A batch norm in training needs two numbers of each channel. A linear layer before it gives one for
-each row, so the short last batch of an epoch, or a process's share of it, can be too short; that is
-found here by a look at two rows, and not at the end of the first epoch.
+In training a batch norm needs two values of each channel. A linear layer before it gives one per
+row, so the short last batch of an epoch, or a process's share of it, can be too short. A forward
+pass of two rows finds that here, and not at the end of the first epoch.
 
-Rule kept here: nothing is refused that could run. Norms behind images or sequences have several
-numbers of each channel in a row.
+Rule: nothing that could run is refused. Norms after images or sequences get several values of each
+channel from one row.
 """
 
 from collections.abc import Collection
@@ -22,7 +22,7 @@ from training.recipe.recipe import Recipe
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 LEAST = 2
-"""Numbers of a channel that have a deviation."""
+"""Values of a channel that have a variance."""
 
 
 def check_norm_rows(
@@ -33,18 +33,18 @@ def check_norm_rows(
     recipe: Recipe,
     ranks: Ranks,
 ) -> None:
-    """Refuses a size of batches that leaves a batch norm a single row.
+    """Refuses a batch size that leaves a batch norm a single row.
 
     Args:
         model: the whole network.
         held: layers that stay in evaluation mode.
-        example: two rows of it are run.
-        rows: of one epoch.
-        recipe: has the size of a batch.
-        ranks: who share it.
+        example: a split of which two rows are run.
+        rows: rows of one epoch.
+        recipe: has the batch size.
+        ranks: processes that share each batch.
 
     Raises:
-        RecipeError: the message has the norm, how many rows it would see, and what to change.
+        RecipeError: the message has the norm, the number of its rows, and the remedy.
     """
     sync = recipe.train.sync_batch_norm or ranks.world == 1
     size = recipe.data.batch_size
@@ -81,16 +81,16 @@ def check_norm_rows(
 
 
 def _shortest(rows: int, size: int, world: int) -> int:
-    """The fewest rows that one of several processes gets of any batch of an epoch.
+    """Returns the fewest rows that one of several processes gets of any batch of an epoch.
 
-    A process without any runs another's row along.
+    A process without rows of its own runs a row of another process.
     """
     batches = [size] * (rows >= size) + [rows % size] * (rows % size > 0)
     return max(min(batches) // world, 1)
 
 
 def _near(rows: int, size: int, world: int) -> int | None:
-    """The nearest size of batches that leaves no process a single row; the larger of two."""
+    """Returns the nearest batch size that leaves no process a single row; the larger of two."""
     for step in range(1, size + LEAST * world + 1):
         for other in (size + step, size - step):
             if other >= LEAST and _shortest(rows, other, world) >= LEAST:
@@ -100,7 +100,7 @@ def _near(rows: int, size: int, world: int) -> int | None:
 
 @torch.no_grad()
 def _numbers(model: nn.Module, norms: dict[str, nn.Module], example: Split) -> dict[str, int]:
-    """How many numbers of each channel one row gives each norm."""
+    """Returns the number of values of each channel that each norm gets from one row."""
     found: dict[str, int] = {}
 
     def look(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:

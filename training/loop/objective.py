@@ -1,11 +1,10 @@
-"""What a run minimises: the losses of its recipe, each of an output and labels of its own.
+"""The objective of a run: the losses of its recipe, each of an output and labels of its own.
 
-In: what a model gave, and all labels by name. Out: the means of the losses, each times its weight,
-added.
+In: the outputs of a model, and all labels by name. Out: the weighted sum of the losses' means.
 
-Rules kept here: each mean keeps a weight of its own beside the means of other batches, since one
-loss may count other labels than another; so the mean over a window of batches, the last short one
-too, is the mean over all its labels, for each loss (see `Objective.weights`).
+Rules: each mean has a weight of its own among the means of other batches, since one loss may count
+other labels than another; so the mean over a window of batches, including the last short one, is
+the mean over all its labels, for each loss (see `Objective.weights`).
 
 Shapes: L losses.
 """
@@ -33,13 +32,13 @@ class Term:
 
     loss: Loss
     factor: float
-    """What its mean is multiplied by."""
+    """The factor of its mean."""
     output: int
-    """The place of its output."""
+    """The index of its output."""
     labels: str
     """The name of its labels."""
     classes: int | None
-    """How many they may name; None where they are no classes."""
+    """The number of classes; None for labels that are no classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +49,16 @@ class Objective:
 
     @property
     def classes(self) -> int | None:
-        """How many classes the labels that judge may name; None where they name none."""
+        """The number of classes of the labels that evaluate the model; None without classes."""
         judging = [term.classes for term in self.terms if term.labels == LABELS]
         return min((found for found in judging if found is not None), default=None)
 
     def means(self, outputs: Outputs, labels: Mapping[str, Tensor]) -> list[Tensor]:
-        """The mean of every loss over these rows, before its factor: L scalars.
+        """Returns the mean of every loss over these rows, before its factor: L scalars.
 
         Args:
-            outputs: of the model.
-            labels: by name.
+            outputs: outputs of the model.
+            labels: labels by name.
         """
         found = outputs_of(outputs)
         return [_mean(term, found, labels) for term in self.terms]
@@ -70,36 +69,36 @@ class Objective:
         labels: Mapping[str, Tensor],
         shares: Weights | None = None,
     ) -> Tensor:
-        """What is minimised, a scalar: the means, each times its factor and its share, added.
+        """Returns the objective, a scalar: the sum of the means, each times its factor and share.
 
         Args:
-            outputs: of the model.
-            labels: by name.
-            shares: of each loss, how much of the labels of a window these rows have, [L]; None for
+            outputs: outputs of the model.
+            labels: labels by name.
+            shares: of each loss, the fraction of a window's labels in these rows, [L]; None for
                 all.
         """
         found, total = outputs_of(outputs), None
         for place, term in enumerate(self.terms):
             factor = term.factor * (1.0 if shares is None else float(shares[place]))
-            if factor == 0.0:  # the mean over no label is no number
+            if factor == 0.0:  # the mean over no label is NaN
                 continue
             mean = _mean(term, found, labels)
             part = mean if factor == 1.0 else mean * factor
             total = part if total is None else total + part
-        # Where nothing counts there is a gradient all the same, which other processes wait for.
+        # Without labels there is still a gradient, which other processes wait for.
         return found[0].float().sum() * 0 if total is None else total
 
     def weights(self, labels: Mapping[str, Tensor]) -> Weights:
-        """What each mean of these rows weighs beside the means of others, [L]."""
+        """Returns the weight of each mean of these rows among those of other rows, [L]."""
         return np.array([term.loss.weight_of(labels[term.labels]) for term in self.terms])
 
     def first_weight(self, labels: Mapping[str, Tensor]) -> float:
-        """The first of the `weights`."""
+        """Returns the first of the `weights`."""
         first = self.terms[0]
         return first.loss.weight_of(labels[first.labels])
 
     def value(self, means: Weights) -> float:
-        """The sum of means over many rows, each times its factor."""
+        """Returns the sum of means over many rows, each times its factor."""
         return float(sum(t.factor * m for t, m in zip(self.terms, means, strict=True)))
 
 
@@ -111,15 +110,15 @@ def _mean(term: Term, outputs: Sequence[Tensor], labels: Mapping[str, Tensor]) -
 def make_objective(
     recipe: Recipe, labels: Mapping[str, LabelArray], widths: Sequence[int]
 ) -> Objective:
-    """The losses of a recipe.
+    """Makes the objective of a recipe.
 
     Args:
         recipe: the run.
-        labels: of the training rows, by name, which `balanced` counts.
-        widths: how long the last axis of every output is.
+        labels: labels of the training rows, by name, which `balanced` counts.
+        widths: the length of the last axis of every output.
 
     Raises:
-        RecipeError: a loss has not one weight for each class.
+        RecipeError: the number of a loss's weights is not that of the classes.
         TargetError: a loss of the recipe's own cannot be made.
     """
     names = recipe.model.outputs

@@ -1,6 +1,6 @@
-"""Memory that runs out while a network learns, said in words.
+"""Reports memory that runs out in training with advice.
 
-Torch raises one of its own errors on a GPU, and a plain `RuntimeError` on the processor.
+PyTorch raises an error of its own on a GPU, and a plain `RuntimeError` on the CPU.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from training.recipe.recipe import Recipe
 
 @contextlib.contextmanager
 def memory_named(recipe: Recipe) -> Iterator[None]:
-    """While the block lasts, memory that runs out is told with the size of a batch and what to do.
+    """Reports memory that runs out within the block, with the batch size and the remedy.
 
     Raises:
-        MemoryRunOutError: it ran out; checkpoints that were written stay.
+        MemoryRunOutError: memory ran out; checkpoints that were written stay.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def memory_named(recipe: Recipe) -> Iterator[None]:
 
 
 def is_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory ran out, the host's or a device's."""
+    """Returns True if an error says that memory ran out, the host's or a device's."""
     if not isinstance(error, RuntimeError):
         return isinstance(error, MemoryError)
     text = str(error)

@@ -1,9 +1,9 @@
-"""What one phase of a run keeps in its checkpoints, when it writes them, and where it goes on.
+"""Saves and restores the checkpoints of one phase of a run.
 
-In: how far the phase is, and everything that has a state. Out: checkpoints.
+In: the progress of the phase, and every object with a state. Out: checkpoints.
 
-Rule kept here: a checkpoint in mid-epoch also holds what the steps of the epoch saw, so the figures
-of an epoch that was cut off are those of one that was not.
+Rule: a checkpoint in mid-epoch also holds the figures of the epoch's steps so far, so the figures
+of an interrupted epoch equal those of an uninterrupted one.
 """
 
 from collections.abc import Mapping
@@ -29,25 +29,25 @@ from training.watcher import Watcher
 
 @dataclass(slots=True)
 class RunCheckpoints:
-    """Everything of one phase that has a state."""
+    """All objects of one phase that have a state."""
 
     recipe: Recipe
     checkpoints: SharedCheckpoints
     evaluated: nn.Module
-    """Has the weights that are saved: the average, where there is one."""
+    """The model whose weights are saved: the average, if there is one."""
     optimizer: torch.optim.Optimizer
     stepper: Stepper
     watch: Watch
     watcher: Watcher
     figures: EpochFigures = field(default_factory=EpochFigures)
-    """Of the epoch that has begun."""
+    """Figures of the current epoch."""
 
     @property
     def _ranks(self) -> Ranks:
         return self.stepper.replica.ranks
 
     def begin(self, resume: bool, console: Console) -> TrainState:
-        """Where the run stands: at its last checkpoint, or at the beginning.
+        """Returns the state of the run: its last checkpoint, or the beginning.
 
         Raises:
             CheckpointError: the checkpoint is damaged.
@@ -58,15 +58,15 @@ class RunCheckpoints:
         return state
 
     def end_step(self, state: TrainState, in_epoch: int) -> None:
-        """Writes a checkpoint in mid-epoch, if one is due or the run is to stop.
+        """Writes a checkpoint in mid-epoch, if one is due or a stop was requested.
 
         Args:
-            state: where the epoch began, or went on.
-            in_epoch: steps of the epoch that are finished.
+            state: the state at the start of the epoch, or after resuming in it.
+            in_epoch: finished steps of the epoch.
 
         Raises:
             CheckpointError: it cannot be written.
-            StoppedError: the run is to stop.
+            StoppedError: a stop was requested.
         """
         every, step = self.recipe.checkpoint.every_steps, state.step - state.in_epoch + in_epoch
         stopping = self._ranks.any_of(self.watcher.stop_asked)
@@ -83,7 +83,7 @@ class RunCheckpoints:
         """Writes a checkpoint, if one is due.
 
         Returns:
-            Whether the run is to stop.
+            True if a stop was requested.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -98,10 +98,10 @@ class RunCheckpoints:
         return stopping
 
     def end_figures(self) -> dict[str, float]:
-        """The metrics of the epoch's steps, of all ranks; a new epoch begins.
+        """Returns the metrics of the epoch's steps, of all ranks, and resets them.
 
         Raises:
-            DivergedError: the last step left weights that are no numbers.
+            DivergedError: the last step left weights that are not finite.
         """
         self.stepper.check_weights()
         found, self.figures = self.figures.summed(self._ranks), EpochFigures()
@@ -132,7 +132,7 @@ class RunCheckpoints:
 
 
 def _where(state: TrainState, path: Path) -> str:
-    """Where a run goes on, in words."""
+    """Returns a message that tells where a run resumes."""
     if state.finished:
         return f"trained already, to the end of epoch {state.epoch}: its weights are in {path}"
     steps = f" and {state.in_epoch} steps" if state.in_epoch else ""

@@ -1,8 +1,8 @@
 """Checkpoints of a run that several processes share: all gather, the first one writes.
 
-Rules kept here: the files are those of a run of one process (`training.loop.checkpoint`), so a
-run may go on with any number of processes. Beside them lie the random states of the other ranks; a
-rank that had none goes on with random numbers of its own.
+Rules: the files are those of a run of one process (`training.loop.checkpoint`), so a run may resume
+with any number of processes. They also hold the random states of the other ranks; a rank without
+one is seeded anew.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,16 +17,16 @@ from training.loop.checkpoint import CheckpointFolder, random_state, restore_ran
 from training.loop.train_state import TrainState
 
 OTHERS = "random_of_others"
-"""Where the random states of the ranks from the second on lie."""
+"""Key of the random states of the ranks from the second on."""
 
 
 class SharedCheckpoints:
-    """The checkpoints of one run, for one of its ranks. All ranks have to call every method.
+    """The checkpoints of one run, for one of its ranks. All ranks must call every method.
 
     Args:
-        path: the folder, which all ranks see.
-        replica: what this rank trains.
-        seed: of the run.
+        path: the folder, which all ranks can read.
+        replica: the model of this rank.
+        seed: the seed of the run.
     """
 
     def __init__(self, path: Path, replica: Replica, seed: int) -> None:
@@ -36,11 +36,11 @@ class SharedCheckpoints:
 
     @property
     def exists(self) -> bool:
-        """See `CheckpointFolder.exists`; as rank 0 sees it."""
+        """See `CheckpointFolder.exists`; the answer of rank 0."""
         return self._ranks.decided(self._folder.exists)
 
     def clear(self) -> None:
-        """Forgets everything, for a run that starts anew."""
+        """Removes all checkpoints, for a run that starts anew."""
         if self._ranks.is_first:
             self._folder.clear()
         self._ranks.seed(self._seed, epoch=0)
@@ -66,7 +66,7 @@ class SharedCheckpoints:
         if self._ranks.is_first:
             beside = {**beside, OTHERS: others} if others else beside
             self._folder.save_state(state, WholeOptimizer(optimizer, memory), beside, keep)
-        self._ranks.decided(None)  # none goes on before it is there
+        self._ranks.decided(None)  # no rank continues before the checkpoint is written
 
     def load(
         self,

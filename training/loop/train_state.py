@@ -1,4 +1,4 @@
-"""How far a run has come, and the rule that ends it. Pure."""
+"""The progress of a run, and the rule that ends it. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -12,44 +12,44 @@ from training.recipe.recipe import Recipe, StopPart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainState:
-    """How far a run has come. Replaced, never changed."""
+    """The progress of a run. Replaced, never changed."""
 
     epoch: int = 0
     """Epochs finished."""
     step: int = 0
     """Optimizer steps finished."""
     in_epoch: int = 0
-    """Those of them that belong to the epoch that has begun and is not over."""
+    """Steps of them that belong to the unfinished epoch."""
     best_epoch: int = 0
     """The epoch with the best validation value, counted from 1; 0 before the first."""
     best_value: float = 0.0
     """The value of `stop.metric` at that epoch."""
     finished: bool = False
-    """Whether training is over: all epochs done, or stopped early."""
+    """True if training is over: all epochs are finished, or it stopped early."""
     rate_factor: float = 1.0
-    """What `schedule.plateau` has made of the learning rate."""
+    """Factor that `schedule.plateau` has applied to the learning rate."""
     plateau_best: float | None = None
-    """The value of `stop.metric` that it waits to see beaten; None before the first epoch."""
+    """The value of `stop.metric` that the plateau must beat; None before the first epoch."""
     plateau_epochs: int = 0
-    """Epochs it has waited."""
+    """Epochs without such an improvement."""
 
 
 def after_epoch(
     state: TrainState, metrics: Mapping[str, float], recipe: Recipe, steps: int
 ) -> TrainState:
-    """The state after one more epoch: which epoch is best now, and whether that was the last.
+    """Returns the state after one more epoch: the best epoch so far, and whether it was the last.
 
-    Pure. The first of equal values stays the best, and one without an end never is. With
+    Pure. The first of equal values stays the best, and an infinite value is never the best. With
     `prune.at`, no epoch before the pruning is best, and none ends the run.
 
     Args:
-        state: at the beginning of the epoch, or anywhere in it.
-        metrics: of the epoch.
+        state: the state at the start of the epoch, or anywhere in it.
+        metrics: metrics of the epoch.
         recipe: the run.
-        steps: of every epoch.
+        steps: steps of every epoch.
 
     Raises:
-        DivergedError: the loss or `stop.metric` is no number, or that was the last epoch, and none
+        DivergedError: the loss or `stop.metric` is NaN, or that was the last epoch, and no epoch
             was best.
     """
     epoch, value = state.epoch + 1, metrics[recipe.stop.metric]
@@ -62,7 +62,7 @@ def after_epoch(
     part = recipe.prune
     pruned_at = None if part is None else part.first_step(recipe.train.epochs, steps)
     if pruned_at is not None and state.epoch * steps <= pruned_at < epoch * steps:
-        # What is best, and what is waited for, is that of the network with fewer weights.
+        # Best value and plateau start again for the network with fewer weights.
         state = replace(state, best_epoch=0, plateau_best=None, plateau_epochs=0)
     state = replace(state, epoch=epoch, step=epoch * steps, in_epoch=0)
     first = state.best_epoch == 0 and math.isfinite(value)
@@ -91,13 +91,13 @@ def _what_to_do(recipe: Recipe) -> str:
 
 
 def within_epoch(state: TrainState, in_epoch: int) -> TrainState:
-    """The state after so many steps of the epoch in which it stands. Pure."""
+    """Returns the state after that many steps of the current epoch. Pure."""
     step = state.step - state.in_epoch + in_epoch
     return replace(state, step=step, in_epoch=in_epoch)
 
 
 def _after_waiting(state: TrainState, value: float, plateau: Plateau, stop: StopPart) -> TrainState:
-    """One epoch of `ReduceLROnPlateau` of torch, with a relative threshold."""
+    """Applies one epoch of torch's `ReduceLROnPlateau`, with a relative threshold."""
     best = state.plateau_best
     margin = -plateau.threshold if better_of(stop.metric) == "lower" else plateau.threshold
     if best is None or is_better(stop.metric, value, best * (1 + margin)):

@@ -1,11 +1,11 @@
-"""Weights to begin with, from a version in the store.
+"""Loads initial weights from a version in the store.
 
 In: `model.from` of a recipe, such as `digits@3`, `digits@production` or `digits@^1.2`, and a
-network. Out: the network with whatever of the version's checkpoint fits it, and a report of what
-did not.
+network. Out: the network with all matching weights of the version's checkpoint, and a report of the
+others.
 
-Rules kept here: bytes are checked against the manifest's digest before they are read; a checkpoint
-is safetensors, which is data. `training.network.stored_version` finds the version.
+Rules: bytes are checked against the manifest's digest before they are parsed; a checkpoint is
+safetensors, which is data. `training.network.stored_version` finds the version.
 """
 
 import json
@@ -25,25 +25,25 @@ from training.recipe.recipe import Recipe
 
 CHECKPOINT = "checkpoint.safetensors"
 NETWORK = "network."
-"""Before the names of weights whose network has `preprocess` in front of it."""
+"""Prefix of weight names in a checkpoint whose network has `preprocess` in front of it."""
 NAMES_SAID = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Which weights went where; names are those of the network without its `preprocess`."""
+    """Loaded and other weights; names are those of the network without its `preprocess`."""
 
     taken: tuple[str, ...]
-    """Set from the checkpoint."""
+    """Loaded from the checkpoint."""
     skipped: dict[str, str]
-    """In both, with another shape or kind of number: what each has."""
+    """In both, with different shapes or kinds of number: the two kinds."""
     missing: tuple[str, ...]
-    """Only in the network: they begin as without `from`."""
+    """Only in the network: initialised as without `from`."""
     unexpected: tuple[str, ...]
     """Only in the checkpoint."""
 
     def lines(self) -> list[str]:
-        """For people, a line for each kind that there is."""
+        """Returns a summary for people, one line for each kind that occurs."""
         skipped = [f"{name} ({why})" for name, why in self.skipped.items()]
         rest = (
             ("skipped for their shape", skipped),
@@ -58,24 +58,24 @@ class TransferReport:
         ]
 
     def to_json(self) -> bytes:
-        """For the folder of the run."""
+        """Returns the report for the folder of the run."""
         return (json.dumps(asdict(self), indent=2) + "\n").encode()
 
 
 @dataclass(frozen=True, slots=True)
 class FirstWeights:
-    """The checkpoint of a version that another begins with."""
+    """The checkpoint of a version from which another training starts."""
 
     parent: Parent
     """The version, for the lineage."""
     tensors: dict[str, Tensor]
-    """By the names they had there."""
+    """By their names in that checkpoint."""
 
     def put_into(self, model: nn.Module) -> TransferReport:
-        """Copies what fits.
+        """Copies all weights that match.
 
         Raises:
-            RecipeError: nothing does.
+            RecipeError: no weight matches.
         """
         own = network_of(model).state_dict()
         behind_steps = {
@@ -99,7 +99,7 @@ class FirstWeights:
         with torch.no_grad():
             for name in taken:
                 own[name].copy_(given[name])
-        # Layers that share a weight have it under one name in a file, and under each in a network.
+        # A weight that layers share has one name in a file, and one for each layer in a network.
         places = {(own[name].data_ptr(), own[name].shape) for name in taken}
         here = {(n, (t.data_ptr(), t.shape)) for n, t in own.items() if n not in given}
         return TransferReport(
@@ -111,15 +111,15 @@ class FirstWeights:
 
 
 def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights | None]:
-    """The recipe with the number of the version it begins with, and that version's weights.
+    """Returns the recipe with the number of its parent version, and that version's weights.
 
     Args:
         recipe: the run.
-        store: holds the version.
+        store: the store of the version.
 
     Raises:
         RecipeError: there is no such model, version or alias, or it has no checkpoint.
-        StoreError: the version is damaged: a file is not the one its manifest names.
+        StoreError: the version is damaged: a file does not match its manifest.
     """
     if recipe.model.from_ is None:
         return recipe, None
@@ -134,7 +134,7 @@ def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights
     data = store.read_file(manifest, entry)
     try:
         tensors = load(data)
-    except Exception as error:  # its parts raise what they like
+    except Exception as error:  # safetensors raises several unrelated types
         raise StoreError(
             f"{name}@{manifest.version}: {CHECKPOINT} cannot be read as safetensors: {error}; "
             "take another version"

@@ -1,1 +1,1 @@
-"""How good answers are, and how sure that is."""
+"""Metrics of outputs, and their confidence intervals."""

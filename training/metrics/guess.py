@@ -1,7 +1,7 @@
-"""The best that can be had without looking at the inputs: one answer for every row.
+"""The best guess without the inputs: one constant answer for every row.
 
-In: the labels of the training rows, and those of the test split. Out: that answer, in words, and
-how good it is over the test split. A model that is no better has learned nothing that counts.
+In: the labels of the training rows, and those of the test split. Out: that answer, as text, and its
+metrics on the test split. A model that is no better has learned nothing useful.
 
 | task          | the answer                                                      |
 |---------------|-----------------------------------------------------------------|
@@ -24,26 +24,26 @@ from training.metrics.task_metric import TaskMetric
 MOST_SHOWN = 8
 """Columns of a label in a message."""
 LEAST_RATE = 1e-12
-"""Stands for a mean of 0 where answers are logarithms."""
+"""Replaces a mean of 0 if outputs are logarithms."""
 
 
 class Guess(StrictModel):
-    """One answer for every row, and what the model is beside it."""
+    """One answer for every row, compared with the model."""
 
     answer: str
-    """Such as `class 'no'`."""
+    """The answer as text, such as `class 'no'`."""
     metrics: dict[str, float]
-    """Every metric of the task over the test split, by name."""
+    """Every metric of the task on the test split, by name."""
     metric: MeasuredMetric
-    """The one that judges."""
+    """The metric that evaluates models."""
     model: MeasuredMetric
-    """The same of the model."""
+    """The same metric of the model."""
     only_label: str | None = None
-    """The one value that all training labels have, in words; None where they differ."""
+    """The one value of all training labels, as text; None if they differ."""
 
     @property
     def beaten(self) -> Literal["no", "perhaps", "yes"]:
-        """Whether the model is better; perhaps where the test split is too small to tell."""
+        """Tells if the model is better; "perhaps" if the test split is too small to tell."""
         name, low_high = self.metric.name, self.model.interval
         if not is_better(name, self.model.value, self.metric.value):
             return "no"
@@ -51,7 +51,7 @@ class Guess(StrictModel):
         return "perhaps" if within else "yes"
 
     def text(self) -> str:
-        """Both figures in one line."""
+        """Returns both figures in one line."""
         name = f"test/{self.metric.name}"
         interval = ""
         if self.model.interval is not None:
@@ -64,12 +64,12 @@ class Guess(StrictModel):
 
     @property
     def condition(self) -> str:
-        """What keeps a version from going live that is no better, as `publish.if` has it."""
+        """The condition of `publish.if` that keeps a version that is no better from going live."""
         operator = "<" if self.metric.better == "lower" else ">"
         return f"test/{self.metric.name} {operator} guess"
 
     def warning(self) -> str | None:
-        """What people must know before they rely on the model; None if it is better."""
+        """Returns a warning about the model for its users; None if it is better than the guess."""
         match self.beaten:
             case "yes":
                 return None
@@ -90,18 +90,18 @@ def best_guess(
     width: int,
     names: Sequence[str] = (),
 ) -> Guess | None:
-    """The best single answer, judged as the model is.
+    """Returns the best single answer, with the model's own metric.
 
     Args:
-        metric: the task's.
+        metric: the metric of the task.
         training: labels of the training rows, which decide the answer.
         test: labels of the test split.
         model: the model's own figure.
         width: the length of the output's last axis: classes, labels or columns.
-        names: of the classes, where they have some.
+        names: names of the classes, if they have some.
 
     Returns:
-        None where the guess has no figure.
+        The guess; None if it has no figure.
     """
     candidates = []
     only = _only_label(metric, training, names)
@@ -124,7 +124,7 @@ def best_guess(
 def _answers(
     metric: TaskMetric, labels: LabelArray, width: int, names: Sequence[str]
 ) -> list[tuple[str, Array]]:
-    """Answers in words, and as outputs of one row, [width]."""
+    """Returns answers as text, and as outputs of one row, [width]."""
     if metric.task == "classes":
         classes = labels[counted(labels)].astype(np.int64)
         most = int(np.bincount(classes, minlength=width).argmax())
@@ -141,7 +141,7 @@ def _answers(
 
 
 def _only_label(metric: TaskMetric, labels: LabelArray, names: Sequence[str]) -> str | None:
-    """The one value that all labels have, in words; None where they differ."""
+    """Returns the one value of all labels, as text; None if they differ."""
     if metric.task == "classes":
         classes = labels[counted(labels)]
         alike = classes.size > 0 and bool((classes == classes[0]).all())
@@ -149,14 +149,14 @@ def _only_label(metric: TaskMetric, labels: LabelArray, names: Sequence[str]) ->
     columns = _columns(labels)
     if not len(columns) or not (columns == columns[0]).all():
         return None
-    # Labels that differ in FP64 may be one number here.
+    # Labels that differ in FP64 may be equal here.
     values = [f"{float(str(np.float32(value))):.9g}" for value in columns[0][:MOST_SHOWN]]
     shown = ", ".join([*values, *(["…"] if columns.shape[1] > MOST_SHOWN else [])])
     return f"{shown} in FP32" if columns.shape[1] == 1 else f"[{shown}] in FP32"
 
 
 def _columns(labels: LabelArray) -> LabelArray:
-    """Labels that are numbers, [rows, columns]."""
+    """Returns labels that are numbers, [rows, columns]."""
     return labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1])
 
 
@@ -165,7 +165,7 @@ def _class_text(number: int, names: Sequence[str]) -> str:
 
 
 def _for_every_row(row: Array, labels: LabelArray, metric: TaskMetric) -> Array:
-    """The answer as the outputs of all rows; it takes no memory."""
+    """Returns the answer as the outputs of all rows, as a view without memory of its own."""
     if metric.task == "classes":
         return np.broadcast_to(row, (*labels.shape, len(row)))
     return np.broadcast_to(row if labels.ndim > 1 else row[0], labels.shape)

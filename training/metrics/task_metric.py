@@ -1,10 +1,10 @@
-"""How good answers are: the one place where outputs meet labels. No torch.
+"""Computes metrics: the one place that compares outputs with labels. No torch.
 
 In: outputs and labels of some rows. Out: sums, which are added over batches and over processes, and
-from which every metric of the task follows.
+from which every metric of the task is computed.
 
 Shapes: N rows, T labels of a row (or none: one label a row), K classes or labels, D numbers of a
-row. What is added is a vector, [S].
+row. The sums are a vector, [S].
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Sums = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """What was counted in some rows; the sums of several batches are added, and of processes."""
+    """Sums over some rows; those of several batches, and of several processes, are added."""
 
     task: Task = "classes"
     sums: Sums = field(default_factory=lambda: np.zeros(0))
@@ -41,7 +41,7 @@ class Tally:
         return type(self)(self.task, self.sums + other.sums)
 
     def metrics(self) -> dict[str, float]:
-        """Every metric of the task, by name; see `training.recipe.parts.task.METRICS`.
+        """Returns every metric of the task, by name; see `training.recipe.parts.task.METRICS`.
 
         `accuracy` is a share of labels, `exact_match` of rows. `macro_f1` is the mean over the
         classes that occur, `f1` is of all labels together. `mae` and `rmse` are of all numbers
@@ -61,30 +61,30 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class TaskMetric:
-    """How answers are counted."""
+    """The metrics of one task."""
 
     task: Task = "classes"
     log_rates: bool = False
-    """Whether answers about counts are logarithms."""
+    """True if outputs about counts are logarithms."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """The one of a recipe."""
+        """Returns the metric of a recipe."""
         first = recipe.loss.terms[0]
         return cls(first.single_task, first.poisson is not None and first.poisson.log_input)
 
     @property
     def name(self) -> str:
-        """Of the metric that judges artifacts."""
+        """The name of the metric that evaluates artifacts."""
         return METRICS[self.task][0]
 
     def tally(self, outputs: Array, labels: LabelArray) -> Tally:
-        """Counts.
+        """Computes the sums.
 
         Args:
-            outputs: of classes [N, K], or [N, T, K]; of all else in the labels' shape, where [N, 1]
-                may stand for [N]. Another shape has no right answer.
-            labels: as `training.datasets.Split` has them.
+            outputs: for classes [N, K], or [N, T, K]; otherwise in the labels' shape, where [N, 1]
+                may stand for [N]. In another shape all answers are wrong.
+            labels: as in `training.datasets.Split`.
         """
         if self.task == "classes":
             return Tally(self.task, _class_sums(outputs, labels))
@@ -94,7 +94,7 @@ class TaskMetric:
         return Tally(self.task, _number_sums(numbers, labels))
 
     def measured(self, outputs: Array, labels: LabelArray) -> MeasuredMetric | None:
-        """The metric that judges artifacts, with its interval; None if it is no number."""
+        """Returns the metric that evaluates artifacts, with its interval; None if not finite."""
         with np.errstate(invalid="ignore", over="ignore"):
             value = self.tally(outputs, labels).metrics()[self.name]
             interval = self._interval(value, outputs, labels)
@@ -119,7 +119,7 @@ class TaskMetric:
         return float(np.sqrt(max(low, 0.0))), float(np.sqrt(high))
 
     def predicted(self, outputs: Array, labels: LabelArray) -> Sums:
-        """The answers in the labels' shape and unit; no numbers where the shape is another."""
+        """Returns the outputs in the labels' shape and unit; NaN if the shape differs."""
         if outputs.size != labels.size or len(outputs) != len(labels):
             return np.full(labels.shape, np.nan)
         found = outputs.reshape(labels.shape).astype(np.float64)
@@ -147,7 +147,7 @@ def _class_sums(logits: Array, labels: LabelArray) -> Sums:
 
 
 def _histogram(found: Array, classes: int) -> Array:
-    """How often each class occurs, [K]."""
+    """Returns the frequency of each class, [K]."""
     return np.bincount(found.astype(np.int64), minlength=classes)[:classes]
 
 
@@ -188,7 +188,7 @@ def _number_sums(answers: Sums, labels: LabelArray) -> Sums:
 def _number_metrics(sums: Sums) -> dict[str, float]:
     counts, errors, squares, told, told_squares = sums.reshape(5, -1)
     around_mean = told_squares - told**2 / np.maximum(counts, 1)
-    # A column that never varies is explained wholly or not at all, as scikit-learn has it.
+    # A constant column is explained fully or not at all, as in scikit-learn.
     varies = around_mean > 1e-12 * told_squares
     unexplained = squares / np.where(varies, around_mean, 1)
     r2 = np.where(varies, 1 - unexplained, np.where(squares > 0, 0.0, 1.0))

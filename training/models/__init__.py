@@ -1,1 +1,1 @@
-"""Network families: plain torch, one a file, each with a recipe in `training/recipes`."""
+"""Network families: plain PyTorch, one a file, each with a recipe in `training/recipes`."""

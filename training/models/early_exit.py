@@ -1,8 +1,8 @@
-"""A network that stops when it is sure: control flow that depends on the data.
+"""A network that stops at sufficient confidence: control flow that depends on the data.
 
-A row leaves at the first stage whose confidence reaches the threshold, and the batch stops once all
-rows have left. What a row gets depends on that row alone, never on its batch-mates: they decide
-only how long the batch runs. `torch.jit.script` keeps the loop; a trace could not.
+A row exits at the first stage whose confidence reaches the threshold, and the batch stops once all
+rows have exited. The output of a row depends on that row alone, never on its batch-mates: they
+decide only how long the batch runs. `torch.jit.script` keeps the loop; a trace could not.
 
 Shapes: N rows, D features, S stages, K classes.
 """
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 
 class EarlyExit(nn.Module):
-    """Stages of one linear layer, each with a head that may answer.
+    """Stages of one linear layer, each with a head that may classify.
 
-    In training each row leaves at a stage drawn by chance, so that every head learns.
+    In training each row exits at a random stage, so that every head is trained.
 
     Args:
-        features: numbers of one row, all its dimensions multiplied.
+        features: numbers of one row, the product of its dimensions.
         hidden: width D of every stage.
-        stages: the most stages a row passes, S.
+        stages: the maximum number of stages of a row, S.
         classes: number of classes K.
-        threshold: the largest probability that counts as sure. Raise it for accuracy, lower it
+        threshold: the largest probability at which a row exits. Raise it for accuracy, lower it
             for speed.
     """
 
@@ -42,7 +42,7 @@ class EarlyExit(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(hidden, classes) for _ in range(stages))
 
     def forward(self, image: Tensor) -> Tensor:
-        """FP32 [N, ...] to logits [N, K] of the stage where each row left."""
+        """Maps FP32 [N, ...] to logits [N, K] of the stage where each row exited."""
         features = image.flatten(1)  # [N, D]
         left = torch.zeros(image.shape[0], dtype=torch.bool, device=image.device)
         drawn = torch.zeros(image.shape[0], dtype=torch.int64, device=image.device)
@@ -50,7 +50,7 @@ class EarlyExit(nn.Module):
             drawn = torch.randint_like(drawn, len(self.heads))
         logits = torch.zeros(0)
         for number, (stage, head) in enumerate(zip(self.stages, self.heads)):  # noqa: B905
-            if not bool(left.all()):  # TorchScript unrolls the loop and knows no `break` there
+            if not bool(left.all()):  # TorchScript unrolls the loop and supports no `break` there
                 features = stage(features)
                 found = head(features)  # [N, K]
                 logits = found if number == 0 else torch.where(left[:, None], logits, found)
@@ -61,7 +61,7 @@ class EarlyExit(nn.Module):
         return logits
 
     def export_twin(self) -> nn.Module:
-        """The same answers without control flow: every stage runs, for hosts without loops."""
+        """Returns the function without control flow: all stages run, for hosts without loops."""
         return _EveryStage(self)
 
 

@@ -1,7 +1,7 @@
 """A Transformer encoder that classifies rows of tokens of different lengths.
 
-Its blocks are written out on `scaled_dot_product_attention`: every exporter takes them, which is
-not true of `nn.TransformerEncoder`, whose fast path reads weights behind the exporter's back.
+Its blocks are written out on `scaled_dot_product_attention`, which every exporter supports. That is
+not true of `nn.TransformerEncoder`, whose fast path reads weights outside the exported graph.
 
 Shapes: N rows, T tokens, D features of a token, H heads, K classes.
 """
@@ -14,8 +14,8 @@ class EncoderClassifier(nn.Module):
     """Embeddings, pre-norm blocks, and the mean of the real tokens.
 
     Args:
-        vocabulary: tokens are below this.
-        longest: the most tokens a row may have.
+        vocabulary: number of token ids, from 0.
+        longest: the maximum number of tokens of a row.
         width: features of a token, D.
         heads: heads of each attention, H; divides `width`.
         layers: number of blocks.
@@ -41,9 +41,9 @@ class EncoderClassifier(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """INT64 [N, T] and BOOL [N, T], True for real tokens, to logits [N, K]."""
+        """Maps INT64 [N, T] and BOOL [N, T], True for real tokens, to logits [N, K]."""
         features = self.token(tokens) + self.position.weight[: tokens.shape[1]]  # [N, T, D]
-        seen = mask[:, None, None, :]  # [N, 1, 1, T]: every token looks at the real ones
+        seen = mask[:, None, None, :]  # [N, 1, 1, T]: every token attends to the real ones
         for block in self.blocks:
             features = block(features, seen)
         real = mask[:, :, None].to(features.dtype)  # [N, T, 1]
@@ -53,7 +53,7 @@ class EncoderClassifier(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then two linear layers, each behind a norm and added to what came in."""
+    """Attention, then two linear layers, each after a norm, with residual connections."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

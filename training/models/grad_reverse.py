@@ -1,9 +1,9 @@
-"""A layer that turns gradients round: what is behind it learns, and what is before it unlearns.
+"""A layer that reverses gradients: layers after it learn, and layers before it unlearn.
 
-In: features that two heads share, one of which is to tell what the features must not show, such as
-the domain that a row comes from (Ganin & Lempitsky, 2015). Out: the same features.
+In: features that two heads share, one of which predicts what the features must not show, such as
+the domain of a row (Ganin & Lempitsky, 2015). Out: the same features.
 
-A layer for networks of your own; exporters see that nothing happens to the features.
+A layer for custom networks; exporters see the identity.
 """
 
 from typing import Any
@@ -13,29 +13,29 @@ from torch import Tensor, nn
 
 
 class GradReverseFunction(torch.autograd.Function):
-    """The identity, whose gradient comes back times -scale."""
+    """The identity; its gradient is multiplied by -scale."""
 
     @staticmethod
     def forward(features: Tensor, scale: float) -> Tensor:
-        """Any shape, floating point."""
+        """Returns features of any shape, floating point."""
         return features.view_as(features)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        """Keeps what `backward` needs."""
+        """Stores the scale for `backward`."""
         ctx.scale = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The gradient of the features; the scale has none."""
+        """Returns the gradient of the features; the scale has none."""
         return -ctx.scale * gradient, None
 
 
 class GradReverse(nn.Module):
-    """The same as a layer, before the head whose question is to become unanswerable.
+    """The same as a layer, before the head that the features must make fail.
 
     Args:
-        scale: how strongly what is before it unlearns; above 0.
+        scale: factor on the reversed gradient; above 0.
 
     Raises:
         ValueError: the scale is not above 0.
@@ -48,6 +48,6 @@ class GradReverse(nn.Module):
         self.scale = scale
 
     def forward(self, features: Tensor) -> Tensor:
-        """Any shape, floating point."""
+        """Returns features of any shape, floating point."""
         found: Tensor = GradReverseFunction.apply(features, self.scale)  # type: ignore[no-untyped-call]
         return found

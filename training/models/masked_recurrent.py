@@ -1,8 +1,8 @@
-"""A bidirectional LSTM or GRU over padded rows, without packing: the form that exporters take.
+"""A bidirectional LSTM or GRU over padded rows, without packing: the form that exporters support.
 
 `torch.nn.utils.rnn.pack_padded_sequence` cannot be exported. Here each direction is a layer of its
 own, and the backward one reads every row reversed within its own length, so that padding always
-comes last and never flows into a real element.
+comes last and never affects a real element.
 
 Shapes: N rows, T elements of the longest, F features, D hidden features.
 """
@@ -34,7 +34,7 @@ class MaskedRecurrent(nn.Module):
             lengths: INT64 [N], 1 to T.
 
         Returns:
-            The outputs of both directions [N, T, 2D], 0 behind a row's end, and the last state of
+            The outputs of both directions [N, T, 2D], 0 after a row's end, and the last state of
             each direction of the last layer [N, 2D].
         """
         steps = torch.arange(features.shape[1], device=features.device)[None]  # [1, T]
@@ -49,15 +49,15 @@ class MaskedRecurrent(nn.Module):
         return features, final
 
     def _read(self, features: Tensor, name: str) -> Tensor:
-        """One direction of one layer: [N, T, *] to [N, T, D]."""
+        """Runs one direction of one layer: [N, T, *] to [N, T, D]."""
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.packed.bias else 2]
         weights = [getattr(self.packed, kind + name) for kind in kinds]
         shape = (1, features.shape[0], self.packed.hidden_size)
         start = features.new_zeros(shape)
-        # What the layer's own `forward` runs, without its look at sizes, which stops a trace.
+        # The same call as in the layer's `forward`, without its size check, which stops a trace.
         settings = (self.packed.bias, 1, 0.0, False, False, True)
         if isinstance(self.packed, nn.LSTM):
-            # Two of them: a compiler's loop refuses states that are one tensor.
+            # Two tensors: a compiler's loop refuses states that are one tensor.
             starts = (start, features.new_zeros(shape))
             return torch.lstm(features, starts, weights, *settings)[0]
         return torch.gru(features, start, weights, *settings)[0]

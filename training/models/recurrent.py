@@ -22,7 +22,7 @@ class RecurrentClassifier(nn.Module):
         hidden: hidden features of one direction, D.
         layers: recurrent layers on top of each other.
         classes: number of classes K.
-        cell: which kind of recurrent layer.
+        cell: kind of the recurrent layer.
         dropout: share of the last states dropped, in training only.
     """
 
@@ -41,7 +41,7 @@ class RecurrentClassifier(nn.Module):
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * hidden, classes))
 
     def forward(self, elements: Tensor, lengths: Tensor) -> Tensor:
-        """FP32 [N, T, F] and INT64 [N], 1 to T, to logits [N, K]."""
+        """Maps FP32 [N, T, F] and INT64 [N], 1 to T, to logits [N, K]."""
         rows = pack_padded_sequence(elements, lengths, batch_first=True, enforce_sorted=False)
         state = self.recurrent(rows)[1]  # [2 * layers, N, D]; the LSTM's is a pair
         hidden = state[0] if isinstance(state, tuple) else state
@@ -49,7 +49,7 @@ class RecurrentClassifier(nn.Module):
         return logits
 
     def export_twin(self) -> nn.Module:
-        """The same function with the same weights, by a mask."""
+        """Returns the same function with the same weights, with a mask."""
         return _MaskedClassifier(MaskedRecurrent(self.recurrent), self.head)
 
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 
 class ResidualCnn(nn.Module):
-    """Four residual blocks behind a stem that halves the image; about 13 thousand parameters.
+    """Four residual blocks after a stem that halves the image; about 13 thousand parameters.
 
-    The last feature map, of whatever size, is pooled to 1 x 1 twice: its mean says how much of a
-    pattern there is, its largest value that it is there at all, however much empty canvas
-    surrounds it. Pooling to more than 1 x 1 would fix the size of the image in an exported graph.
+    The last feature map, of any size, is pooled to 1 x 1 twice: its mean measures how much of a
+    pattern there is, its maximum that it is there at all, for any amount of empty canvas around
+    it. Pooling to more than 1 x 1 would fix the size of the image in an exported graph.
 
     Args:
         width: channels C of the stem; the last blocks have twice as many.
@@ -38,7 +38,7 @@ class ResidualCnn(nn.Module):
         self.head = nn.Linear(4 * width, classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Images FP32 [N, 1, H, W] to logits [N, K]."""
+        """Maps images FP32 [N, 1, H, W] to logits [N, K]."""
         features = self.blocks(self.stem(image))  # [N, 2C, H / 4, W / 4]
         pooled = torch.cat([self.mean(features).flatten(1), features.amax(dim=(2, 3))], dim=1)
         logits: Tensor = self.head(pooled)
@@ -46,7 +46,7 @@ class ResidualCnn(nn.Module):
 
 
 class _Residual(nn.Module):
-    """What comes in, plus what the layers make of it."""
+    """A residual connection around the layers, with ReLU."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Residual(nn.Module):
 
 
 class _Shuffle(nn.Module):
-    """Deals the channels of each group to all others, as in ShuffleNet (Zhang et al., 2018)."""
+    """Interleaves the channels of all groups, as in ShuffleNet (Zhang et al., 2018)."""
 
     def __init__(self, groups: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def _convolution(
     dilation: int = 1,
     groups: int = 1,
 ) -> tuple[nn.Module, ...]:
-    """A convolution that keeps the size but for its stride, and its norm, which exporters fold."""
+    """Makes a convolution that changes the size by its stride only, and its foldable norm."""
     padding = dilation * (kernel // 2)
     convolution = nn.Conv2d(
         channels_in, channels_out, kernel, stride, padding, dilation, groups, bias=False

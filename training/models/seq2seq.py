@@ -1,7 +1,7 @@
-"""A GRU that reads a row of elements and a GRU that writes symbols, with attention between.
+"""A GRU encoder of elements and a GRU decoder of symbols, with attention between.
 
-In training the decoder is given the right symbol before it writes the next one (teacher forcing),
-or, by chance, its own. When it serves, it takes the likeliest symbol and stops at the end symbol.
+In training the decoder gets the right symbol before it writes the next one (teacher forcing), or
+at random its own. In serving it takes the likeliest symbol and stops at the end symbol.
 
 Shapes: N rows, T elements of the longest, F features, D hidden features, U symbols at most,
 V kinds of symbols.
@@ -20,7 +20,7 @@ class Seq2Seq(nn.Module):
     Args:
         features: numbers of one element, F.
         symbols: kinds of symbols V; the last one means the end.
-        longest: symbols written at most, the end symbol included: U.
+        longest: maximum number of symbols, the end symbol included: U.
         hidden: hidden features D of each encoder direction and of the decoder.
     """
 
@@ -42,17 +42,17 @@ class Seq2Seq(nn.Module):
         targets: Tensor | None = None,
         teacher_forcing: float = 0.0,
     ) -> Tensor:
-        """Reads and writes.
+        """Encodes the elements, and decodes symbols.
 
         Args:
             elements: FP32 [N, T, F].
             lengths: INT64 [N], 1 to T.
-            targets: INT64 [N, U], in training only; what is below 0 does not count.
-            teacher_forcing: share of symbols that the decoder is told, 0 to 1.
+            targets: INT64 [N, U], in training only; values below 0 do not count.
+            teacher_forcing: share of symbols that the decoder gets from the targets, 0 to 1.
 
         Returns:
-            Logits [N, U, V]. Without targets, what follows a row's end symbol is the end symbol
-            again, with logits 1 and 0.
+            Logits [N, U, V]. Without targets, all symbols after a row's end symbol are end symbols
+            too, with logits 1 and 0.
         """
         rows = pack_padded_sequence(elements, lengths, batch_first=True, enforce_sorted=False)
         packed, final = self.encoder(rows)
@@ -64,11 +64,11 @@ class Seq2Seq(nn.Module):
         return self._rehearse(memory, real, state, targets.clamp(min=0), teacher_forcing)
 
     def begin(self, final: Tensor) -> Tensor:
-        """The decoder's first state [N, D] from the encoder's last ones [N, 2D]."""
+        """Returns the decoder's first state [N, D] from the encoder's last ones [N, 2D]."""
         return torch.tanh(self.first_state(final))
 
     def export_twin(self) -> nn.Module:
-        """The same function with the same weights: masked encoder, decoder in a `while_loop`."""
+        """Returns the same function, same weights: masked encoder, decoder in a `while_loop`."""
         return _LoopedSeq2Seq(self)
 
     def _rehearse(
@@ -84,12 +84,12 @@ class Seq2Seq(nn.Module):
         return torch.stack(found, dim=1)
 
     def write(self, memory: Tensor, real: Tensor, state: Tensor) -> Tensor:
-        """Logits [N, U, V], one symbol after the other.
+        """Returns logits [N, U, V], decoded one symbol after the other.
 
         Args:
             memory: the encoder's outputs [N, T, 2D].
             real: BOOL [N, T], True for real elements.
-            state: the decoder's first [N, D].
+            state: the decoder's first state [N, D].
         """
         symbol = torch.full_like(real[:, 0], self.step.start, dtype=torch.int64)  # [N]
         ended = torch.zeros_like(real[:, 0])
@@ -103,7 +103,7 @@ class Seq2Seq(nn.Module):
 
 
 class DecoderStep(nn.Module):
-    """One symbol in, the logits of the next one out.
+    """Maps one symbol to the logits of the next one.
 
     Args:
         symbols: kinds of symbols V; one more stands for the start.
@@ -122,10 +122,10 @@ class DecoderStep(nn.Module):
     def forward(
         self, symbol: Tensor, state: Tensor, memory: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One step.
+        """Makes one step.
 
         Args:
-            symbol: INT64 [N], the one before.
+            symbol: INT64 [N], the previous symbol.
             state: FP32 [N, D].
             memory: the encoder's outputs [N, T, 2D].
             real: BOOL [N, T], True for real elements.
@@ -142,12 +142,12 @@ class DecoderStep(nn.Module):
 
 
 def real_elements(memory: Tensor, lengths: Tensor) -> Tensor:
-    """BOOL [N, T] for [N, T, *]: True up to each row's length."""
+    """Returns BOOL [N, T] for [N, T, *]: True up to each row's length."""
     return torch.arange(memory.shape[1], device=memory.device)[None] < lengths[:, None]
 
 
 class _LoopedSeq2Seq(nn.Module):
-    """Runs until every row has ended: as many steps as the longest answer takes, not U."""
+    """Decodes until every row has ended: as many steps as the longest output takes, not U."""
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class _LoopedSeq2Seq(nn.Module):
         model, end, longest = self.model, self.model.end, self.model.longest
         memory, final = self.encoder(elements, lengths)
         real = real_elements(memory, lengths)
-        # A trace holds no loop: it writes all U symbols.
+        # A trace has no loop: it writes all U symbols.
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return model.write(memory, real, model.begin(final))
         places = torch.arange(longest, device=elements.device)[None, :, None]  # [1, U, 1]

@@ -1,7 +1,7 @@
-"""An activation with a backward pass of its own, in two forms, and a network that uses it.
+"""An activation with a custom backward pass, in two forms, and a network that uses it.
 
-A `torch.autograd.Function` is the form for what torch's operations make up; a custom operator that
-for a kernel which tracers must not look into, such as one in another language.
+A `torch.autograd.Function` is the form for code made of torch's operations; a custom operator is
+the form for a kernel that tracers must not trace, such as one in another language.
 
 Shapes: N rows, D features, K classes.
 """
@@ -16,32 +16,32 @@ class SwishFunction(torch.autograd.Function):
     """x * sigmoid(x) (Ramachandran et al., 2017), which keeps only x for the backward pass.
 
     Built from single operations it would keep the sigmoid as well, twice the memory. The ONNX
-    exporter sees the operations of `forward` and nothing of this class; TorchScript refuses it.
+    exporter sees the operations of `forward` and not this class; TorchScript refuses it.
     """
 
     @staticmethod
     def forward(features: Tensor) -> Tensor:
-        """Any shape, floating point."""
+        """Applies the activation to any shape, floating point."""
         return features * torch.sigmoid(features)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keeps what `backward` needs."""
+        """Stores the features for `backward`."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """The gradient of the output to that of the input; can be differentiated once more."""
+        """Returns the gradient of the input; can be differentiated once more."""
         (features,) = ctx.saved_tensors
         return gradient * _slope(features)
 
 
 @torch.library.custom_op("flambeau::swish", mutates_args=())
 def swish(features: Tensor) -> Tensor:
-    """The same as an operator of torch's, of any shape.
+    """Applies the same activation as a torch operator, to any shape.
 
-    torch.compile and torch.export take it whole and know what comes out by `_shape_of_swish`. An
-    artifact with it would need it in the server too, so it goes out by an `export_twin`.
+    torch.compile and torch.export treat it as one node and get its shape from `_shape_of_swish`. An
+    artifact with it would need it in the server too, so an `export_twin` replaces it.
     """
     return features * torch.sigmoid(features)
 
@@ -65,7 +65,7 @@ swish.register_autograd(_back, setup_context=_keep)
 
 
 def _slope(features: Tensor) -> Tensor:
-    """The derivative of the activation."""
+    """Returns the derivative of the activation."""
     share = torch.sigmoid(features)
     return share * (1 + features * (1 - share))
 
@@ -74,7 +74,7 @@ class Swish(nn.Module):
     """The activation as a layer.
 
     Args:
-        operator: whether by `swish`, and not by `SwishFunction`.
+        operator: True to use `swish`, False to use `SwishFunction`.
     """
 
     def __init__(self, operator: bool = False) -> None:
@@ -82,7 +82,7 @@ class Swish(nn.Module):
         self._operator = operator
 
     def forward(self, features: Tensor) -> Tensor:
-        """Any shape, floating point."""
+        """Applies the activation to any shape, floating point."""
         found: Tensor = (
             swish(features) if self._operator else SwishFunction.apply(features)  # type: ignore[no-untyped-call]
         )
@@ -93,10 +93,10 @@ class SwishClassifier(nn.Module):
     """Flattened images through two hidden layers with the activation between.
 
     Args:
-        features: numbers of one row, all its dimensions multiplied.
+        features: numbers of one row, the product of its dimensions.
         hidden: width D of the hidden layers.
         classes: number of classes K.
-        operator: whether the activation is the custom operator.
+        operator: True if the activation is the custom operator.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class SwishClassifier(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        """FP32 [N, ...] to logits [N, K]."""
+        """Maps FP32 [N, ...] to logits [N, K]."""
         logits: Tensor = self.layers(image)
         return logits
 
     def export_twin(self) -> nn.Module:
-        """The same layers with torch's own activation, for formats that hold no Python."""
+        """Returns the same layers with torch's own activation, for formats without Python."""
         return nn.Sequential(
             *(nn.SiLU() if isinstance(layer, Swish) else layer for layer in self.layers)
         )

@@ -1,1 +1,1 @@
-"""The network of a recipe: made, initialised, tried, and what is computed before it."""
+"""Builds, initialises and tries the network of a recipe, with the steps before it."""

@@ -1,4 +1,4 @@
-"""Gives the layers of a new network their first weights, as the recipe says by type."""
+"""Initialises the layers of a new network, by type, as the recipe says."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from training.errors import RecipeError
 from training.recipe.parts.model_parts import Initialisation, InitPart
 
 DEVIATION = 0.02
-"""Of `normal` and `trunc_normal`, as in BERT and GPT-2."""
+"""Standard deviation of `normal` and `trunc_normal`, as in BERT and GPT-2."""
 TYPES: dict[str, tuple[type[nn.Module], ...]] = {
     "conv": (nn.modules.conv._ConvNd,),
     "linear": (nn.Linear,),
@@ -29,14 +29,14 @@ FILL: dict[Initialisation, Callable[[Tensor], object]] = {
 
 
 def initialise(network: nn.Module, part: InitPart) -> None:
-    """Fills matrices and kernels from the present random state, and biases with 0.
+    """Fills matrices and kernels from the current random state, and biases with 0.
 
     Args:
         network: changed in place.
-        part: the recipe's.
+        part: the recipe's part.
 
     Raises:
-        RecipeError: the network has no layer of a type that is named.
+        RecipeError: the network has no layer of a type that the recipe names.
     """
     for kind, types in TYPES.items():
         chosen: Initialisation | None = getattr(part, kind)

@@ -1,4 +1,4 @@
-"""The network of a recipe: made, tried once before anything is trained, and readied for export."""
+"""The network of a recipe: builds it, tries it before any training, and prepares it for export."""
 
 import contextlib
 import inspect
@@ -24,21 +24,21 @@ from training.recipe.recipe import Recipe
 from training.recipe.targets import call_named, call_target, load_target
 
 ONE_LIST_OF_NAMES = frozenset({"onnx", "openvino"})
-"""Kinds of artifacts whose graphs know inputs and outputs by one list of names."""
+"""Kinds of artifacts whose graphs have one list of names for inputs and outputs."""
 
 
 def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
-    """The recipe's network, with weights from the present random state, behind its `preprocess`.
+    """Builds the network from the current random state, with its `preprocess` before it.
 
     Args:
-        recipe: names the network; its statistics are measured.
-        input_names: of the data, in order. Only a recipe with `preprocess` needs them.
+        recipe: has the network; its statistics are measured.
+        input_names: names of the inputs, in order. Only a recipe with `preprocess` needs them.
 
     Raises:
         TargetError: the target cannot be found, does not take its arguments, is no module, or has
             weights that no checkpoint can keep.
-        RecipeError: a step of `preprocess` names an input that is not there, or `model.init` a type
-            of layer.
+        RecipeError: a step of `preprocess` names an input that does not exist, or `model.init` a
+            type of layer.
     """
     if isinstance(load_target(recipe.model.target, "model.target"), nn.Module):
         raise TargetError(
@@ -58,17 +58,17 @@ def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
 
 
 def for_export(model: nn.Module) -> nn.Module:
-    """The form of a trained network that exporters take.
+    """Returns the form of a trained network that exporters support.
 
-    A module that they do not take as it is has a method `export_twin(self) -> nn.Module`: the same
+    A module that they do not support has a method `export_twin(self) -> nn.Module`: the same
     function of the same inputs with the same weights, in operations that can be exported. Every
-    artifact is held to the module itself, so a twin that differs is found.
+    artifact is compared with the module itself, so a twin that differs is found.
 
     Args:
-        model: in evaluation mode.
+        model: the model in evaluation mode.
 
     Returns:
-        The twin in evaluation mode; the module itself, where it has none.
+        The twin in evaluation mode; the module itself if it has none.
 
     Raises:
         TargetError: the twin is no module.
@@ -89,19 +89,19 @@ def _twin(network: nn.Module) -> nn.Module:
 
 
 def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
-    """Runs a few rows, so that what does not fit fails here in words and not after the training.
+    """Runs a few rows, so that a mismatch fails here with a message and not after the training.
 
     Returns:
-        The signature: inputs as the data has them, outputs as the model gives them.
+        The signature: inputs as in the data, outputs as the model returns them.
 
     Raises:
-        TargetError: the model fails, gives another number of outputs than the recipe names, or one
-            that servers cannot answer with (see `NetworkTrial`), its outputs do not have the shape
-            that the labels ask for, or it cannot be told answers as the recipe says.
-        DataError: a label is not one of the classes, or a row does not fit the padding or the
+        TargetError: the model fails, returns another number of outputs than the recipe names, or
+            one that a server cannot return (see `NetworkTrial`), its outputs do not have the shape
+            that the labels require, or it lacks the arguments of teacher forcing.
+        DataError: a label is not one of the classes, or a row does not match the padding or the
             dynamic axes.
-        RecipeError: the padding or the dynamic axes do not fit the model's inputs and outputs, or
-            the labels do not fit `stop.metric`.
+        RecipeError: the padding or the dynamic axes do not match the model's inputs and outputs, or
+            the labels do not match `stop.metric`.
     """
     inputs = {name: array[:2] for name, array in splits.train.inputs.items()}
     try_steps(model.eval(), recipe, list(inputs), tensors_of(list(inputs.values())))
@@ -129,7 +129,7 @@ def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
     """Runs a model once, without gradients.
 
     Args:
-        model: a module in the mode it is to run in, or a function.
+        model: a module in its mode, or a function.
         inputs: its arguments in order, each [rows, ...].
     """
     with torch.inference_mode():
@@ -138,24 +138,24 @@ def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
 
 
 Outputs = Tensor | tuple[Tensor, ...] | list[Tensor]
-"""What a model gave: its only output, or all of them in order."""
+"""The result of a model: its only output, or all of them in order."""
 
 
 def outputs_of(found: Outputs) -> tuple[Tensor, ...]:
-    """All outputs of a model, in order."""
+    """Returns all outputs of a model, in order."""
     return (found,) if isinstance(found, Tensor) else tuple(found)
 
 
 def first_output(found: Outputs) -> Tensor:
-    """What judges a model: its only output, or the first of several."""
+    """Returns the output that evaluates a model: its only one, or the first of several."""
     return outputs_of(found)[0]
 
 
 def _check_sizes_known(model: nn.Module, target: str) -> None:
-    """Nothing is lazy: weights are loaded into copies that have run no row.
+    """Checks that no layer is lazy: weights are loaded into copies that have run no row.
 
     Raises:
-        TargetError: a layer is.
+        TargetError: a layer is lazy.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
@@ -168,10 +168,10 @@ def _check_sizes_known(model: nn.Module, target: str) -> None:
 
 
 def _check_whole_memory(model: nn.Module, target: str) -> None:
-    """Checkpoints can keep each tensor: safetensors takes none that is a part of other memory.
+    """Checks that a checkpoint can keep each tensor: safetensors accepts no partial views.
 
     Raises:
-        TargetError: one is expanded, a slice of other memory, or another one turned.
+        TargetError: a tensor is expanded, a slice of other memory, or a transposed view.
     """
     sharing: dict[int, list[tuple[str, Tensor]]] = {}
     for name, tensor in model.state_dict().items():
@@ -191,7 +191,7 @@ def _check_whole_memory(model: nn.Module, target: str) -> None:
 
 @contextlib.contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """Leaves the random numbers as they were, whatever the network draws when it is tried."""
+    """Restores the random state after a trial of the network."""
     state = torch.get_rng_state()
     try:
         yield
@@ -200,7 +200,7 @@ def _same_random_numbers() -> Iterator[None]:
 
 
 def _check_embeddings(recipe: Recipe, outputs: Mapping[str, Array]) -> None:
-    """What is compared by its direction has one.
+    """Checks that outputs compared by their direction have one.
 
     Raises:
         RecipeError: an output is no vector of floats for each row.
@@ -215,10 +215,10 @@ def _check_embeddings(recipe: Recipe, outputs: Mapping[str, Array]) -> None:
 
 
 def _check_names_apart(recipe: Recipe, inputs: Sequence[str]) -> None:
-    """No output is called like an input, where a graph has one list of names for both.
+    """Checks that no output has an input's name, if a graph has one list of names for both.
 
     Raises:
-        RecipeError: one is, and the recipe asks for such a graph.
+        RecipeError: one has, and the recipe asks for such a graph.
     """
     same = [name for name in recipe.model.outputs if name in inputs]
     kinds = {entry.kind for entry in recipe.listed_exports()} or {"onnx"}
@@ -231,7 +231,7 @@ def _check_names_apart(recipe: Recipe, inputs: Sequence[str]) -> None:
 
 
 def _try_shorter_rows(trial: NetworkTrial, splits: Splits, signature: Signature) -> None:
-    """Every split fits the padding, and the model takes rows of their own length."""
+    """Checks that every split matches the padding, and that the model accepts rows unpadded."""
     assert signature.padding is not None, "only a model with padding has shorter rows"
     for split in (splits.train, splits.validation, splits.test):
         shapes = {name: array.shape for name, array in split.inputs.items()}
@@ -257,10 +257,10 @@ def _try_shorter_rows(trial: NetworkTrial, splits: Splits, signature: Signature)
 def _try_other_sizes(
     trial: NetworkTrial, inputs: Mapping[str, Array], signature: Signature
 ) -> Signature:
-    """The model takes the smallest and the largest sizes.
+    """Checks that the model accepts the smallest and the largest sizes.
 
     Returns:
-        The signature, whose outputs vary where those of other sizes do.
+        The signature; its outputs vary on the axes that differ between sizes.
     """
     given = {name: (datatype_of(array), array.shape) for name, array in inputs.items()}
     try:
@@ -323,6 +323,6 @@ def _check_teaching(model: nn.Module, recipe: Recipe) -> None:
 
 
 def _spec(name: str, array: Array, *varying: int | None) -> TensorSpec:
-    """A tensor as it is, but for the batch and the axes that vary."""
+    """Returns the spec of a tensor; the batch axis and the varying axes are -1."""
     shape = (-1 if axis in (0, *varying) else size for axis, size in enumerate(array.shape))
     return TensorSpec(name=name, datatype=datatype_of(array), shape=tuple(shape))

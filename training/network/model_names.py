@@ -1,7 +1,7 @@
-"""Names inside a model, and the patterns of a recipe that pick some of them.
+"""Names of a model's parameters and layers, and the patterns of a recipe that select some of them.
 
-Rule kept here: names are those that the network itself gives, with or without `preprocess` in
-front of it, and a pattern that fits nothing is an error that tells what there is.
+Rule: names are those of the network itself, with or without `preprocess` in front of it, and a
+pattern that matches nothing is an error that lists the names.
 """
 
 import fnmatch
@@ -13,30 +13,30 @@ from training.errors import RecipeError
 from training.network.preprocessing import Preprocessed
 
 NAMES_TOLD = 40
-"""Names of the model that a message about a pattern lists."""
+"""Names of the model that an error message about a pattern lists."""
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each parameter once, in the model's order."""
+    """Returns each parameter once, in the model's order."""
     return {_own(name, model): parameter for name, parameter in model.named_parameters()}
 
 
 def named_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Each module once, but for the model itself."""
+    """Returns each module once, except for the model itself."""
     found = {_own(name, model): module for name, module in model.named_modules()}
     return {name: module for name, module in found.items() if name not in ("", "network")}
 
 
 def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
-    """The names that a pattern fits.
+    """Returns the names that a pattern matches.
 
     Args:
-        pattern: as in a shell, such as `head.*`.
-        names: what there is.
-        key: where the recipe says so, for messages.
+        pattern: a shell pattern, such as `head.*`.
+        names: all names.
+        key: the key of the pattern in the recipe, for messages.
 
     Raises:
-        RecipeError: it fits none.
+        RecipeError: it matches none.
     """
     known = list(names)
     found = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
@@ -47,7 +47,7 @@ def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
 
 
 def matching_any(patterns: Iterable[str], names: Iterable[str], key: str) -> list[str]:
-    """The names that one of the patterns fits, each once; arguments and errors as of `matching`."""
+    """Returns the names that any pattern matches, each once; arguments and errors as `matching`."""
     known = list(names)
     return list(dict.fromkeys(n for pattern in patterns for n in matching(pattern, known, key)))
 

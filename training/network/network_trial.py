@@ -1,9 +1,9 @@
-"""A network tried on a few rows: what it gives must be something that a server can answer with.
+"""Tries a network on a few rows: a server must be able to return its outputs.
 
 In: a network and rows. Out: its outputs as arrays, or a `TargetError` that names the output.
 
-Rules kept here: every output is a tensor of a type that servers answer with; it has one row for
-each row of the batch, of one shape however many there are; the same rows have one answer.
+Rules: every output is a tensor of a type that servers can return; it has one row for each row of
+the batch, of a shape that does not depend on their number; the same rows give the same outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from training.network.row_dependence import ROUNDING_SHARE
 from training.recipe.targets import target_failure
 
 MOST_ROWS = 7
-"""Of a batch that is tried: few, and unlike the usual size of an axis."""
+"""Rows of a trial batch: few, and unlike the usual size of an axis."""
 
 RETURNS = "let forward return a tensor, or a tuple of tensors in the order of model.outputs"
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkTrial:
-    """A network in evaluation mode, and how messages name it and its outputs."""
+    """A network in evaluation mode, with its names for messages."""
 
     model: nn.Module
     target: str
@@ -36,14 +36,14 @@ class NetworkTrial:
     """`model.outputs` of the recipe."""
 
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
-        """The outputs in order, each [rows, ...].
+        """Runs the network; returns the outputs in order, each [rows, ...].
 
         Args:
             inputs: by name in the order of `forward`, each [rows, ...].
 
         Raises:
-            TargetError: the network fails, changes its inputs, or gives another number of outputs
-                than the recipe names, or one that servers cannot answer with.
+            TargetError: the network fails, changes its inputs, or returns another number of outputs
+                than the recipe names, or one that servers cannot return.
         """
         given = tensors_of([array.copy() for array in inputs.values()])
         try:
@@ -51,7 +51,7 @@ class NetworkTrial:
                 found = self.model(*given)
         except TrainingError:
             raise
-        except Exception as error:  # the model is the user's: it may raise anything
+        except Exception as error:  # the user's model may raise any exception
             again = [torch.from_numpy(array.copy()) for array in inputs.values()]
             layer = failing_layer(self.model, lambda: self.model(*again))
             what = f"{self._named} fails on inputs {shapes_text(inputs)}{layer}"
@@ -74,15 +74,15 @@ class NetworkTrial:
     def check_rows(
         self, inputs: Mapping[str, Array], varying: Mapping[str, int], most_rows: int
     ) -> None:
-        """Each output has one row for each row of the batch, of one shape.
+        """Checks that each output has one row for each row of the batch, of one shape.
 
         Args:
-            inputs: by name, each [rows, ...], of all rows that there are.
+            inputs: by name, each [rows, ...], of all available rows.
             varying: the axis of each output that follows the length of the rows.
-            most_rows: that a batch may have.
+            most_rows: the largest batch size.
 
         Raises:
-            TargetError: one has not.
+            TargetError: an output has not.
         """
         sizes = sorted({1, 2, min(MOST_ROWS, most_rows, len(next(iter(inputs.values()))))})
         found = {
@@ -94,7 +94,7 @@ class NetworkTrial:
                 raise TargetError(f"{self._named} gives output '{name}' {fault}")
 
     def check_repeats(self, inputs: Mapping[str, Array]) -> None:
-        """The same rows give the same answer twice.
+        """Checks that the same rows give the same outputs twice.
 
         Args:
             inputs: by name, each [rows, ...].
@@ -117,7 +117,7 @@ class NetworkTrial:
         return f"model.target {self.target}"
 
     def _tensors(self, found: object) -> Sequence[Tensor]:
-        """What forward returned, which is tensors and nothing else."""
+        """Returns the result of forward as tensors; refuses all other types."""
         if isinstance(found, Tensor):
             return (found,)
         if not isinstance(found, tuple | list):
@@ -132,7 +132,7 @@ class NetworkTrial:
         return found
 
     def _array(self, place: int, tensor: Tensor) -> Array:
-        """An output as servers answer with it."""
+        """Returns an output as servers return it."""
         try:
             array: Array = tensor.numpy()
             datatype_of(array)
@@ -148,21 +148,21 @@ class NetworkTrial:
 
 
 def tensors_of(arrays: Sequence[Array]) -> list[Tensor]:
-    """Arrays as a network takes them."""
-    # torch wants memory it may write to, compiled packages want it without gaps.
+    """Converts arrays to the tensors that a network takes."""
+    # torch needs writable memory, compiled packages need contiguous memory.
     return [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays]
 
 
 def shapes_text(inputs: Mapping[str, Array]) -> str:
-    """The names of tensors and their shapes, for messages."""
+    """Returns the names of tensors and their shapes, for messages."""
     return ", ".join(f"'{name}' {list(array.shape)}" for name, array in inputs.items())
 
 
 def row_fault(shapes: Mapping[int, tuple[int, ...]], varying: int | None = None) -> str | None:
-    """Says that an output lacks a row for each row of the batch, and what to do; or None.
+    """Returns a message with advice if an output has not one row for each row of the batch.
 
     Args:
-        shapes: of the output, by how many rows the batch had.
+        shapes: shapes of the output, by the number of rows of the batch.
         varying: the axis that follows the length of the rows, if one does.
     """
     texts = [
@@ -192,7 +192,7 @@ def row_fault(shapes: Mapping[int, tuple[int, ...]], varying: int | None = None)
 
 
 def _difference(one: Array, other: Array) -> str | None:
-    """By how much two answers to the same rows differ, for messages; None for rounding at most."""
+    """Returns the difference of two results for the same rows; None for rounding at most."""
     if one.shape != other.shape:
         return f" is {list(one.shape)}, then {list(other.shape)}"
     if one.dtype.kind != "f":

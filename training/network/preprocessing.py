@@ -1,8 +1,8 @@
-"""The steps of `preprocess` as layers in front of a network, in training and in every artifact.
+"""The steps of `preprocess` as layers before a network, in training and in every artifact.
 
 In: a recipe's steps and a network. Out: one module that takes the raw inputs. The steps compute in
-FP32, whatever the network is narrowed to: quantizers and the bfloat16 form leave out all that lies
-under `STEPS`.
+FP32, whatever the precision of the network: quantizers and the bfloat16 form skip all modules under
+`STEPS`.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,14 +41,14 @@ FIRST_SIZE = 2
 
 
 class ScaleLayer(nn.Module):
-    """Any numbers [rows, ...] to FP32, times a factor."""
+    """Converts any numbers [rows, ...] to FP32, times a factor."""
 
     def __init__(self, step: Scale) -> None:
         super().__init__()
         self.factor = step.factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, ...] to FP32 [rows, ...]."""
+        """Maps [rows, ...] to FP32 [rows, ...]."""
         return x.to(torch.float32) * self.factor
 
 
@@ -64,19 +64,19 @@ class NormalizeLayer(nn.Module):
         self.register_buffer("std", torch.tensor(step.std))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, channels, ...] to FP32 of the same shape."""
+        """Maps [rows, channels, ...] to FP32 of the same shape."""
         shape = (1, -1, *(1,) * (x.dim() - 2))
         return (x.to(torch.float32) - self.mean.view(shape)) / self.std.view(shape)
 
     def check(self, x: Tensor) -> str | None:
-        """What is wrong with an input, if anything is."""
+        """Returns the fault of an input, if it has one."""
         if x.dim() < 2 or x.shape[1] != len(self.mean):
             return f"mean and std have {len(self.mean)} numbers; give one of each for every channel"
         return None
 
 
 class ResizeLayer(nn.Module):
-    """FP32 [rows, channels, any, any] to [rows, channels, height, width]."""
+    """Resizes FP32 [rows, channels, any, any] to [rows, channels, height, width]."""
 
     def __init__(self, step: Resize) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class ResizeLayer(nn.Module):
         self.antialias = step.antialias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Bilinear, by the centres of pixels, as `align_corners=False` has it."""
+        """Interpolates bilinearly between pixel centres, as `align_corners=False` does."""
         return functional.interpolate(
             x, size=self.size, mode="bilinear", align_corners=False, antialias=self.antialias
         )
 
     def check(self, x: Tensor) -> str | None:
-        """What is wrong with an input, if anything is."""
+        """Returns the fault of an input, if it has one."""
         if x.dim() != FIRST_SIZE + 2:
             return "it takes [rows, channels, height, width]"
         if not x.is_floating_point():
@@ -99,12 +99,12 @@ class ResizeLayer(nn.Module):
 
 
 class LookupLayer(nn.Module):
-    """Whole numbers [rows, ...] to INT64 numbers of a vocabulary."""
+    """Maps integers [rows, ...] to INT64 ids of a vocabulary."""
 
     def __init__(self, step: Lookup) -> None:
         super().__init__()
         points = step.code_points
-        # The last place stands for all that lies beyond the table.
+        # The last entry stands for all values beyond the table.
         table = torch.full((max(*points, 255) + 2,), UNKNOWN_ID)
         table[0] = 0
         table[points] = torch.arange(FIRST_ID, FIRST_ID + len(points))
@@ -113,7 +113,7 @@ class LookupLayer(nn.Module):
         self.length = step.length
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, any length] to [rows, `length`], or of the same shape where there is none."""
+        """Maps [rows, any length] to [rows, `length`], or to the same shape without `length`."""
         index, beyond = x.to(torch.int64), self.table.shape[0] - 1
         known = (index >= 0) & (index < beyond)
         found = self.table[torch.where(known, index, beyond)]
@@ -123,7 +123,7 @@ class LookupLayer(nn.Module):
         return torch.cat([found, filler], dim=1)[:, : self.length]
 
     def check(self, x: Tensor) -> str | None:
-        """What is wrong with an input, if anything is."""
+        """Returns the fault of an input, if it has one."""
         if x.is_floating_point() or x.dtype == torch.bool:
             return "it takes whole numbers: bytes or code points"
         if self.length is not None and x.dim() != 2:
@@ -137,7 +137,7 @@ class Preprocessed(nn.Module):
     Args:
         places: for each step, the position of the input it changes.
         steps: modules of one tensor each.
-        network: takes what they give, and the other inputs as they come.
+        network: takes the steps' results, and the other inputs unchanged.
     """
 
     def __init__(
@@ -149,46 +149,46 @@ class Preprocessed(nn.Module):
         self.network = network
 
     def forward(self, *inputs: Tensor, **told: object) -> object:
-        """Raw inputs in the signature's order to what the network gives."""
+        """Maps raw inputs in the signature's order to the network's outputs."""
         return self.network(*self.prepare(list(inputs)), **told)
 
     def prepare(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Raw inputs to those of the network, each [rows, ...]."""
+        """Maps raw inputs to those of the network, each [rows, ...]."""
         for place, step in zip(self.places, self.preprocess_steps, strict=True):
             inputs[place] = step(inputs[place])
         return inputs
 
     def around(self, change: Callable[[nn.Module], nn.Module]) -> "Preprocessed":
-        """The same steps in front of another form of the network."""
+        """Returns the same steps before another form of the network."""
         network = change(self.network)
         return Preprocessed(self.places, list(self.preprocess_steps), network).train(self.training)
 
 
 def network_of(model: nn.Module) -> nn.Module:
-    """The network itself, without the steps in front of it."""
+    """Returns the network itself, without the steps before it."""
     return model.network if isinstance(model, Preprocessed) else model
 
 
 def change_network(model: nn.Module, change: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """A model whose network is another form of itself, behind the same steps."""
+    """Replaces a model's network by another form of it, with the same steps before it."""
     return model.around(change) if isinstance(model, Preprocessed) else change(model)
 
 
 def is_step(module_path: str) -> bool:
-    """Whether a place in an exported model, such as `preprocess_steps.0`, is of the steps."""
+    """Returns True if a path in an exported model, like `preprocess_steps.0`, is of the steps."""
     return module_path.split(".")[0] == STEPS
 
 
 def preprocessed(recipe: Recipe, network: nn.Module, names: Sequence[str]) -> nn.Module:
-    """The network behind the recipe's steps; the network itself, if there are none.
+    """Returns the network with the recipe's steps before it, or alone if there are none.
 
     Args:
-        recipe: its steps.
-        network: takes what they give.
-        names: of the model's inputs, in order.
+        recipe: the recipe with the steps.
+        network: takes the steps' results.
+        names: names of the model's inputs, in order.
 
     Raises:
-        RecipeError: a step names no input, or one that is not there.
+        RecipeError: a step names no input, or one that does not exist.
         TargetError: a module of a step cannot be found or made.
     """
     steps = _torch_steps(recipe.preprocess)
@@ -199,11 +199,11 @@ def preprocessed(recipe: Recipe, network: nn.Module, names: Sequence[str]) -> nn
 
 
 def try_steps(model: nn.Module, recipe: Recipe, names: Sequence[str], rows: list[Tensor]) -> None:
-    """Runs the steps on a few rows, so that what does not fit is named.
+    """Runs the steps on a few rows, so that an error names the step that fails.
 
     Raises:
-        RecipeError: a step does not take what it is given.
-        TargetError: a module of your own fails.
+        RecipeError: a step does not support its input.
+        TargetError: a module of the user fails.
     """
     if not isinstance(model, Preprocessed):
         return
@@ -216,7 +216,7 @@ def try_steps(model: nn.Module, recipe: Recipe, names: Sequence[str], rows: list
         try:
             with torch.no_grad():
                 found = layer(rows[place])
-        except Exception as error:  # the module is the user's: it may raise anything
+        except Exception as error:  # the user's module may raise any exception
             raise TargetError(f"{where} fails: {given}: {failure_in_words(error)}") from error
         if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != len(rows[place]):
             what = _text(found) if isinstance(found, Tensor) else type(found).__name__
@@ -225,14 +225,14 @@ def try_steps(model: nn.Module, recipe: Recipe, names: Sequence[str], rows: list
 
 
 def with_statistics(recipe: Recipe, splits: Splits) -> Recipe:
-    """The recipe with the mean and std of every `normalize: {fit: true}` measured.
+    """Returns the recipe with the measured mean and std of every `normalize: {fit: true}`.
 
     Args:
         recipe: the run.
-        splits: the train split is measured, as the steps before leave it.
+        splits: the data; the train split is measured after the steps before.
 
     Raises:
-        RecipeError, TargetError: as `preprocessed`, or a step before does not take its input.
+        RecipeError, TargetError: as `preprocessed`, or an earlier step does not support its input.
         DataError: a channel never varies.
     """
     steps = list(recipe.preprocess)
@@ -242,7 +242,7 @@ def with_statistics(recipe: Recipe, splits: Splits) -> Recipe:
         before = recipe.model_copy(update={"preprocess": tuple(steps[:position])})
         names = list(splits.train.inputs)
         place = _place(f"preprocess.{position}.normalize", step.normalize, names)
-        # The figures are a part of what a run is known by, and must be the same when it goes on.
+        # The figures identify a run, and must be the same when it resumes.
         with reproducible(recipe.seed, threads=1):
             model = preprocessed(before, nn.Identity(), names)
             mean, std = _statistics(model, before, splits, place)
@@ -254,7 +254,7 @@ def with_statistics(recipe: Recipe, splits: Splits) -> Recipe:
 def _statistics(
     model: nn.Module, recipe: Recipe, splits: Splits, place: int
 ) -> tuple[list[float], list[float]]:
-    """Mean and std of each channel over the train split."""
+    """Returns mean and std of each channel over the train split."""
     arrays = list(splits.train.inputs.values())
     names = list(splits.train.inputs)
     where = f"preprocess.{len(recipe.preprocess)}.normalize"
@@ -284,7 +284,7 @@ def _tensors(arrays: Sequence[Array], start: int, stop: int) -> list[Tensor]:
 
 
 def _torch_steps(steps: Preprocess) -> list[tuple[str, TorchStep]]:
-    """Where the recipe has each step that is a layer, and the step."""
+    """Returns each step that is a layer, with its key in the recipe."""
     found = [(f"preprocess.{i}.{s.name}", s.torch_step) for i, s in enumerate(steps)]
     return [(where, step) for where, step in found if step is not None]
 

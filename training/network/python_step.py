@@ -1,7 +1,7 @@
-"""The Python step of a recipe: found, run on the data, and made ready to be published.
+"""The Python step of a recipe: opens it, runs it on the data, and prepares it for publication.
 
-In: a recipe and raw splits. Out: the splits as the model takes them, and what a server needs to do
-the same. The file's own bytes are what runs, here and there.
+In: a recipe and raw splits. Out: the splits as the model takes them, and the step for a server. The
+same bytes of the file run here and there.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from training.recipe.user_code import own_lines
 
 WHERE = "preprocess.0.python"
 ROWS_AT_ONCE = 256
-"""Rows that the step is given at once."""
+"""Rows of one call of the step."""
 ROUNDING = {2: 4e-3, 4: 1e-5, 8: 1e-5}
-"""By the bytes of a float: how far a row's results may lie from those among other rows, as a share
-of the largest of all. Products of matrices add up in another order for another number of rows; of 8
-bytes, a step may have computed in 4."""
+"""By the bytes of a float: the accepted difference between a row alone and among others, as a share
+of the largest result. Matrix products add in another order for another number of rows; a step may
+have computed 8-byte results in 4 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ class Step:
     """A recipe's step, ready to run."""
 
     name: str
-    """Of the class."""
+    """Name of the class."""
     args: dict[str, Any]
     source: bytes
-    """Of its file."""
+    """Content of its file."""
     run: StepFunction
 
     def source_sha256(self) -> str:
-        """Of its file, as a manifest names it."""
+        """Returns the digest of its file, as in a manifest."""
         return hashlib.sha256(self.source).hexdigest()
 
     def prepared(self, raw: Splits) -> Splits:
-        """What the model takes, for every split.
+        """Returns the model's inputs for every split.
 
         Raises:
-            TargetError: the step fails, or gives something that no model takes.
-            DataError: a row's result depends on the rows beside it, or on when it is asked.
+            TargetError: the step fails, or returns a type that no model takes.
+            DataError: a row's result depends on the rows beside it, or on the time of the call.
         """
         train, validation, test = map(self._split, (raw.train, raw.validation, raw.test))
         splits = Splits(train, validation, test)
@@ -76,7 +76,7 @@ class Step:
     def _try(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         try:
             return self.run(inputs)
-        except Exception as error:  # the step is the user's: it may raise anything
+        except Exception as error:  # the user's step may raise any exception
             what = f"{WHERE}: {self.name} fails on the data"
             raise target_failure(what, error) from error
 
@@ -94,12 +94,12 @@ class Step:
 
 
 def _alike(alone: Array, among: Array, every: Array) -> bool:
-    """Whether a row's results differ by rounding at most, which may depend on the rows beside it.
+    """Returns True if a row's results differ by rounding at most, as they may among other rows.
 
     Args:
         alone: the row's result, [1, ...].
-        among: the same among other rows.
-        every: the results of all rows, whose largest value says how numbers round.
+        among: its result among other rows.
+        every: the results of all rows, whose largest value sets the rounding error.
     """
     if alone.dtype != among.dtype or alone.shape != among.shape:
         return False
@@ -112,7 +112,7 @@ def _alike(alone: Array, among: Array, every: Array) -> bool:
 
 
 def _difference(alone: Array | None, among: Array) -> str:
-    """By how much numbers differ, in words; nothing where that is no number."""
+    """Returns a message with the difference of numbers; an empty string for other types."""
     if alone is None or alone.shape != among.shape or among.dtype.kind not in "iuf":
         return ""
     gap = np.abs(alone.astype(np.float64) - among.astype(np.float64)).max(initial=0.0)
@@ -120,7 +120,7 @@ def _difference(alone: Array | None, among: Array) -> str:
 
 
 def open_recipe_step(recipe: Recipe) -> Step | None:
-    """The recipe's Python step; None if it has none.
+    """Opens the recipe's Python step; None if it has none.
 
     Raises:
         TargetError: its file cannot be read or run, or has no such class.
@@ -141,7 +141,7 @@ def open_recipe_step(recipe: Recipe) -> Step | None:
 
 
 def served_signature(signature: Signature, raw: Splits) -> Signature:
-    """A model's signature with the inputs that callers send, which the step takes."""
+    """Returns the model's signature with the inputs of clients, which the step takes."""
     specs = (
         TensorSpec(name=name, datatype=datatype_of(array), shape=(-1, *array.shape[1:]))
         for name, array in raw.train.inputs.items()
@@ -154,7 +154,7 @@ def _rows(inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array
 
 
 def _file(step: PythonStep) -> tuple[str, str]:
-    """The target's file, and the name in it."""
+    """Returns the target's file, and the name in it."""
     parts = split_target(step.target)
     if parts is None:
         raise TargetError(f"{WHERE}.target is {step.target!r}; write {TARGET_FORM}")

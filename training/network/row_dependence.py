@@ -1,10 +1,10 @@
-"""Tells a network whose answer to a row depends on the other rows of its batch. No torch.
+"""Finds out if a network's output for a row depends on the batch's other rows. No torch.
 
-In: what the checkpoint gives for some rows in one batch, and for each of them in a batch of its
-own. Out: the row that differs most, or nothing.
+In: the checkpoint's outputs for some rows in one batch, and for each of them alone. Out: the row
+that differs most, or nothing.
 
 No artifact of such a network keeps its tolerance in batches of every size, and no tolerance would
-help: a server makes batches of whatever requests come.
+help: a server makes batches of any requests that arrive.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,14 +18,14 @@ from model_store.tolerance import Tolerance
 ROWS = 8
 """Golden rows that are run alone."""
 ROUNDING_SHARE = 1e-4
-"""Of the largest output: below this a difference is how FP32 rounds in batches of another size."""
+"""Share of the largest output: a smaller difference is FP32 rounding in another batch size."""
 ADVICE = "let forward compute each row by itself, as without a mean over the rows of the batch"
 
 Run = Callable[[dict[str, Array]], dict[str, Array]]
 
 
 def rows_alone(run: Run, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of the first rows, each run in a batch of its own, [`ROWS`, ...].
+    """Returns the outputs of the first rows, each run in its own batch, [`ROWS`, ...].
 
     Args:
         run: the checkpoint.
@@ -42,12 +42,12 @@ def depends_on_others(
     tolerance: Tolerance,
     embeddings: Collection[str] = (),
 ) -> str | None:
-    """Says which row is answered otherwise among others; None if none is.
+    """Returns a message with the row whose output depends on others; None if none does.
 
     Args:
         together: outputs of the checkpoint for all rows in one batch.
-        alone: those of `rows_alone`; empty where that was not measured.
-        tolerance: a smaller difference is none.
+        alone: outputs of `rows_alone`; empty if they were not measured.
+        tolerance: smaller differences are ignored.
         embeddings: outputs that are compared by their cosine.
     """
     if not alone:

@@ -1,11 +1,11 @@
-"""The version in the store that a recipe begins with. No torch.
+"""Finds the version in the store from which a recipe starts. No torch.
 
 In: `model.from` of a recipe, such as `digits@3`, `digits@production` or `digits@^1.2`. Out: its
 manifest, or the recipe with the version's number.
 
-Rules kept here: an alias or a range is looked up once and the recipe that is stored names the
-number, so a run is still a function of its recipe; what could be read as both an alias and a
-semantic version is an alias, as it always was.
+Rules: an alias or a range is resolved once and the stored recipe names the number, so a run is
+still a function of its recipe; a name that could be both an alias and a semantic version is an
+alias, for compatibility.
 """
 
 import re
@@ -24,7 +24,7 @@ _SHORT = re.compile(r"\d+\.\d+$")
 
 
 def with_parent_number(recipe: Recipe, store: ModelStore) -> Recipe:
-    """The recipe with the number of the version it begins with, if it begins with one.
+    """Returns the recipe with the number of its parent version, if it has one.
 
     Raises:
         RecipeError: there is no such model, version or alias.
@@ -36,17 +36,17 @@ def with_parent_number(recipe: Recipe, store: ModelStore) -> Recipe:
 
 
 def beginning_with(recipe: Recipe, manifest: Manifest) -> Recipe:
-    """The recipe with the version's number."""
+    """Returns the recipe with the version's number."""
     version = f"{manifest.model}@{manifest.version}"
     part = recipe.model.model_copy(update={"from_": version})
     return recipe.model_copy(update={"model": part})
 
 
 def stored_version(store: ModelStore, version: str) -> Manifest:
-    """What `model@version`, `model@alias` or `model@range` names.
+    """Returns the version that `model@version`, `model@alias` or `model@range` names.
 
     Raises:
-        RecipeError: nothing.
+        RecipeError: there is none.
     """
     name, _, wanted = version.partition("@")
     try:

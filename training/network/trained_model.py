@@ -1,6 +1,6 @@
-"""The network of a recipe with the weights it was left with.
+"""Builds the network of a recipe with its trained weights.
 
-In: a recipe and a file of weights. Out: the module, of the sizes that pruning left.
+In: a recipe and a file of weights. Out: the module, with the layer sizes after pruning.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def trained_model(recipe: Recipe, weights: Path, inputs: Sequence[str]) -> nn.Mo
 
     Args:
         recipe: the run.
-        weights: of its checkpoint, as safetensors.
+        weights: weights of its checkpoint, as safetensors.
         inputs: names of the model's inputs, in order.
 
     Raises:

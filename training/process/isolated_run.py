@@ -1,13 +1,13 @@
-"""Calls a function in a process of its own, with limits: what it does to itself harms nobody else.
+"""Calls a function in a separate process, with limits: a crash does not affect the caller.
 
-In: a function that can be imported, and arguments that can be pickled. Out: what it returns, or an
-`IsolationError` that says what became of it: an exception of its own, out of time, out of memory,
-or dead.
+In: a function that can be imported, and arguments that can be pickled. Out: its return value, or an
+`IsolationError` with the cause: an exception of its own, a timeout, out of memory, or the death of
+the process.
 
-Rules kept here: processes are forked from a server that has imported torch and run nothing, because
-a process that has used torch's threads cannot be forked; whatever a function starts ends with it.
-Ctrl-C is for the process that calls, which ends the other one: that one does not hear of it, and is
-silent if its caller has gone.
+Rules: processes are forked from a server that has imported torch and run nothing, because a process
+that has used torch's threads cannot be forked; child processes of the function end with it. Ctrl-C
+is for the calling process, which ends the other one: that one does not receive it, and prints
+nothing if its caller is gone.
 """
 
 import contextlib
@@ -30,27 +30,27 @@ from training.process.root_cause import root_cause
 Result = TypeVar("Result")
 
 PRELOADED = ("torch", "torch._dynamo", "onnx", "onnxscript", "training.network.model")
-"""What nearly every call needs, and no thread that a fork could break comes with."""
+"""Modules that nearly every call needs, and that start no thread that a fork could break."""
 LAST_WORDS_BYTES = 4096
 SAFE_PATH = "PYTHONSAFEPATH"
-"""The variable that stands for the interpreter's option `-P`."""
+"""The variable that is equivalent to the interpreter's option `-P`."""
 LEAVING_S = 2.0
-"""In which a process that has answered gives back what outlives it, such as named semaphores."""
+"""Seconds for a process to release resources after its answer, such as named semaphores."""
 
 
 def run_isolated(
     call: Callable[..., Result], *arguments: Any, time_limit_s: float, memory_limit_bytes: int
 ) -> Result:
-    """Calls the function, and waits for what it returns.
+    """Calls the function, and waits for its return value.
 
     Args:
-        call: of a module; what it raises must be made of text.
+        call: a function of a module; its exceptions must contain text only.
         arguments: its arguments.
-        time_limit_s: seconds it may take.
-        memory_limit_bytes: memory it may ask for, beyond what it begins with.
+        time_limit_s: seconds that it may take.
+        memory_limit_bytes: memory that it may allocate, beyond its initial memory.
 
     Raises:
-        IsolationError: it did not return; the message says why, in one line.
+        IsolationError: it did not return; the message has the cause, in one line.
     """
     context = process_context()
     ours, theirs = context.Pipe()
@@ -77,10 +77,10 @@ def run_isolated(
 
 
 def process_context() -> "multiprocessing.context.ForkServerContext":
-    """Starts processes as this module's head says."""
+    """Returns a context that starts processes by this module's rules."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    resource_tracker.ensure_running()  # which the server would start, and unblock signals
+    resource_tracker.ensure_running()  # the server would start it, and unblock signals
     with _safe_path(), _blocked_interrupt():
         forkserver.ensure_running()
     _await_server(context)
@@ -89,10 +89,10 @@ def process_context() -> "multiprocessing.context.ForkServerContext":
 
 @functools.cache
 def _await_server(context: "multiprocessing.context.ForkServerContext") -> None:
-    """Waits until the server has imported everything and forks at once; Ctrl-C ends the wait.
+    """Waits until the server has imported all modules and forks at once; Ctrl-C ends the wait.
 
-    What a process begins with is written when the server forks it, and half of it makes a traceback
-    there: that wait cannot be interrupted. This first one is given nothing that could be halved.
+    The initial data of a process is written when the server forks it, and a partial write makes a
+    traceback there: that write cannot be interrupted. This first process gets no data.
     """
     first = context.Process(target=os.getpid)
     first.start()
@@ -100,8 +100,8 @@ def _await_server(context: "multiprocessing.context.ForkServerContext") -> None:
 
 
 def start_process(process: "multiprocessing.context.ForkServerProcess") -> None:
-    """Starts a process of `process_context`; a Ctrl-C meanwhile is raised when it is started."""
-    if threading.current_thread() is not threading.main_thread():  # where no Ctrl-C is raised
+    """Starts a process of `process_context`; raises a Ctrl-C only after the start."""
+    if threading.current_thread() is not threading.main_thread():  # gets no Ctrl-C
         process.start()
         return
     asked: list[int] = []
@@ -116,7 +116,7 @@ def start_process(process: "multiprocessing.context.ForkServerProcess") -> None:
 
 @contextlib.contextmanager
 def _blocked_interrupt() -> Iterator[None]:
-    """Processes that are started in the block never hear of Ctrl-C; this one hears behind it."""
+    """Blocks Ctrl-C for processes started in the block; this process gets it afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -126,7 +126,7 @@ def _blocked_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """A Python that is started in the block looks for no module in the working directory."""
+    """Keeps a Python started in the block from importing out of the working directory."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
@@ -145,27 +145,27 @@ def _answer(
     call: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    """The other process: sends what the call gave, or why it gave nothing."""
+    """Runs in the other process: sends the return value, or the cause of the failure."""
     enter_isolation(log, memory_limit_bytes)
     answer: tuple[Any, str | None]
     try:
         answer = call(*arguments), None
-    except Exception as error:  # exporters and runtimes raise anything
+    except Exception as error:  # exporters and runtimes raise any exception
         answer = None, explained(error, root_cause(error), memory_limit_bytes)
     connection.send(answer)
 
 
 def enter_isolation(log: str, memory_limit_bytes: int) -> None:
-    """Makes a new process one that is limited and can be ended with all it has started.
+    """Sets a new process's limits, and a session so that it can be ended with its children.
 
     Args:
-        log: a file that is there; gets both outputs.
-        memory_limit_bytes: memory it may ask for, beyond what it begins with.
+        log: an existing file; gets both output streams.
+        memory_limit_bytes: memory that it may allocate, beyond its initial memory.
     """
-    os.setsid()  # whatever it starts is ended with it
+    os.setsid()  # its children are ended with it
     try:
         descriptor = os.open(log, os.O_WRONLY)
-    except FileNotFoundError:  # the caller has gone with its file
+    except FileNotFoundError:  # the caller is gone, and so is its file
         os._exit(1)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -173,7 +173,7 @@ def enter_isolation(log: str, memory_limit_bytes: int) -> None:
 
 
 def describe_exit(exit_code: int | None, log: Path) -> str:
-    """How a process ended that sent nothing."""
+    """Describes the exit of a process that sent nothing."""
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - LAST_WORDS_BYTES, 0))
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -184,7 +184,7 @@ def describe_exit(exit_code: int | None, log: Path) -> str:
 
 
 def end_process(process: Any) -> None:
-    """Ends the process with all it has started."""
+    """Ends the process with all its children."""
     if process.pid is None:  # it was never started
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):

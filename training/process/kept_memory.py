@@ -1,10 +1,10 @@
-"""Whether the C library keeps the memory that training frees, or gives it back to the system.
+"""Keeps freed memory in the process during training, instead of returning it to the system.
 
-A step frees tensors that the next one asks for again. By its own rule glibc hands the large ones to
-the system in between, which fills them with zeros each time: a tenth of the time of a CNN on a CPU.
+A step frees tensors that the next one allocates again. By default glibc returns large ones to the
+system in between, which fills them with zeros each time: a tenth of the time of a CNN on a CPU.
 
-Rules kept here: what a person has told the C library about memory stays as it is; once training is
-over, what it has kept is given back, for exports and their proofs run in other processes.
+Rules: memory settings of the C library that the user has made stay as they are; after the training
+the kept memory is returned, since exports and their verification run in other processes.
 """
 
 import contextlib
@@ -14,21 +14,21 @@ from collections.abc import Iterator
 from typing import Any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Of `mallopt`, as in `malloc.h`, in bytes: how much may lie free before it is given back, and from
-what size on a piece is the system's own, and goes back to it when it is freed."""
+"""Options of `mallopt`, as in `malloc.h`, in bytes: the free memory that is kept at most, and the
+size from which a block is mapped by the system, and returned to it when freed."""
 LARGEST = 2**31 - 1
 HIGHEST_MMAP_THRESHOLD = 2**25
-"""What some releases of glibc take at most, and where its own rule ends, which follows the sizes of
-what is freed: once it was told a size, it follows none any more."""
+"""The maximum of some releases of glibc, and the upper end of its dynamic threshold, which follows
+the sizes of freed blocks: setting a size turns the dynamic threshold off."""
 TOLD_BY = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
-"""Variables by which a person tells it, beside `GLIBC_TUNABLES`."""
+"""Variables by which a user sets these options, besides `GLIBC_TUNABLES`."""
 
 
 @contextlib.contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """While the block lasts, freed memory stays with the process; then it goes back.
+    """Keeps freed memory in the process within the block; returns it afterwards.
 
-    Where the C library is no glibc, or was told otherwise, nothing changes.
+    Nothing changes if the C library is not glibc, or if the user has set its options.
     """
     library = None if _was_told() else _glibc()
     if library is None:
@@ -51,6 +51,6 @@ def _was_told() -> bool:
 
 
 def _glibc() -> Any:
-    """The C library; None if it is another one."""
+    """Returns the C library; None if it is not glibc."""
     library = ctypes.CDLL(None)
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None

@@ -1,11 +1,11 @@
-"""Which versions of libraries are installed here."""
+"""Returns the installed versions of libraries."""
 
 from collections.abc import Iterable
 from importlib import metadata
 
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
-    """The versions of those that are installed, by name."""
+    """Returns the versions of the installed ones, by name."""
     found = {}
     for name in names:
         try:

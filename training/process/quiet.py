@@ -1,4 +1,4 @@
-"""Keeps other people's chatter off the user's screen, for as long as their code runs."""
+"""Hides warnings and log records of libraries while their code runs."""
 
 import contextlib
 import logging
@@ -11,9 +11,9 @@ def quiet(category: type[Warning] = Warning, loggers: tuple[str, ...] = ()) -> I
     """Drops warnings of one category, and all but critical log records of some loggers.
 
     Args:
-        category: what is dropped; other warnings go where they always go.
+        category: the warnings to drop; other warnings are not affected.
         loggers: names of the loggers, whose children are quiet with them. Their errors are
-            dropped too: what fails also raises, and that is what the user is told.
+            dropped too: a failure also raises an exception, which the user sees.
     """
     levels = {name: logging.getLogger(name).level for name in loggers}
     try:

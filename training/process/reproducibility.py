@@ -1,4 +1,4 @@
-"""One place where randomness is taken out of a run."""
+"""Makes runs reproducible: seeds, and deterministic algorithms."""
 
 import contextlib
 import random
@@ -15,9 +15,9 @@ def reproducible(seed: int, threads: int, deterministic: bool = True) -> Iterato
     """Seeds every generator and allows only deterministic algorithms, until the block ends.
 
     Args:
-        seed: of the run.
-        threads: that torch computes with; 0 leaves them.
-        deterministic: False allows the others too.
+        seed: the seed of the run.
+        threads: number of torch's threads; 0 leaves it as it is.
+        deterministic: False permits other algorithms too.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     random.seed(seed)
@@ -35,14 +35,14 @@ def reproducible(seed: int, threads: int, deterministic: bool = True) -> Iterato
 
 @contextlib.contextmanager
 def unwritten_memory_shown() -> Iterator[Callable[[], None]]:
-    """What reads memory that nothing has written gets NaN, until the function is called.
+    """Fills new memory with NaN, until the yielded function is called.
 
-    Torch fills all new memory with NaN while it is to be deterministic, so that such a mistake is
-    no matter of chance. Where there is none the filling changes no bit, and of a CNN on the CPU it
-    takes a hundredth of each step: one step shows as much as all that do the same.
+    Torch does so in deterministic mode, so that reading uninitialised memory never goes unnoticed
+    by chance. A correct program's results do not depend on the fill, which for a CNN on the CPU
+    takes a hundredth of each step: one step shows as much as all equal ones.
 
     Yields:
-        The function; what it does ends with the block.
+        The function; its effect ends with the block.
     """
     name = "fill_uninitialized_memory"
     before = getattr(torch_deterministic, name)

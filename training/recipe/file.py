@@ -19,11 +19,11 @@ from training.recipe.recipe import Recipe
 from training.recipe.targets import call_named, load_target
 
 MAX_RECIPE_BYTES = 1_000_000
-"""A recipe is one page; a larger file is something else."""
+"""Largest recipe file that is read, in bytes; a recipe is about one page."""
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """YAML 1.1 with two of its traps removed: `1e-3` is a number, a repeated key is an error."""
+    """YAML 1.1 with two pitfalls removed: `1e-3` is a number, a repeated key is an error."""
 
 
 _RecipeLoader.add_implicit_resolver(
@@ -36,7 +36,7 @@ _RecipeLoader.add_implicit_resolver(
 def _unique_mapping(loader: _RecipeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     found = set()
     for key in (loader.construct_object(key) for key, _ in node.value):
-        if isinstance(key, Hashable):  # construct_mapping refuses others in its own words
+        if isinstance(key, Hashable):  # construct_mapping reports unhashable keys itself
             if key in found:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key '{key}' is there twice; keep one", node.start_mark
@@ -56,7 +56,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
         overrides: `a.b=c` each; a part may also be the position in a list (`export.0.kind=onnx`).
 
     Raises:
-        RecipeError: it cannot be read, or has an unknown key or a bad value.
+        RecipeError: the source cannot be read, or the recipe has an unknown key or a bad value.
     """
     if source.endswith((".yaml", ".yml")):
         document = _parse_yaml(read_recipe_text(Path(source)), source)
@@ -75,12 +75,12 @@ def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe
     """Reads a recipe from YAML text, such as a stored `recipe.resolved.yaml`.
 
     Args:
-        text: the YAML.
-        where: its path, for messages.
+        text: YAML text.
+        where: path of the text, for messages.
         overrides: as for `load_recipe`.
 
     Raises:
-        RecipeError: not YAML, or it has an unknown key or a bad value.
+        RecipeError: the text is not YAML, or has an unknown key or a bad value.
     """
     document = _parse_yaml(text, where)
     for override in overrides:
@@ -89,15 +89,15 @@ def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe
 
 
 def resolved_yaml(recipe: Recipe) -> str:
-    """The recipe as YAML with every default written out; `parse_recipe` gives the same object."""
+    """Dumps the recipe as YAML with all defaults; `parse_recipe` reads back an equal object."""
     return yaml.safe_dump(recipe.document(), sort_keys=False, allow_unicode=True)
 
 
 def read_recipe_text(path: Path) -> str:
-    """The text of a recipe's file, as it is.
+    """Returns the text of a recipe file unchanged.
 
     Raises:
-        RecipeError: it is not there, cannot be read, or is too large for one.
+        RecipeError: the file is missing, unreadable, or larger than `MAX_RECIPE_BYTES`.
     """
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:
@@ -130,7 +130,7 @@ def _call_function(source: str) -> dict[str, Any]:
 
 
 def _apply(document: dict[str, Any], override: str) -> None:
-    """Sets one value in place; keys that do not exist yet are made, and validated later."""
+    """Sets one value in place; missing keys are created, and validated later."""
     path, equals, text = override.partition("=")
     parts = path.strip().split(".")
     what = f"--set {override!r}"
@@ -140,14 +140,14 @@ def _apply(document: dict[str, Any], override: str) -> None:
 
 
 def parse_value(text: str, what: str) -> Any:
-    """A value as recipes read it.
+    """Parses a value with the YAML rules of recipes.
 
     Args:
-        text: YAML.
-        what: it stands in, for messages.
+        text: YAML text.
+        what: source of the value, for messages.
 
     Raises:
-        RecipeError: it is not YAML.
+        RecipeError: the text is not YAML.
     """
     try:
         return read_yaml(text, _RecipeLoader)
@@ -156,16 +156,16 @@ def parse_value(text: str, what: str) -> Any:
 
 
 def set_value(document: dict[str, Any], parts: Sequence[str], value: Any, what: str) -> None:
-    """Sets one value in place; keys that do not exist yet are made, and validated later.
+    """Sets one value in place; missing keys are created, and validated later.
 
     Args:
-        document: a recipe's.
-        parts: the keys on the way; a part may also be the position in a list.
-        value: the value.
-        what: asks for it, for messages.
+        document: document of a recipe.
+        parts: path of keys; a part may also be a list position.
+        value: value to set.
+        what: source of the value, for messages.
 
     Raises:
-        RecipeError: a part is no position of a list, or of something that has no keys.
+        RecipeError: a part is not a position of its list, or its parent has no keys.
     """
     place: Any = document
     for position, part in enumerate(parts):
@@ -193,14 +193,14 @@ def _index(part: str, place: list[Any], here: str, what: str) -> int:
 
 
 def validate_recipe(document: dict[str, Any], where: str) -> Recipe:
-    """The recipe of a document.
+    """Validates a document and returns its recipe.
 
     Args:
-        document: plain values.
-        where: it is from, for messages.
+        document: plain YAML values.
+        where: source of the document, for messages.
 
     Raises:
-        RecipeError: it has an unknown key or a bad value.
+        RecipeError: the document has an unknown key or a bad value.
     """
     try:
         return Recipe.model_validate(document)

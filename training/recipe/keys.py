@@ -1,4 +1,4 @@
-"""Where a key stands in a recipe, by its last part: `epochs` is `train.epochs`."""
+"""Finds the full path of a recipe key by its last part: `epochs` is `train.epochs`."""
 
 from typing import Any, get_args
 
@@ -7,11 +7,11 @@ from pydantic import BaseModel
 from training.recipe.recipe import Recipe
 
 DEEPEST = 4
-"""Parts of a key, with dots between, that are looked through."""
+"""Most parts of a dotted key that are searched."""
 
 
 def key_named(name: str) -> str | None:
-    """The first key of that name among those with the fewest parts; None if there is none."""
+    """Returns the first key of that name among those with the fewest parts, or None."""
     level: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
     for _ in range(DEEPEST):
         deeper: list[tuple[str, type[BaseModel]]] = []
@@ -26,7 +26,7 @@ def key_named(name: str) -> str | None:
 
 
 def _parts(annotation: Any) -> list[type[BaseModel]]:
-    """The parts of a recipe that a field may hold, but for those in lists and mappings."""
+    """Returns the recipe parts that a field may hold, except those in lists and mappings."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if getattr(annotation, "__origin__", None) in (tuple, list, dict):

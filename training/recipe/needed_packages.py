@@ -1,7 +1,7 @@
-"""The packages that a recipe needs, those of the extra `train` among them.
+"""Checks that the packages a recipe needs are installed, including those of the extra `train`.
 
 In: a recipe. Out: nothing, or an error that names the packages and the one command that installs
-them. It is asked before torch is imported and before data is read, which take a while.
+them. The check runs before torch is imported and before data is read, because both are slow.
 """
 
 import importlib.util
@@ -17,28 +17,28 @@ OF_SOURCES = {
     "huggingface": ("pyarrow", "data"),
     "image_folder": ("PIL", "images"),
 }
-"""Module and extra of a source of data."""
+"""Module and extra that each data source needs."""
 OF_TRACKERS = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "wandb": ("wandb",),
 }
-"""Modules of a tracker's extra, which is called as it is."""
+"""Modules of each tracker; its extra has the tracker's name."""
 Need = tuple[str, str, str]
-"""Who needs it, in words; the module; the extra that brings it."""
+"""Description of the feature that needs the package; module; extra that installs it."""
 OPTUNA: Need = ("a search", "optuna", "sweep")
 OF_TRAINING = ("torch", "onnx", "onnxscript", "sklearn", "torchao")
-"""Modules of the extra `train`, which every training may import."""
+"""Modules of the extra `train`, which any training may import."""
 
 
 def check_packages(recipe: Recipe, *more: Need) -> None:
-    """Everything the recipe names is installed, and what every training needs.
+    """Checks that every package the recipe and any training need is installed.
 
     Args:
-        recipe: the run.
-        more: what else is needed.
+        recipe: recipe of the run.
+        more: additional requirements.
 
     Raises:
-        RecipeError: packages are not, with the keys that need them.
+        RecipeError: packages are missing; the message names the keys that need them.
     """
     missing: dict[str, Need] = {}
     for need in (*_needed(recipe), *more):
@@ -52,7 +52,7 @@ def check_packages(recipe: Recipe, *more: Need) -> None:
 
 
 def _needed(recipe: Recipe) -> Iterator[Need]:
-    """Each, by the key that names it."""
+    """Yields each requirement with the recipe key that causes it."""
     if recipe.data.choice in OF_SOURCES:
         yield f"data.{recipe.data.choice}", *OF_SOURCES[recipe.data.choice]
     for tracker in recipe.track:

@@ -1,10 +1,10 @@
-"""The recipe: everything about one run, as one frozen object. Pure rules, no I/O.
+"""The recipe: the complete configuration of one run as one frozen object. Pure rules, no I/O.
 
-In: a mapping from YAML, or keyword arguments from Python. Out: a `Recipe` with every default
-filled in, so that the stored copy says what really happened.
+In: a mapping from YAML, or keyword arguments from Python. Out: a `Recipe` with every default filled
+in, so that the stored copy records the actual configuration.
 
-Rules kept here: one key names the thing (`adamw:`), unknown keys are errors, and nothing can be
-configured in two places.
+Rules: one key names the choice (`adamw:`), unknown keys are errors, and nothing can be configured
+in two places.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from training.recipe.parts.task import METRICS
 from training.recipe.parts.tracking_parts import TrackerName, TrackingPart
 
 STOP_METRICS = ("val/loss", *sorted({f"val/{n}" for names in METRICS.values() for n in names}))
-"""All that `stop.metric` may be, of some task."""
+"""All values of `stop.metric`, over all tasks."""
 VERSION_NAME = (
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
     r"@([A-Za-z0-9][A-Za-z0-9._-]{0,127}|[\^~][0-9]{1,9}(\.[0-9]{1,9}){0,2})$"
@@ -46,9 +46,9 @@ VERSION_NAME = (
 
 
 class ModelPart(FreezePart):
-    """Which network is trained."""
+    """The network that is trained."""
 
-    # `from` is a word of Python's, so the field has another name.
+    # `from` is a Python keyword, so the field has another name.
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
     target: str
@@ -57,20 +57,20 @@ class ModelPart(FreezePart):
     args: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the target. Change them to size the network."""
     outputs: tuple[TensorName, ...] = Field(default=("logits",), min_length=1)
-    """Names of what `forward` returns, in order. Change it when the network returns a tuple; the
-    first output is the one that is judged: [rows, classes], or [rows, T, classes] where a row has
-    T labels; [rows, D] or what else the labels are where they are numbers."""
+    """Names of the tensors that `forward` returns, in order. Change it when the network returns a
+    tuple. Metrics use the first output: [rows, classes], or [rows, T, classes] if a row has T
+    labels; for numeric labels [rows, D] or the shape of the labels."""
     embeddings: tuple[TensorName, ...] = ()
-    """Outputs that are vectors, [rows, D], which callers compare by their direction: artifacts are
-    held to the checkpoint by `min_cosine`, in training and wherever the version is loaded. Give it
-    for networks that are searched by, whose single numbers mean nothing."""
+    """Outputs that are embedding vectors, [rows, D], which clients compare by direction. Their
+    artifacts are verified with `min_cosine`, in training and wherever the version is loaded. Give
+    it for retrieval networks, whose single elements have no meaning."""
     init: InitPart = InitPart()
-    """The first weights of its layers, by type. Give it when learning does not begin."""
+    """Initial weights of layers, by type. Give it when the loss does not start to decrease."""
     from_: Annotated[str, Field(pattern=VERSION_NAME)] | None = Field(default=None, alias="from")
-    """A version in the store whose weights it begins with, as far as names and shapes agree: by
-    number (`digits@3`), alias (`digits@production`), or semantic version (`digits@^1.2`, `@~1.2`,
-    `@1.2.0`: the newest that fits); null begins anew. Give it where there is less data than an
-    older model has seen."""
+    """A version in the store that initialises the weights whose names and shapes match: by number
+    (`digits@3`), alias (`digits@production`), or semantic version (`digits@^1.2`, `@~1.2`,
+    `@1.2.0`: the newest match); null starts from the network's own initial weights. Give it to
+    fine-tune on less data than an older model was trained on."""
 
     @model_validator(mode="after")
     def _embeddings_are_outputs(self) -> "ModelPart":
@@ -91,98 +91,98 @@ class ModelPart(FreezePart):
 
 
 class TeacherForcing(RecipePart):
-    """How often a decoder is told the right symbol instead of its own last one.
+    """Share of decoder steps that receive the correct symbol instead of the decoder's last output.
 
-    The share goes from the first step of the run to the last in a straight line (scheduled
-    sampling; Bengio et al., 2015).
+    The share changes linearly from the first step of the run to the last (scheduled sampling;
+    Bengio et al., 2015).
     """
 
     first: float = Field(default=1.0, ge=0, le=1)
-    """Share of symbols at the first step. Lower it when the decoder copies and does not read."""
+    """Share at the first step. Lower it when the decoder copies labels and ignores its input."""
     last: float = Field(default=0.0, ge=0, le=1)
-    """Share of symbols at the last step. Raise it when learning falls apart towards the end."""
+    """Share at the last step. Raise it when training becomes unstable towards the end."""
 
 
 class TrainPart(ParallelPart, CompilePart):
-    """How long, and on what."""
+    """Duration, device and precision of training."""
 
     epochs: int = Field(default=20, ge=1, le=100_000)
-    """Passes over the training rows. Raise it while the validation metric still climbs."""
+    """Passes over the training rows. Raise it while the validation metric still improves."""
     steps_per_epoch: int | None = Field(default=None, ge=1)
-    """Steps of the optimizer after which an epoch is over; null for all rows. Give it for streams
-    without an end, and for epochs too long to wait for a validation."""
+    """Optimizer steps in an epoch; null for all rows. Give it for endless streams, and for epochs
+    so long that validation would be too rare."""
     deterministic: bool = True
-    """Whether torch must take algorithms that give the same bits in every run, and raise where it
-    has none. Set it false when that is too slow; a resumed run then ends a little elsewhere."""
+    """True if torch must use deterministic algorithms, and raise where it has none. Set it false
+    when that is too slow; the result of a resumed run then differs slightly."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads; 0 takes what torch finds. Fix a number to get the same bits on machines with
+    """CPU threads; 0 uses torch's default. Fix a number to get identical bits on machines with
     different numbers of cores."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = "auto"
-    """Where it learns: `cpu`, `cuda`, `cuda:1`, or `auto`, which takes a GPU where torch finds one.
-    Give it to keep a run on the processor, or apart from others."""
+    """Device of the training: `cpu`, `cuda`, `cuda:1`, or `auto`, which uses a GPU if torch finds
+    one. Give it to keep a run on the CPU, or on a GPU of its own."""
     teacher_forcing: TeacherForcing | None = None
-    """For a model that writes sequences: in training, `forward` is also given `targets` (the
-    labels) and `teacher_forcing` (a share). Give it when the model takes them."""
+    """For sequence generation: in training, `forward` also receives `targets` (the labels) and
+    `teacher_forcing` (a share). Give it when the model accepts both."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What layers that are safe in it compute in while they learn; weights, and evaluation, stay
-    FP32. Take `bf16` for speed on GPUs and on processors with bfloat16, `fp16` on older GPUs."""
+    """Compute type of autocast-safe layers in training; weights and evaluation stay FP32. Take
+    `bf16` for speed on GPUs and on CPUs with bfloat16, `fp16` on older GPUs."""
     ema: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the averaged weights that each step keeps; the average is what is evaluated and
-    published. null for the weights themselves. Give 0.99 to 0.9999, more for more steps."""
+    """Decay of the exponential moving average of the weights, per step; the average is evaluated
+    and published. null uses the weights themselves. Give 0.99 to 0.9999, more for more steps."""
     activation_checkpoint: tuple[str, ...] = ()
-    """Patterns of names of layers, such as `blocks.*`, whose activations are computed twice and not
-    kept. Give it when memory runs out; a step takes up to a third longer."""
+    """Patterns of layer names, such as `blocks.*`, whose activations are recomputed in the backward
+    pass instead of stored. Give it when memory runs out; a step takes up to a third longer."""
 
 
 class StopPart(RecipePart):
-    """Which epoch is best, and when to give up."""
+    """Selection of the best epoch, and early stopping."""
 
     metric: Annotated[str, Field(json_schema_extra={"enum": list(STOP_METRICS)})] = "val/loss"
-    """What decides which epoch is best, and when the learning rate falls on a plateau. Take
-    `val/accuracy` when only the top class matters and there are thousands of validation rows,
-    `val/exact_match` when a row has several labels and must get all of them right, `val/macro_f1`
-    when rare classes matter as much as others; of numbers `val/rmse`, `val/mae` or `val/r2`, of
-    labels 0 and 1 `val/f1`."""
+    """Metric that selects the best epoch and drives the `plateau` schedule. Take `val/accuracy`
+    when only the top class matters and there are thousands of validation rows, `val/exact_match`
+    when a row has several labels and all must be right, `val/macro_f1` when rare classes matter as
+    much as others; for numeric labels `val/rmse`, `val/mae` or `val/r2`, for labels 0 and 1
+    `val/f1`."""
     patience: int | None = Field(default=None, ge=1)
-    """Epochs without a better value before training stops; null never stops early. Set it when
-    epochs are expensive."""
+    """Epochs without improvement before training stops; null never stops early. Set it when epochs
+    are expensive."""
 
 
 class CheckpointPart(RecipePart):
-    """How often a run can be picked up."""
+    """Frequency and retention of checkpoints."""
 
     every_epochs: int = Field(default=1, ge=1)
-    """Epochs between checkpoints. Raise it when writing takes longer than you mind losing."""
+    """Epochs between checkpoints. Raise it when writing takes longer than the work you can lose."""
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps of the optimizer between checkpoints within an epoch; null for none. Give it when an
-    epoch takes longer than you mind losing."""
+    """Optimizer steps between checkpoints within an epoch; null for none. Give it when an epoch is
+    more work than you can lose."""
     keep: int = Field(default=1, ge=1, le=10_000)
-    """How many of the last checkpoints' weights stay in the folder, beside those of the best epoch.
-    Raise it to look at them later, or to average them; a run resumes from the last."""
+    """Number of recent checkpoints whose weights stay in the folder, beside those of the best
+    epoch. Raise it to inspect or average them later; a run resumes from the last."""
 
 
 class ExportLimits(RecipePart):
-    """What making one artifact, or proving it, may cost; what costs more is refused."""
+    """Limits on the cost of making or verifying one artifact; beyond them it is refused."""
 
     time_s: float = Field(default=600.0, gt=0)
-    """Seconds. Raise it for models that compile for longer."""
+    """Seconds. Raise it for models that take longer to compile."""
     memory_gib: float = Field(default=16.0, gt=0)
-    """Memory. Raise it for models whose weights fill a good part of it."""
+    """Memory in GiB. Raise it for models whose weights fill a large part of it."""
 
 
 class PublishPart(PromotePart):
-    """Where the proven artifacts go."""
+    """Destination of the verified artifacts."""
 
     model: str
-    """Name of the model in the store. Change it to publish beside another model, not over it."""
+    """Name of the model in the store. Change it to publish a separate model."""
     bump: Bump | None = None
-    """What rises of the semantic version: `patch`, `minor` or `major`; null for the least that
-    must, which is found out: `major` for another signature, `minor` for another network or other
-    weights, `patch` for the same ones. Less is refused. Give it to have a run refused that changes
-    more than you meant, or to tell callers of more than can be found out."""
+    """Part of the semantic version to increment: `patch`, `minor` or `major`; null for the smallest
+    valid one, which is detected: `major` for another signature, `minor` for another network or
+    other weights, `patch` for the same ones. A smaller one is refused. Give it to have a run with
+    larger changes refused, or to announce changes that cannot be detected."""
     slo: Slo | None = None
-    """What callers may count on, which alerts are made of: `availability`, `latency_ms`,
-    `latency_share`. null for 0.999, and 0.99 within 250 ms; give what the model's callers need."""
+    """Service level objectives, from which alerts are generated: `availability`, `latency_ms`,
+    `latency_share`. null for 0.999, and 0.99 within 250 ms; give what the model's clients need."""
 
     @field_validator("model")
     @classmethod
@@ -194,65 +194,65 @@ class Recipe(RecipePart):
     """One run, from data to a published version."""
 
     name: str
-    """Name of the run; its folder starts with it. Change it to keep runs apart."""
+    """Name of the run and prefix of its folder. Change it to keep runs apart."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Seeds the splits, the weights, the order of rows and dropout. Change it to see how much luck
-    there is in a result."""
+    """Seed of the splits, the weights, the order of rows and dropout. Change it to measure the
+    variance of a result."""
     model: ModelPart
-    """Which network is trained. Change it for each project."""
+    """Network to train. Change it for each project."""
     data: DataPart
-    """Which rows it learns from. Change it for each project."""
+    """Training data. Change it for each project."""
     preprocess: Preprocess = ()
-    """What is done with the raw inputs first, in order, in training and wherever the model is
-    served: `scale`, `normalize`, `resize`, `lookup`, `module`, `python`. Give it so that callers
-    can send what they have; see `docs/training.md`."""
+    """Transforms of the raw inputs, in order, in training and in serving: `scale`, `normalize`,
+    `resize`, `lookup`, `module`, `python`. Give it so that clients can send raw data; see
+    `docs/training.md`."""
     loss: LossPart = LossPart()
-    """What is minimised. Change it when the labels mean something else."""
+    """Loss to minimise. Change it when the labels have another meaning."""
     optim: OptimPart = OptimPart()
-    """How the weights move. Change it when the loss is unstable or slow."""
+    """Optimizer and its settings. Change it when training is unstable or slow."""
     schedule: SchedulePart = SchedulePart()
-    """How the learning rate changes. Change it with the number of epochs."""
+    """Learning rate schedule. Change it with the number of epochs."""
     train: TrainPart = TrainPart()
-    """How long, and on what. Change it when the result still improves."""
+    """Duration, device and precision of training. Change it when the result still improves."""
     stop: StopPart = StopPart()
-    """Which epoch is best, and when to give up. Change it when epochs are expensive."""
+    """Selection of the best epoch, and early stopping. Change it when epochs are expensive."""
     prune: PrunePart | None = None
-    """What is taken away from the trained network; null for nothing. Give it for networks larger
-    than the task needs."""
+    """Pruning of the trained network; null for none. Give it for networks larger than the task
+    needs."""
     qat: QatPart | None = None
-    """Training for 8 bits, behind all other training; null for none. Give it when quantizing costs
-    too much accuracy, with entries of `method: qat`."""
+    """Quantization-aware training to 8 bits, after all other training; null for none. Give it when
+    quantization costs too much accuracy, with entries of `method: qat`."""
     checkpoint: CheckpointPart = CheckpointPart()
-    """How often a run can be picked up. Change it when epochs are very short."""
+    """Frequency and retention of checkpoints. Change it when epochs are very short."""
     track: tuple[TrackerName, ...] = ("tensorboard", "jsonl")
-    """Where the numbers of every epoch go. Change it to write less, or add `mlflow` or `wandb`,
-    which are extras."""
+    """Trackers that receive the metrics of every epoch. Change it to write less, or add `mlflow` or
+    `wandb`, which are extras."""
     tracking: TrackingPart = TrackingPart()
-    """Where `mlflow` and `wandb` find their servers. Change it to see several models together."""
+    """Servers of `mlflow` and `wandb`. Change it to compare several models in one place."""
     debug: DebugPart = DebugPart()
-    """What is looked at in every step. Give it when a network does not learn."""
+    """Diagnostics of every step. Give it when a network does not learn."""
     profile: ProfilePart | None = None
-    """Which steps are recorded in `profile.json` of the run's folder; null for none. Give it when
-    training is slower than it should be."""
+    """Steps that the profiler records in `profile.json` of the run's folder; null for none. Give it
+    when training is slower than expected."""
     max_batch_size: int = Field(default=64, ge=1, le=65_536)
-    """Most rows a server runs at once. Raise it for small networks on large machines."""
+    """Most rows of one served batch. Raise it for small networks on large machines."""
     padding: Padding | None = None
-    """How requests of different lengths share a batch; null if all rows have one length. Give it
-    for text, sound and other inputs that vary; see `docs/training.md`."""
+    """Padding of requests of different lengths that share a batch; null if all rows have one
+    length. Give it for text, audio and other inputs of variable length; see `docs/training.md`."""
     dynamic: DynamicAxes = Field(default={})
     """Axes of inputs whose size varies, each with its smallest and largest size, as in `{image: {2:
-    [8, 32]}}`. Give it for models that take images of several sizes; requests of one size share a
-    batch."""
+    [8, 32]}}`. Give it for models that take images of several sizes; only requests of one size
+    share a batch."""
     labels: Labels = Field(default={})
-    """Names of the classes of an output, in order, as in `{logits: [cat, dog]}`; callers see them.
-    Give it when the labels are more than numbers."""
+    """Class names of an output, in order, as in `{logits: [cat, dog]}`; responses contain them.
+    Give it when classes have names."""
     export: ExportChoice = (OnnxExport(), OnnxInt8Export())
-    """Artifacts to make and prove, or `auto`, which finds those that are worth it. Add a kind when
-    a host needs it; drop what nobody serves."""
+    """Artifacts to make and verify, or `auto`, which selects those that are worth serving. Add a
+    kind when a host needs it; drop kinds that no host serves."""
     export_limits: ExportLimits = ExportLimits()
-    """What making and proving one artifact may cost. Change it for large models."""
+    """Limits on the cost of making and verifying one artifact. Change it for large models."""
     publish: PublishPart
-    """Where the proven artifacts go. Change it for each project."""
+    """Destination of the verified artifacts. Change it for each project."""
 
     @field_validator("name")
     @classmethod
@@ -292,11 +292,11 @@ class Recipe(RecipePart):
         return self
 
     def unknown_metric(self, where: str, metric: str) -> str:
-        """What is said of a metric that the validation will not have; empty if it has it.
+        """Returns the error message for a metric that the validation does not have, or "".
 
         Args:
-            where: it is named, for the message.
-            metric: such as `val/accuracy`.
+            where: key that names the metric, for the message.
+            metric: metric name, such as `val/accuracy`.
         """
         task = self.loss.judged_task
         known = ["val/loss", *(f"val/{name}" for name in METRICS[task])]
@@ -372,22 +372,22 @@ class Recipe(RecipePart):
         return self
 
     def listed_exports(self) -> tuple[Export, ...]:
-        """The entries of `export`; none if it is `auto`."""
+        """Returns the entries of `export`; none if it is `auto`."""
         return () if isinstance(self.export, AutoPart) else self.export
 
     def document(self) -> dict[str, Any]:
-        """The recipe as plain YAML values, every default written out."""
+        """Returns the recipe as plain YAML values, every default written out."""
         return self.model_dump(mode="json")
 
     def network_digest(self) -> str:
-        """A sha256 of the parts that make the network, beside its weights."""
+        """Returns a sha256 of the parts that define the network, without its weights."""
         document = self.document()
         model = {key: document["model"][key] for key in ("target", "args", "outputs")}
         parts = {"model": model, "preprocess": document["preprocess"]}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def training_digest(self) -> str:
-        """A sha256 of the parts that decide the weights: equal digests can share a checkpoint.
+        """Returns a sha256 of the parts that set the weights; equal digests can share a checkpoint.
 
         Exports, tolerances and publishing are left out, so that they can change after training.
         """
@@ -406,9 +406,9 @@ class Recipe(RecipePart):
             "publish",
         }
         document = {k: v for k, v in self.document().items() if k not in later}
-        del document["data"]["workers"]  # a run may go on with more or fewer
+        del document["data"]["workers"]  # a resumed run may use more or fewer
         del document["model"]["embeddings"]
-        for key in ParallelPart.model_fields:  # a run may go on with other processes
+        for key in ParallelPart.model_fields:  # a resumed run may use other processes
             del document["train"][key]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

@@ -1,8 +1,8 @@
 """`python -m training.recipe.reference`: writes `docs/recipe.md` from the schema of recipes.
 
-In: the JSON Schema (`training.recipe.schema`). Out: a section for each part of a recipe, in the
-order in which a recipe has them, with a table of its keys: type and limits, default, and the
-sentence that stands below the field in the code. The same schema gives the same page.
+In: the JSON Schema (`training.recipe.schema`). Out: a section for each part of a recipe, in recipe
+order, with a table of its keys: type and limits, default, and the docstring of the field in the
+code. The same schema gives the same page.
 """
 
 import json
@@ -41,14 +41,14 @@ TYPES = {
 ANYTHING = "anything"
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 TELLING = ("kind", "precision", "method")
-"""The keys by which entries of one list differ."""
+"""Keys that distinguish the entries of one list."""
 
 
 def reference(schema: Mapping[str, Any]) -> str:
-    """The page.
+    """Renders the page.
 
     Args:
-        schema: of recipes.
+        schema: JSON Schema of recipes.
     """
     parts = {ROOT: schema, **schema["$defs"]}
     sections = [_section(name, paths, parts[name], parts) for name, paths in _places(parts).items()]
@@ -56,7 +56,7 @@ def reference(schema: Mapping[str, Any]) -> str:
 
 
 def _places(parts: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Where in a recipe each part stands, in the order in which it first does."""
+    """Returns the recipe paths of each part, in the order of their first appearance."""
     found: dict[str, list[str]] = {}
 
     def visit(name: str, path: str) -> None:
@@ -75,7 +75,7 @@ def _places(parts: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _inner(field: Any, path: str) -> Iterator[tuple[str, str]]:
-    """The parts that a field may hold, each with its place."""
+    """Yields the parts that a field may hold, each with its path."""
     if "$ref" in field:
         yield _name(field), path
     for choice in (*field.get("anyOf", ()), *field.get("oneOf", ())):
@@ -87,12 +87,12 @@ def _inner(field: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _section(name: str, paths: list[str], part: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
-    """A heading, what the part is, and its keys; of a choice, those that exclude each other first.
+    """Renders a heading, the description and the keys of a part; exclusive choices come first.
 
     Args:
-        name: of the part.
-        paths: where it stands.
-        part: its schema.
+        name: name of the part.
+        paths: paths of the part in a recipe.
+        part: schema of the part.
         parts: all schemas, by name.
     """
     fields, required = part["properties"], part.get("required", ())
@@ -119,7 +119,7 @@ def _table(rows: Iterable[str]) -> str:
 
 
 def _choices() -> dict[str, tuple[tuple[str, ...], str | None]]:
-    """Of each part that is a choice: its names, and the one that is taken if none is given."""
+    """Returns for each part that is a choice its names and its default, None if it has none."""
     found, left = {}, list(OneOf.__subclasses__())
     while left:
         part = left.pop()
@@ -136,7 +136,7 @@ def _row(key: str, field: Mapping[str, Any], required: bool, parts: Mapping[str,
 
 
 def _type(field: Any, parts: Mapping[str, Any]) -> str:
-    """What may stand there, in words."""
+    """Describes the type and limits of a field."""
     if "$ref" in field:
         name = _name(field)
         if "properties" not in parts[name]:
@@ -191,13 +191,13 @@ def _listed(words: list[str]) -> str:
 
 
 def _without_null(field: Mapping[str, Any]) -> dict[str, Any]:
-    """The field of something that is chosen by being given."""
+    """Returns a choice's field without its null alternative."""
     given = [choice for choice in field["anyOf"] if choice.get("type") != "null"]
     return {**field, "anyOf": given}
 
 
 def _default(field: Mapping[str, Any]) -> str:
-    """The default, short: of a part, what is chosen; its keys have their own."""
+    """Describes the default briefly: for a part only its choice, as its keys have own defaults."""
     value = field.get("default")
     if isinstance(value, list) and value and isinstance(value[0], dict):
         told = [", ".join(f"{key}: {one[key]}" for key in TELLING[:2]) for one in value]
@@ -212,7 +212,7 @@ def _default(field: Mapping[str, Any]) -> str:
 
 
 def _telling(part: Mapping[str, Any]) -> str:
-    """The keys that have only one value, by which a list's entries are told apart."""
+    """Lists the keys with one fixed value, which identify an entry of a list."""
     fields = part.get("properties", {})
     return ", ".join(
         f"{key}: {fields[key]['const']}"

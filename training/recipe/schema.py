@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes, for editors, and for the reference that is made from it. No torch."""
+"""The JSON Schema of recipes, for editors and for the generated reference. Imports no torch."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Every key with its type, limits, default and help.
+    """Returns the schema of every key: type, limits, default and help.
 
-    What only some combinations of keys forbid, it does not know; `load_recipe` does.
+    The schema does not express invalid combinations of keys; `load_recipe` checks those.
     """
     return {"$schema": DIALECT, **Recipe.model_json_schema()}

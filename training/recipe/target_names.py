@@ -1,8 +1,8 @@
-"""Misspelt targets of a recipe and their arguments, found by reading source code.
+"""Finds misspelt targets of a recipe, and wrong arguments, by parsing source code.
 
-Importing a target takes seconds, since nearly all of them import torch. A name that no statement of
-the module's source can have made, and an argument that the written parameters do not take, are told
-before. Whatever cannot be decided by reading is left to `targets.py`, which imports it.
+Importing a target takes seconds, since nearly all import torch. This check runs first: it reports a
+name that no statement of the module's source can bind, and an argument that the declared parameters
+do not accept. Cases that parsing cannot decide are left to `targets.py`, which imports the target.
 """
 
 import ast
@@ -25,23 +25,23 @@ from training.recipe.targets import (
 
 MAX_SOURCE_BYTES = 1024 * 1024
 _DYNAMIC = re.compile(r"\bimport \*|\b__getattr__\b|\bglobals\(|\bexec\(|\bsetattr\(|\bvars\(")
-"""What can give a module names that its source does not spell."""
+"""Constructs that can bind module names that the source does not spell out."""
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _PLAIN_BASES = ("nn.Module", "torch.nn.Module", "Module", "object")
-"""Bases of classes that take what their `__init__` takes; others may have a metaclass."""
+"""Bases of classes that accept the arguments of their `__init__`; others may have a metaclass."""
 
 
 def check_target_names(recipe: Recipe) -> None:
     """Checks each `target` of a recipe whose module's source can be read.
 
     Raises:
-        TargetError: a file or package is not there, a module's source has no such name, or what it
-            names does not take its arguments.
+        TargetError: a file or package is missing, a module's source has no such name, or the named
+            object does not accept its arguments.
     """
     for key, target in _targets(recipe.model_dump(), ""):
         parts = split_target(target)
         if parts is not None and _is_missing(parts[0]):
-            load_target(target, key)  # tells what is near, and runs nothing
+            load_target(target, key)  # raises with the nearest names, and runs nothing
         body = _statements(parts[0]) if parts is not None else None
         if parts is None or body is None:
             continue
@@ -56,10 +56,10 @@ def check_target_names(recipe: Recipe) -> None:
 
 
 def check_target_arguments(recipe: Recipe) -> None:
-    """Checks `model.args` and `data.args`, where the parameters can be read.
+    """Checks `model.args` and `data.args` if the parameters can be read from the source.
 
     Raises:
-        TargetError: the target does not take one of them, or needs more.
+        TargetError: the target does not accept an argument, or requires more.
     """
     offered: dict[str, Any] = {"seed": recipe.seed}
     for key, target, args, more in (
@@ -75,7 +75,7 @@ def check_target_arguments(recipe: Recipe) -> None:
 
 
 def _targets(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every `target` with its key in the recipe."""
+    """Yields every `target` with its key in the recipe."""
     items: Iterable[tuple[str, Any]] = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list | tuple):
         items = ((str(index), item) for index, item in enumerate(value))
@@ -88,11 +88,11 @@ def _targets(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_missing(place: str) -> bool:
-    """Whether there is no such file, or no package that a module could be of."""
+    """Checks that the file, or the package of the module, does not exist."""
     if place.endswith(".py"):
         return not Path(place).is_file()
     package, _, rest = place.partition(".")
-    # Parts of our own package can be looked for without running the code of others.
+    # Modules of this package can be located without running third-party code.
     is_ours = package == "training" and "." not in rest
     if not is_ours and (Path(package).exists() or Path(f"{package}.py").exists()):
         return False
@@ -103,10 +103,10 @@ def _is_missing(place: str) -> bool:
 
 
 def _source(place: str) -> str | None:
-    """The source of a file or of a module of ours; None if it cannot be known without importing."""
+    """Reads the source of a file or of a `training` module; None if that would need an import."""
     path = Path(place)
     if not place.endswith(".py"):
-        # Packages of others may run anything when their parts are looked for.
+        # Locating submodules of other packages may run arbitrary code.
         if place.partition(".")[0] != "training":
             return None
         try:
@@ -125,18 +125,18 @@ def _source(place: str) -> str | None:
 
 
 def _statements(place: str) -> list[ast.stmt] | None:
-    """The statements of a file or of a module of ours; None if they do not say all names."""
+    """Parses a file or a `training` module; None if its statements may not show all its names."""
     source = _source(place)
     if source is None or _DYNAMIC.search(source):
         return None
     try:
         return ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError):  # told in words where it is imported
+    except (SyntaxError, ValueError, RecursionError):  # reported when the target is imported
         return None
 
 
 def _signature(body: list[ast.stmt], name: str) -> inspect.Signature | None:
-    """The parameters of a function or a class; None if its source does not say them plainly."""
+    """Returns the parameters of a function or class; None if the source does not settle them."""
     found = _only(body, name)
     if isinstance(found, ast.ClassDef):
         plain = all(ast.unparse(base) in _PLAIN_BASES for base in found.bases)
@@ -150,7 +150,7 @@ def _signature(body: list[ast.stmt], name: str) -> inspect.Signature | None:
 def _only(
     body: list[ast.stmt], name: str
 ) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
-    """The definition of a name; None if there are others, or decorators may have changed it."""
+    """Returns the only definition of a name; None if it is bound twice or has decorators."""
     if list(_top_level_names(body)).count(name) != 1:
         return None
     found = [node for node in body if isinstance(node, _DEFINITIONS) and node.name == name]
@@ -158,11 +158,11 @@ def _only(
 
 
 def _parameters(arguments: ast.arguments, bound: int) -> inspect.Signature:
-    """What a call may give.
+    """Converts the parameters of a definition to a signature.
 
     Args:
-        arguments: as they are written.
-        bound: how many of the first are given already.
+        arguments: parsed parameters.
+        bound: number of leading parameters that are already bound.
     """
     kinds = inspect.Parameter
     written = [*arguments.posonlyargs, *arguments.args]
@@ -186,7 +186,7 @@ def _parameters(arguments: ast.arguments, bound: int) -> inspect.Signature:
 
 
 def _top_level_names(statements: list[ast.stmt]) -> Iterator[str]:
-    """Names that these statements may bind, those within `if`, `try` and loops included."""
+    """Yields names that these statements may bind, also within `if`, `try` and loops."""
     for statement in statements:
         if isinstance(statement, _DEFINITIONS):
             yield statement.name

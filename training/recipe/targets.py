@@ -1,7 +1,7 @@
-"""Finds the code a recipe names, and calls it with the recipe's arguments.
+"""Imports the code that a recipe names, and calls it with the recipe's arguments.
 
 In: `path/file.py:Name`, from the working directory, or `package.module:Name`. Out: the object.
-The code imports nothing of ours. A recipe is trusted: naming a target runs it.
+That code needs no import from this project. Recipes are trusted: naming a target executes it.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from training.errors import MemoryRunOutError, TargetError, TrainingError
 from training.recipe.user_code import failure_in_words, headline
 
 NAMES_TOLD = 20
-"""Most files or modules that a message lists, where none of them is near."""
+"""Most files or modules that a message lists if none of them is a close match."""
 TARGET_FORM = "path/file.py:Name or package.module:Name"
 
 
 def split_target(target: str) -> tuple[str, str] | None:
-    """The place and the name of a target: a path that ends in `.py`, or a module by its full name.
+    """Splits a target into its place (a path that ends in `.py`, or a full module name) and name.
 
-    The only reading of targets there is: who decides whether one may run reads it as who runs it.
+    The only parser of targets: authorisation and execution of a target read it the same way.
 
     Returns:
-        None for a text that is no target.
+        None if the text is not a target.
     """
     place, _, name = target.rpartition(":")
     fits = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
@@ -41,21 +41,21 @@ def split_target(target: str) -> tuple[str, str] | None:
 
 
 def load_target(target: str, key: str) -> Callable[..., Any]:
-    """The function or class a recipe names.
+    """Returns the function or class that a recipe names.
 
     Args:
         target: `path/file.py:Name` or `package.module:Name`.
-        key: where the recipe says so, for messages, such as `model.target`.
+        key: recipe key of the target, for messages, such as `model.target`.
 
     Raises:
-        TargetError: no such file, module or name, or it cannot be called.
+        TargetError: the file, module or name does not exist, or the object is not callable.
     """
     parts = split_target(target)
     if parts is None:
         raise TargetError(f"{key} is {target!r}; write {TARGET_FORM}")
     place, name = parts
     if str(Path.cwd()) not in sys.path:
-        # At the end, so that a project's own packages are found and hide no installed ones.
+        # Appended last, so that a project's own packages are found but shadow no installed ones.
         sys.path.append(str(Path.cwd()))
     module = _file_module(place, key) if place.endswith(".py") else _named_module(place, key)
     if not hasattr(module, name):
@@ -70,16 +70,16 @@ def load_target(target: str, key: str) -> Callable[..., Any]:
 def call_target(
     target: str, args: Mapping[str, Any], key: str, offered: Mapping[str, Any] | None = None
 ) -> Any:
-    """Calls a target with keyword arguments, after checking that it takes them.
+    """Calls a target with keyword arguments, after checking that it accepts them.
 
     Args:
         target: see `load_target`.
         args: keyword arguments.
-        key: the part of the recipe, such as `model`.
-        offered: keyword arguments for a target that has parameters of these names; `args` go first.
+        key: part of the recipe, such as `model`.
+        offered: optional keyword arguments, passed if the target has such parameters; `args` win.
 
     Raises:
-        TargetError: the target cannot be found, an argument is unknown or missing, or it raised.
+        TargetError: the target is not found, an argument is unknown or missing, or it raised.
     """
     function = load_target(target, f"{key}.target")
     given = _checked_arguments(function, args, target, key, offered)
@@ -87,33 +87,33 @@ def call_target(
 
 
 def call_named(function: Callable[..., Any], named: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls code of the recipe's own, and tells what it raises with its own lines.
+    """Calls the recipe's own code, and reports its exceptions with the source lines involved.
 
     Args:
-        function: that code.
-        named: what it is in the recipe, for messages: `model.target nets.py:Net`.
-        args: its arguments.
-        kwargs: its arguments by name.
+        function: callable to run.
+        named: description for messages: `model.target nets.py:Net`.
+        args: positional arguments.
+        kwargs: keyword arguments.
 
     Raises:
-        TrainingError: as the code raised it; functions of ours do.
-        MemoryRunOutError: it asked for more memory than there is.
-        TargetError: it raised anything else.
+        TrainingError: the code raised it; this project's functions do.
+        MemoryRunOutError: memory ran out.
+        TargetError: the code raised anything else.
     """
     try:
         return function(*args, **kwargs)
     except TrainingError:
         raise
-    except (Exception, SystemExit) as error:  # the code is the user's: it may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise target_failure(f"{named} fails", error) from error
 
 
 def target_failure(what: str, error: BaseException) -> TrainingError:
-    """The error that says in words what code of the recipe's own has raised.
+    """Converts an exception of the recipe's own code to an error with a readable message.
 
     Args:
-        what: failed, such as `model.target nets.py:Net fails`.
-        error: what it raised.
+        what: description of the failure, such as `model.target nets.py:Net fails`.
+        error: exception that the code raised.
     """
     if isinstance(error, MemoryError) or tells_of_memory(str(error)):
         return MemoryRunOutError(f"{what}: memory ran out ({headline(error)})")
@@ -123,7 +123,7 @@ def target_failure(what: str, error: BaseException) -> TrainingError:
 def check_target(
     target: str, args: Mapping[str, Any], key: str, offered: Mapping[str, Any] | None = None
 ) -> None:
-    """Checks that a target is there and takes its arguments, without calling it.
+    """Checks that a target exists and accepts its arguments, without calling it.
 
     Raises:
         TargetError: see `call_target`.
@@ -138,10 +138,10 @@ def _checked_arguments(
     key: str,
     offered: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The arguments that a target is called with."""
+    """Returns the arguments that the target is called with."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # things written in C may not say what they take
+    except ValueError:  # C functions may have no signature
         return {**(offered or {}), **args}
     return fitting_arguments(signature, args, target, key, offered)
 
@@ -153,17 +153,17 @@ def fitting_arguments(
     key: str,
     offered: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The arguments that a target is called with: the recipe's, and what it takes of the offered.
+    """Returns the call arguments of a target: the recipe's, and the offered ones it accepts.
 
     Args:
-        signature: of the target.
-        args: the recipe's.
-        target: its name, for messages.
-        key: the part of the recipe, such as `model`.
+        signature: signature of the target.
+        args: arguments from the recipe.
+        target: name of the target, for messages.
+        key: part of the recipe, such as `model`.
         offered: see `call_target`.
 
     Raises:
-        TargetError: it does not take one of `args`, or needs more.
+        TargetError: the target does not accept one of `args`, or requires more.
     """
     parameters = signature.parameters.values()
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -190,7 +190,7 @@ def _file_module(place: str, key: str) -> ModuleType:
             f"{key}: there is no file {path}{_nearest_file(path)}; paths start at the working "
             "directory"
         )
-    # The name keeps equal file names apart, and lets torch find the module's source by name.
+    # The name distinguishes files of equal names, and lets torch find the module's source.
     module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -201,7 +201,7 @@ def _file_module(place: str, key: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the file is the user's: it may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         del sys.modules[module_name]
         raise TargetError(
             f"{key}: {path} fails when imported: {failure_in_words(error)}"
@@ -212,7 +212,7 @@ def _file_module(place: str, key: str) -> ModuleType:
 def _named_module(place: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # the module is the user's: it may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         if missing := _missing_module(place, error):
             where = hidden_by(place) or (
                 f"{_nearest_module(missing)}; packages are looked for in the environment and in "
@@ -224,10 +224,10 @@ def _named_module(place: str, key: str) -> ModuleType:
 
 
 def hidden_by(place: str) -> str:
-    """That another package hides the one of this name in the working directory; empty if none does.
+    """Returns a hint if another package shadows one in the working directory, otherwise "".
 
     Args:
-        place: of a target.
+        place: module or path part of a target.
     """
     top = place.partition(".")[0]
     here = next((p for p in (Path.cwd() / top, Path.cwd() / f"{top}.py") if p.exists()), None)
@@ -247,8 +247,8 @@ def hidden_by(place: str) -> str:
 
 
 def _nearest_file(path: Path) -> str:
-    """What is nearest to the first part of a path that is not there, in words."""
-    with contextlib.suppress(OSError):  # a folder that may not be read
+    """Returns a hint with the nearest existing names for the first missing part of a path."""
+    with contextlib.suppress(OSError):  # an unreadable folder
         part = path
         while not part.parent.is_dir():
             part = part.parent
@@ -264,7 +264,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def _classes_and_functions(module: ModuleType) -> list[str]:
-    """Names of what a target may be: what the module's own package has made, if it has any."""
+    """Returns the callable names of a module, only those of its own package if it has any."""
     found = {
         name: value
         for name, value in vars(module).items()
@@ -280,16 +280,16 @@ def _classes_and_functions(module: ModuleType) -> list[str]:
 
 
 def _missing_module(place: str, error: BaseException) -> str | None:
-    """The part of a module's name that is not there; None if something in the module fails."""
+    """Returns the missing part of a module's name; None if code in the module fails."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return missing if missing and f"{place}.".startswith(f"{missing}.") else None
 
 
 def _nearest_module(missing: str) -> str:
-    """What is nearest to a module that is not there, in words."""
+    """Returns a hint with the names nearest to a missing module."""
     package, _, name = missing.rpartition(".")
     if not package:
-        # Folders without `__init__.py` are packages too, and not listed as such.
+        # Folders without `__init__.py` are packages too, but iter_modules does not list them.
         folders = [found.name for found in Path.cwd().iterdir() if found.is_dir()]
         return nearest_of_few(name, [*folders, *(found.name for found in pkgutil.iter_modules())])
     siblings = pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []))
@@ -297,6 +297,6 @@ def _nearest_module(missing: str) -> str:
 
 
 def nearest_of_few(name: str, known: Collection[str]) -> str:
-    """As `nearest_name`; nothing, where none is near and there are more than `NAMES_TOLD`."""
+    """Same as `nearest_name`, but "" if none is close and there are more than `NAMES_TOLD`."""
     near = difflib.get_close_matches(name, known, n=1)
     return nearest_name(name, near or known) if near or len(known) <= NAMES_TOLD else ""

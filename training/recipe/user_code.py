@@ -1,8 +1,8 @@
-"""Errors in the code that a recipe names, in words.
+"""Formats errors of the code that a recipe names.
 
-In: what that code raised. Out: the error in one line, and below it a line for each call in that
-code, with its file and line. Our own lines, torch's and those of other packages are left out: the
-reader can change none of them.
+In: an exception of that code. Out: the error in one line, and below it one line for each call in
+that code, with its file and line. Frames of this project, of torch and of other packages are left
+out, because the reader cannot change them.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from model_store.strict import explain
 from training.errors import TargetError, TrainingError
 
 LINES_TOLD = 4
-"""Calls that a message lists: the innermost ones."""
+"""Number of calls that a message lists: the innermost ones."""
 MOST_CHARACTERS = 400
-"""Of what the error itself says."""
+"""Longest message of the error itself; longer ones are cut."""
 _ROOT = Path(__file__).parents[2]
 _OURS = tuple(
     _ROOT / name for name in ("flambeau", "model_store", "protos", "services", "training")
@@ -30,16 +30,16 @@ _LIBRARIES = tuple(Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib"
 
 
 def failure_in_words(error: BaseException) -> str:
-    """`KeyError: 'x'`, and a line for each call in the recipe's own code, outermost first.
+    """Returns `KeyError: 'x'`, and a line for each call in the recipe's own code, outermost first.
 
     Args:
-        error: what that code raised.
+        error: exception that the code raised.
     """
     return "\n".join([headline(error), *own_lines(error)])
 
 
 def headline(error: BaseException) -> str:
-    """The type of an error and what it says, in one line."""
+    """Returns the type and the message of an error in one line."""
     if isinstance(error, ValidationError):
         text = explain(error, _validated_model(error))
     elif isinstance(error, SyntaxError):
@@ -52,12 +52,12 @@ def headline(error: BaseException) -> str:
 
 
 def place_in_words(filename: str, line: int) -> str:
-    """A line of code: `nets.py:7: if x.sum() > 0:`."""
+    """Returns a line of code with its place: `nets.py:7: if x.sum() > 0:`."""
     return f"{_short(filename)}:{line}: {linecache.getline(filename, line).strip()}"
 
 
 def own_lines(error: BaseException) -> list[str]:
-    """The calls in the recipe's own code that led to an error: `  nets.py:7 in forward: ...`."""
+    """Lists the calls in the recipe's code behind an error: `  nets.py:7 in forward: ...`."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)
     ]
@@ -69,10 +69,10 @@ def own_lines(error: BaseException) -> list[str]:
 
 @contextlib.contextmanager
 def own_code_named() -> Iterator[None]:
-    """While the block lasts, what the recipe's own code raises is told with its lines.
+    """Reports exceptions of the recipe's own code in the block with their source lines.
 
-    It is the net below the places that know which key of the recipe named the code. What comes from
-    nowhere in that code is an error of ours, and stays as it is.
+    It is the fallback below the call sites that know which recipe key named the code. An exception
+    with no frame in that code is a bug of this project, and passes unchanged.
 
     Raises:
         TargetError: the recipe's code raised.
@@ -81,14 +81,14 @@ def own_code_named() -> Iterator[None]:
         yield
     except (TrainingError, StoreError, MemoryError):
         raise
-    except Exception as error:  # the code is the user's: it may raise anything
+    except Exception as error:  # user code may raise anything
         if not own_lines(error):
             raise
         raise TargetError(f"the recipe's code fails: {failure_in_words(error)}") from error
 
 
 def _is_own(filename: str) -> bool:
-    """Whether a file is none of ours, of Python's or of an installed package."""
+    """Checks that a file is not part of this project, of Python or of an installed package."""
     if filename.startswith("<"):
         return False
     path = Path(filename)
@@ -96,13 +96,13 @@ def _is_own(filename: str) -> bool:
 
 
 def _short(filename: str) -> str:
-    """A path from the working directory on, where it lies there."""
+    """Returns a path relative to the working directory if it lies below it."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _validated_model(error: ValidationError) -> type[BaseModel]:
-    """The model whose names an error can be explained by."""
+    """Returns the model that supplies the known names for explaining an error."""
     from training.recipe.recipe import Recipe
 
     return Recipe if error.title == Recipe.__name__ else BaseModel

@@ -1,8 +1,8 @@
-"""The course of a run by epoch, read from its `metrics.jsonl`.
+"""Reads the metrics of a run by epoch from its `metrics.jsonl`.
 
-In: the files of its phases. Out: a curve for each metric, of bounded length. Lines that are not
-whole or not JSON are left out, as are numbers that are none: the report of a run that is done must
-not fail because of its diary.
+In: the files of its phases. Out: a curve for each metric, of bounded length. Incomplete or invalid
+JSON lines are skipped, as are non-finite numbers: the report of a finished run must not fail
+because of its log.
 """
 
 import json
@@ -17,38 +17,38 @@ from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 MAX_POINTS = 200
-"""Epochs of a curve; of more some are left out, evenly, and never the first or the last."""
+"""Most epochs of a curve; longer ones are thinned evenly, keeping the first and the last."""
 MAX_CURVES = 12
 TRAIN_CURVES = ("train/loss", "train/learning_rate", "train/gradient_norm")
 
 
 class Curve(StrictModel):
-    """One metric by epoch."""
+    """One metric over the epochs."""
 
     metric: str
-    """Such as `val/loss`."""
+    """Name of the metric, such as `val/loss`."""
     points: tuple[tuple[int, float], ...] = Field(max_length=MAX_POINTS)
-    """(epoch, value) each, in order; epochs count from 1."""
+    """(epoch, value) pairs in order; epochs count from 1."""
 
 
 class PhaseCurves(StrictModel):
-    """How one phase of a run went."""
+    """Curves of one phase of a run."""
 
     phase: str
     """`train`, `prune` or `qat`."""
     epochs: int
-    """How many are in the file."""
+    """Number of epochs in the file."""
     curves: tuple[Curve, ...] = Field(max_length=MAX_CURVES)
 
 
 def read_curves(recipe: Recipe, folder: RunFolder) -> tuple[PhaseCurves, ...]:
-    """The curves of every phase; none where the recipe has no tracker `jsonl`.
+    """Reads the curves of every phase; none if the recipe has no tracker `jsonl`.
 
     Args:
-        recipe: the run.
-        folder: where it was.
+        recipe: recipe of the run.
+        folder: folder of the run.
     """
-    if "jsonl" not in recipe.track:  # a file would be another run's, with the same weights
+    if "jsonl" not in recipe.track:  # any file is from another run with the same weights
         return ()
     tuned = recipe.prune is not None and recipe.prune.at is None
     phases = {
@@ -61,11 +61,11 @@ def read_curves(recipe: Recipe, folder: RunFolder) -> tuple[PhaseCurves, ...]:
 
 
 def phase_curves(phase: str, path: Path) -> PhaseCurves:
-    """The curves of one file: losses, learning rate, gradient norm, and all of `val/`.
+    """Reads the curves of one file: losses, learning rate, gradient norm, and all `val/` metrics.
 
     Args:
-        phase: its name.
-        path: of `metrics.jsonl`; nothing is drawn where it is missing.
+        phase: name of the phase.
+        path: path of `metrics.jsonl`; a missing file gives no curves.
     """
     epochs: dict[int, dict[str, float]] = dict(_epochs(path))
     names = {name: None for figures in epochs.values() for name in figures}
@@ -79,7 +79,7 @@ def phase_curves(phase: str, path: Path) -> PhaseCurves:
 
 
 def _epochs(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """(epoch, its finite numbers by name) of each line."""
+    """Yields (epoch, finite numbers by name) for each valid line."""
     text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     for line in text.splitlines():
         try:

@@ -1,4 +1,4 @@
-"""The curves of a run as plots of a page. Pure: curves in, text out."""
+"""Renders the curves of a run as plots of the report page. Pure: curves in, text out."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from training.reporting.curves import Curve, PhaseCurves
 from training.reporting.plot import Mark, draw_plot
 
 PLOT_WIDTH = 420
-"""Pixels: two stand side by side."""
+"""Width in pixels; two plots fit side by side."""
 CURVE_DOT = 2
 TITLES = {
     "loss": "Loss",
@@ -17,17 +17,17 @@ TITLES = {
     "train/learning_rate": "Learning rate",
     "train/gradient_norm": "Mean gradient norm",
 }
-"""Of what shares a plot, in order; any other metric has a plot of its own."""
+"""Titles of shared plots, in order; any other metric has its own plot."""
 PHASES = {"prune": "Fine-tuning after pruning", "qat": "Training for 8 bits"}
 
 
 def curves_section(phases: Sequence[PhaseCurves], best_epoch: int) -> str:
-    """Plots of each phase, by epoch; empty without any curve.
+    """Renders plots by epoch for each phase; empty without curves.
 
     Args:
-        phases: the first is the training.
-        best_epoch: of the last phase whose weights are published, which a dashed line marks where
-            the training is the only one.
+        phases: phases of the run; the first is the training.
+        best_epoch: best epoch of the last phase with published weights; a dashed line marks it if
+            the training is the only phase.
     """
     parts = []
     for phase in phases:
@@ -58,7 +58,7 @@ def _plots(phase: PhaseCurves, best_epoch: int | None) -> str:
 
 
 def _group(metric: str) -> str:
-    """Metrics of one unit share a plot."""
+    """Returns the plot of a metric; metrics of one unit share a plot."""
     last = metric.rpartition("/")[2]
     if last == "loss":
         return "loss"

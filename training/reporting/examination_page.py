@@ -1,6 +1,6 @@
-"""What a model answers to the test split, as sections of a page. Pure: an examination in, text out.
+"""Renders the test split analysis as page sections. Pure: an examination in, text out.
 
-Names of classes and values come from data that strangers may have written: all of it is escaped.
+Class names and values may come from untrusted data: all of them are escaped.
 """
 
 from html import escape
@@ -34,15 +34,15 @@ PLOT_WIDTH = 420
 SCATTER_DOT = 2.5
 LARGEST_DOT, SMALLEST_DOT = 12.0, 3.0
 LONGEST_FLAT_NAME = 4
-"""Characters; the names of columns that are longer stand upright."""
+"""Longest column name in characters that is written horizontally."""
 RIGHT_COLOUR, WRONG_COLOUR = "58,110,165", "192,86,33"
 
 
 def examination_section(found: Examination | None) -> str:
-    """All sections; empty for None, as in older reports.
+    """Renders all sections; empty for None, as in older reports.
 
     Args:
-        found: of the checkpoint's answers.
+        found: examination of the checkpoint's answers.
     """
     if found is None:
         return ""
@@ -105,7 +105,7 @@ def _matrix(found: Confusion) -> str:
 def _cell(count: int, of: int, right: bool) -> str:
     if not count:
         return "<td></td>"
-    # Even one error in a thousand must be seen.
+    # Even one error in a thousand must be visible.
     shade = 0.15 + 0.75 * count / of
     ink = "#fff" if shade > 0.6 else "#1f2933"
     colour = RIGHT_COLOUR if right else WRONG_COLOUR
@@ -138,7 +138,7 @@ def _residuals(columns: tuple[Residuals, ...], left_out: int) -> str:
 
 
 def _column(found: Residuals) -> str:
-    """Answers by labels, and errors by answers, side by side."""
+    """Renders answers by labels and errors by answers, side by side."""
     if not found.points:
         return ""
     ends = [value for point in found.points for value in point]
@@ -168,10 +168,10 @@ def _column(found: Residuals) -> str:
 
 
 def _calibration(found: Calibration) -> str:
-    """The reliability diagram."""
+    """Renders the reliability diagram."""
     answers = sum(one.count for one in found.bins)
     points = tuple((100 * one.confidence, 100 * one.accuracy) for one in found.bins)
-    # Of a dot the area says how many answers it stands for.
+    # The area of a dot is proportional to its number of answers.
     radii = tuple(
         max(SMALLEST_DOT, round(LARGEST_DOT * (one.count / answers) ** 0.5, 1))
         for one in found.bins

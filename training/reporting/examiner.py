@@ -1,9 +1,9 @@
-"""Looks at the checkpoint's answers to the test split from several sides, for the report. No torch.
+"""Analyses the checkpoint's answers to the test split for the report. Imports no torch.
 
-In: outputs, labels and the rows they belong to. Out: an `Examination`, of bounded size.
+In: outputs, labels and their input rows. Out: an `Examination`, of bounded size.
 
-Shapes: N rows, T labels of a row (or none: one label a row), K classes or labels, D columns of
-numbers, M labels that count in all.
+Shapes: N rows, T labels per row (absent for one label per row), K classes or labels, D numeric
+columns, M labels that count in total.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +36,11 @@ from training.reporting.examination import (
 from training.reporting.row_preview import preview
 
 NUMBERS_AT_ONCE = 1 << 20
-"""Logits that are made probabilities at once."""
+"""Logits converted to probabilities at once."""
 LARGEST_LOSS = 1e9
-"""Stands for a loss that is no number."""
+"""Replacement for a loss that is not finite."""
 MAX_NAMES = 16
-"""Labels of one row that are written out."""
+"""Most labels of one row that are written out."""
 
 Numbers = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
@@ -49,12 +49,12 @@ Truths = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What each row came to, in the order of the split."""
+    """Loss, confidence and texts of each row, in the order of the split."""
 
     loss: Numbers
-    """[N]; below 0 where no label counts."""
+    """Loss [N]; below 0 if no label counts."""
     confidence: Numbers | None
-    """[N]"""
+    """Confidence [N]"""
     truth: Callable[[int], str]
     answer: Callable[[int], str]
 
@@ -66,18 +66,18 @@ def examine(
     names: Sequence[str] = (),
     inputs: Mapping[str, Array] | None = None,
 ) -> Examination | None:
-    """Examines answers.
+    """Analyses answers.
 
     Args:
-        metric: says the task.
-        outputs: of classes logits [N, K] or [N, T, K]; of all else in the labels' shape, where
-            [N, 1] may stand for [N].
-        labels: as `training.datasets.Split` has them.
-        names: of the classes or labels, in order; numbers stand for them where there are none.
-        inputs: by name, each [N, ...]: what a caller would send.
+        metric: metric of the task.
+        outputs: for classes logits [N, K] or [N, T, K]; otherwise in the labels' shape, where [N,
+            1] is accepted for [N].
+        labels: labels as in `training.datasets.Split`.
+        names: names of the classes or labels, in order; without them numbers are used.
+        inputs: raw inputs by name, each [N, ...], as a client would send them.
 
     Returns:
-        None where the outputs are not in these shapes.
+        None if the outputs do not have these shapes.
     """
     if metric.task == "classes":
         if outputs.shape[:-1] != labels.shape or not counted(labels).any():
@@ -123,7 +123,7 @@ def _classes(logits: Array, labels: LabelArray, names: Sequence[str]) -> tuple[E
 
 
 def _answers(logits: Array, labels: LabelArray) -> tuple[Places, Numbers, Numbers]:
-    """The likeliest class, its probability, and the right one's loss: in the labels' shape each."""
+    """Returns the top class, its probability, and the true class's loss, each in labels' shape."""
     answers = np.zeros(labels.shape, np.int64)
     confidence, loss = np.zeros((2, *labels.shape))
     right = np.where(counted(labels), labels, 0).astype(np.int64)
@@ -141,12 +141,12 @@ def _answers(logits: Array, labels: LabelArray) -> tuple[Places, Numbers, Number
 
 
 def _finite(loss: Numbers) -> Numbers:
-    """Loss that is no number is the largest."""
+    """Replaces losses that are not finite by the largest."""
     return np.minimum(np.nan_to_num(loss, nan=LARGEST_LOSS, posinf=LARGEST_LOSS), LARGEST_LOSS)
 
 
 def _row_means(numbers: Numbers, counts: Truths, without: float) -> Numbers:
-    """The mean of the labels of each row that count, [N]; `without` where none does."""
+    """Returns the mean over the counting labels of each row, [N]; `without` if none counts."""
     rows = counts.reshape(len(counts), -1)
     sums = np.where(rows, numbers.reshape(rows.shape), 0).sum(axis=1)
     return np.where(rows.any(axis=1), sums / np.maximum(rows.sum(axis=1), 1), without)
@@ -176,13 +176,13 @@ def _confusion(told: Places, given: Places, names: Sequence[str]) -> Confusion:
 
 
 def calibration(confidence: Numbers, right: Truths) -> Calibration:
-    """Bins of equal width, and the expected calibration error; see `Calibration` for the source.
+    """Computes bins of equal width and the expected calibration error; see `Calibration`.
 
     Args:
-        confidence: of each answer, 0 to 1, [M].
-        right: whether it is, [M].
+        confidence: confidence of each answer, 0 to 1, [M].
+        right: correctness of each answer, [M].
     """
-    # A bin holds its upper end, as in the paper; 0 belongs to the first.
+    # A bin includes its upper bound, as in the paper; 0 belongs to the first.
     places = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(int) - 1, 0, None)
     bins = []
     for place in np.unique(places).tolist():
@@ -201,7 +201,7 @@ def calibration(confidence: Numbers, right: Truths) -> Calibration:
 
 
 def _multi_label(logits: Numbers, told: Truths, names: Sequence[str]) -> tuple[Examination, _Rows]:
-    """Logits [N, K] and labels [N, K]."""
+    """Analyses logits [N, K] and labels [N, K]."""
     given = logits > 0
     confidence = np.nan_to_num(1 / (1 + np.exp(-np.minimum(np.abs(logits), 700))))
     with np.errstate(invalid="ignore"):
@@ -229,7 +229,7 @@ def _multi_label(logits: Numbers, told: Truths, names: Sequence[str]) -> tuple[E
 
 
 def _label_figures(name: str, told: Truths, given: Truths) -> LabelFigures:
-    """Of one label, [N] each."""
+    """Computes the figures of one label from arrays [N]."""
     rows, answered, both = int(told.sum()), int(given.sum()), int((told & given).sum())
     return LabelFigures(
         name=name,
@@ -241,7 +241,7 @@ def _label_figures(name: str, told: Truths, given: Truths) -> LabelFigures:
 
 
 def _numbers(predicted: Numbers, labels: LabelArray) -> tuple[Examination, _Rows]:
-    """Both [N], [N, D] or [N, T, D], with NaN among the labels where none counts."""
+    """Analyses arrays [N], [N, D] or [N, T, D]; NaN marks labels that do not count."""
     columns = 1 if labels.ndim == 1 else labels.shape[-1]
     told = labels.reshape(len(labels), -1, columns).astype(np.float64)  # [N, T, D]
     given = predicted.reshape(told.shape)
@@ -266,7 +266,7 @@ def _numbers(predicted: Numbers, labels: LabelArray) -> tuple[Examination, _Rows
 
 
 def _residuals(column: str, told: Numbers, given: Numbers) -> Residuals:
-    """Of one column, [N, T] each."""
+    """Analyses one column, [N, T] each."""
     counts = ~np.isnan(told)
     told, given = told[counts], given[counts]
     shown = np.linspace(0, len(told) - 1, min(len(told), MAX_RESIDUALS)).round().astype(int)
@@ -279,7 +279,7 @@ def _residuals(column: str, told: Numbers, given: Numbers) -> Residuals:
 
 
 def _worst(rows: _Rows, inputs: Mapping[str, Array]) -> tuple[WorstRow, ...]:
-    """The rows with the largest loss; of equal ones the first."""
+    """Returns the rows with the largest loss; of equal ones the first."""
     order = np.argsort(-rows.loss, kind="stable")[:MAX_WORST_ROWS].tolist()
     found = []
     for row in order:

@@ -1,7 +1,7 @@
-"""Which columns of a table are shown where the terminal is narrow. Pure.
+"""Selects the table columns that fit a narrow terminal. Pure.
 
-In: the cells, and which columns may be left out. Out: the places of those that are shown. The last
-column, which says what became of a row, may wrap and is never left out.
+In: the cells, and the optional columns. Out: the indices of the columns to show. The last column,
+which holds the verdict of a row, may wrap and is never left out.
 """
 
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 GAP = 2
-"""Blanks between columns of a table without lines."""
+"""Blanks between columns of a table without borders."""
 LAST_WIDTH = 15
-"""What the last column needs to be read: `proven, fastest`."""
+"""Width that the last column needs to be readable: `proven, fastest`."""
 
 
 def fitting_columns(
     headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, optional: Sequence[str]
 ) -> list[int]:
-    """Places of the columns to show, in their order.
+    """Returns the indices of the columns to show, in order.
 
     Args:
-        headings: of all columns.
-        rows: their cells.
-        width: of the terminal.
+        headings: headings of all columns.
+        rows: cells of each row.
+        width: width of the terminal.
         optional: headings of columns that may be left out, the least important first.
     """
     table = [headings, *rows]

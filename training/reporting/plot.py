@@ -1,4 +1,4 @@
-"""Plots as SVG, and the look of pages that hold them, with nothing to fetch.
+"""Draws SVG plots, and defines the style of their pages; nothing is fetched.
 
 Pure: points in, text out.
 """
@@ -28,20 +28,20 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Points that belong together: of one artifact, of one kind of trial."""
+    """A series of points, such as one artifact or one state of trials."""
 
     name: str
     points: tuple[Point, ...]
     published: bool = True
-    """Whether they are filled; others are hollow."""
+    """True if the points are filled; others are hollow."""
     radii: tuple[float, ...] = ()
-    """Pixels, of each point; `DOT` where there are none."""
+    """Radius of each point in pixels; `DOT` if empty."""
     tips: tuple[str, ...] = ()
-    """What is said of each point; the name where there are none."""
+    """Tooltip of each point; the name if empty."""
 
 
 def table_cells(tag: str, texts: Sequence[str]) -> str:
-    """Cells of one row of a table; `tag` is `td` or `th`."""
+    """Returns the cells of one table row; `tag` is `td` or `th`."""
     return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
@@ -55,16 +55,16 @@ def draw_plot(
     joined: Sequence[Point] = (),
     width: int = WIDTH,
 ) -> str:
-    """One plot as SVG, with a legend beside it; empty without any point.
+    """Draws one plot as SVG, with a legend beside it; empty without points.
 
     Args:
-        title: above it.
-        marks: what is shown, each in a colour of its own.
-        log_x: whether the horizontal axis is in powers.
-        log_y: the same of the vertical one.
-        lines: whether the points of a mark are joined.
-        joined: points that a dashed line joins.
-        width: pixels, without the legend.
+        title: title above the plot.
+        marks: series, each in its own colour.
+        log_x: True for a logarithmic horizontal axis.
+        log_y: True for a logarithmic vertical axis.
+        lines: True to connect the points of each series.
+        joined: points connected by a dashed line.
+        width: width in pixels, without the legend.
     """
     every = [point for mark in marks for point in mark.points]
     if not every:
@@ -108,7 +108,7 @@ def draw_plot(
 
 
 class _Axis:
-    """Where values lie between two edges, evenly or by their logarithms."""
+    """Maps values to pixels between two edges, on a linear or logarithmic scale."""
 
     def __init__(self, values: Sequence[float], start: float, end: float, log: bool) -> None:
         self._scale = _log if log else float
@@ -119,12 +119,12 @@ class _Axis:
         self._start, self._end = start, end
 
     def at(self, value: float) -> float:
-        """Where a value lies."""
+        """Returns the pixel position of a value."""
         share = (self._scale(value) - self._low) / (self._high - self._low)
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """Values along the axis: five powers, or two to six round numbers."""
+        """Returns values along the axis: five powers, or two to six round numbers."""
         if self._log:
             return [10 ** (self._low + (self._high - self._low) * n / 4) for n in range(5)]
         power = 10 ** math.floor(math.log10((self._high - self._low) / 5))

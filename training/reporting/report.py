@@ -1,4 +1,4 @@
-"""The report of a run: every figure, as JSON for machines and as a table for people."""
+"""The report of a run: all metrics, as JSON for programs and as a table for people."""
 
 from pydantic import Field
 from rich.console import Console
@@ -14,9 +14,9 @@ from training.reporting.examination import Examination
 from training.reporting.fitting_columns import fitting_columns
 
 LATENCY_COLUMNS = (1, 8, 32)
-"""Batch sizes that the table shows."""
+"""Batch sizes in the table."""
 WIDTH_WITHOUT_TERMINAL = 160
-"""Columns of the table in a file or a pipe, where rich would cut it at 80."""
+"""Width of the table in a file or a pipe, where rich would use 80."""
 
 
 class CheckpointReport(StrictModel):
@@ -24,54 +24,54 @@ class CheckpointReport(StrictModel):
 
     size_bytes: int
     metric: MeasuredMetric
-    """What judges it, over the test split."""
+    """Metric of the task over the test split."""
     latency_ms: dict[int, float]
     """Median milliseconds of one run, by batch size, on one thread."""
 
 
 class ArtifactReport(StrictModel):
-    """One artifact, proven or refused. Figures are None where it could not be run."""
+    """One artifact, verified or refused. Values are None if it could not be run."""
 
     name: str
     kind: ArtifactKind
     precision: Precision
     method: str | None = None
-    """Which of several ways it was made, as the recipe names them: `static`, `dynamic`."""
+    """Method of making it, as named in the recipe: `static`, `dynamic`."""
     file: str
     weights_file: str | None = None
-    """Its second file, for kinds that have two."""
+    """Second file, for kinds that have two."""
     made_with: MadeWith = MadeWith()
     tolerance: Tolerance
     refusal: str | None
-    """Why it may not be published; None if it is proven."""
+    """Reason why it may not be published; None if it is verified."""
     mixes_rows: bool = False
-    """Whether it was refused and the checkpoint's own answer to a row depends on its batch."""
+    """True if it was refused and the checkpoint's own answers also depend on the batch."""
     dropped: str | None = None
-    """Why `export: auto` does not publish it although it is proven."""
+    """Reason why `export: auto` does not publish it although it is verified."""
     departs_at: str | None = None
-    """The layer where it departs from the checkpoint, if it was refused and that could be told."""
+    """First layer that deviates from the checkpoint, if it was refused and the layer was found."""
     size_bytes: int | None = None
     max_abs_difference: float | None = None
-    """From the checkpoint's outputs; None also where a shape differs or a number is missing."""
+    """From the checkpoint's outputs; None also if a shape differs or a number is missing."""
     agreement: float | None = None
-    """Share of rows, 0 to 1, with the checkpoint's top class; None also where there are none."""
+    """Share of rows, 0 to 1, with the checkpoint's top class; None also if there are none."""
     cosine: float | None = None
-    """Least likeness of any embedding to the checkpoint's; None where the model has none."""
+    """Least cosine of any embedding with the checkpoint's; None if the model has none."""
     max_probability_shift: float | None = None
     """Largest change of the probability of any class, 0 to 1."""
     metric: MeasuredMetric | None = None
-    """What judges it, over the test split."""
+    """Metric of the task over the test split."""
     latency_ms: dict[int, float] = Field(default={})
     """Median milliseconds of one run, by batch size, on one thread."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
-    """What a process with its libraries grows by at most to open it and run all golden rows at
-    once."""
+    """Largest memory growth of a process, after its libraries are loaded, to open it and run all
+    golden rows at once."""
     took_s: float | None = None
-    """Seconds that making and proving it took, where they counted against a budget."""
+    """Seconds for making and verifying it, if they counted against a budget."""
 
 
 class NotTried(StrictModel):
-    """A way to export that `export: auto` knows and did not try."""
+    """An export method that `export: auto` knows and did not try."""
 
     name: str
     method: str | None = None
@@ -79,7 +79,7 @@ class NotTried(StrictModel):
 
 
 class AutoReport(StrictModel):
-    """What `export: auto` did beside the artifacts."""
+    """The budget of `export: auto` and the untried methods."""
 
     budget_s: float
     spent_s: float
@@ -87,31 +87,31 @@ class AutoReport(StrictModel):
 
 
 class LiveComparison(StrictModel):
-    """The new version against the one that `production` named, on the new version's test rows."""
+    """Comparison with the version that `production` named, on the new version's test rows."""
 
     condition: str
-    """As the recipe has it: `test/accuracy >= live`."""
+    """Condition of the recipe: `test/accuracy >= live`."""
     version: int | None
-    """The live version; None where nothing was live."""
+    """The live version; None if nothing was live."""
     artifact: str | None = None
-    """Which of its artifacts was run."""
+    """Name of its artifact that was run."""
     new: float | None
-    """The metric of the new version's checkpoint."""
+    """Metric of the new version's checkpoint."""
     live: float | None = None
-    """That of the live version; None where it was not compared."""
+    """Metric of the live version; None if it was not compared."""
     new_interval: tuple[float, float] | None = None
-    """Where the true value lies, with 95 % confidence; of accuracies only."""
+    """95 % confidence interval of the new metric; only for accuracies."""
     live_interval: tuple[float, float] | None = None
-    """The same of the live version."""
+    """95 % confidence interval of the live metric; only for accuracies."""
     difference_interval: tuple[float, float] | None = None
-    """Where the true difference lies, new less live, row by row, with 95 % confidence."""
+    """95 % confidence interval of the paired difference, new minus live."""
     met: bool
-    """Whether the alias may move."""
+    """True if the alias may move."""
     refusal: str | None = None
-    """Why there is no comparison, where something is live."""
+    """Reason why there is no comparison although a version is live."""
 
     def text(self) -> str:
-        """The finding in one line."""
+        """Returns the result in one line."""
         if self.version is None:
             return "nothing is live yet"
         if self.refusal is not None:
@@ -130,7 +130,7 @@ class LiveComparison(StrictModel):
 
 
 class Report(StrictModel):
-    """One run: what was trained, and what became of every artifact."""
+    """One run: the trained model and the verdict on every artifact."""
 
     run: str
     """Name of the recipe."""
@@ -139,47 +139,47 @@ class Report(StrictModel):
     epochs: int
     best_epoch: int
     metrics: dict[str, float]
-    """The checkpoint's, such as `test/accuracy`."""
+    """Metrics of the checkpoint, such as `test/accuracy`."""
     checkpoint: CheckpointReport
     artifacts: tuple[ArtifactReport, ...]
     auto: AutoReport | None = None
-    """None where the recipe lists its exports."""
+    """None if the recipe lists its exports."""
     guess: Guess | None = None
-    """The best single answer for every row, and the model beside it; None in older reports."""
+    """The best constant answer, and the model beside it; None in older reports."""
     comparison: LiveComparison | None = None
-    """None where the recipe's `publish.if` compares nothing."""
+    """None if the recipe's `publish.if` compares nothing."""
     curves: tuple[PhaseCurves, ...] = ()
-    """How each phase went; none in older reports, and without the tracker `jsonl`."""
+    """Curves of each phase; none in older reports, and without the tracker `jsonl`."""
     examination: Examination | None = None
-    """The checkpoint's answers to the test split; None in older reports."""
+    """Analysis of the answers to the test split; None in older reports."""
 
     def proven(self) -> list[ArtifactReport]:
-        """What may be published, in the order it was made."""
+        """Returns the verified artifacts in the order they were made."""
         return [artifact for artifact in self.artifacts if artifact.refusal is None]
 
     def published(self) -> list[ArtifactReport]:
-        """What is published: all that is proven, but for what `export: auto` dropped."""
+        """Returns the published artifacts: all verified ones that `export: auto` did not drop."""
         return [artifact for artifact in self.proven() if artifact.dropped is None]
 
     def fastest(self) -> ArtifactReport | None:
-        """The published artifact with the fewest milliseconds a row at its best batch size."""
+        """Returns the published artifact with the fewest ms per row at its best batch size."""
         return min(self.published(), key=lambda a: speed_key(a.name, a.latency_ms), default=None)
 
     def label(self, artifact: ArtifactReport) -> str:
-        """An artifact's name, with its method where another one has the same name."""
+        """Returns an artifact's name, with its method if another one has the same name."""
         names = [other.name for other in self.artifacts]
         alone = artifact.method is None or names.count(artifact.name) == 1
         return artifact.name if alone else f"{artifact.name} {artifact.method}"
 
     def to_json(self) -> bytes:
-        """The bytes of report.json."""
+        """Returns the bytes of report.json."""
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
 def print_table(report: Report, console: Console) -> None:
-    """Shows the figures of the checkpoint and of every artifact, with the verdict.
+    """Prints the metrics of the checkpoint and of every artifact, with the verdict.
 
-    On a narrow terminal the less important figures are left out, and it says which.
+    On a narrow terminal the less important columns are left out and listed below the table.
     """
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
@@ -201,14 +201,14 @@ def print_table(report: Report, console: Console) -> None:
 
 
 def headings(report: Report) -> list[str]:
-    """What stands above the cells of a row."""
+    """Returns the column headings."""
     metric = report.checkpoint.metric.name
     batches = [f"batch {rows}" for rows in LATENCY_COLUMNS]
     return ["artifact", "parity", "agreement", metric, "size", "memory", *batches, "verdict"]
 
 
 def checkpoint_cells(report: Report) -> list[str]:
-    """The checkpoint's row of the table."""
+    """Returns the checkpoint's row of the table."""
     checkpoint = report.checkpoint
     return [
         "checkpoint",
@@ -223,7 +223,7 @@ def checkpoint_cells(report: Report) -> list[str]:
 
 
 def artifact_cells(report: Report, artifact: ArtifactReport) -> list[str]:
-    """An artifact's row of the table."""
+    """Returns an artifact's row of the table."""
     return [
         report.label(artifact),
         parity_text(artifact),
@@ -237,11 +237,11 @@ def artifact_cells(report: Report, artifact: ArtifactReport) -> list[str]:
 
 
 def verdict(artifact: ArtifactReport, fastest: ArtifactReport | None = None) -> str:
-    """What became of an artifact, in words.
+    """Describes the verdict on an artifact.
 
     Args:
-        artifact: proven or refused.
-        fastest: of all that are published, where that is known already.
+        artifact: artifact that was verified or refused.
+        fastest: fastest published artifact, if it is known.
     """
     if artifact.refusal is not None:
         return f"refused: {artifact.refusal}"
@@ -251,14 +251,14 @@ def verdict(artifact: ArtifactReport, fastest: ArtifactReport | None = None) -> 
 
 
 def parity_text(artifact: ArtifactReport) -> str:
-    """The largest difference from the checkpoint's outputs; `-` where there is none."""
+    """Formats the largest difference from the checkpoint's outputs; `-` if there is none."""
     if artifact.max_abs_difference is None:
         return "-"
     return f"{artifact.max_abs_difference:.1e}" if artifact.max_abs_difference else "0"
 
 
 def agreement_text(artifact: ArtifactReport) -> str:
-    """The share of rows with the checkpoint's top class, or the cosine of embeddings, or both."""
+    """Formats the share of rows with the checkpoint's top class, the embedding cosine, or both."""
     cosine = "" if artifact.cosine is None else f"cos {artifact.cosine:.4f}"
     if artifact.agreement is None:
         return cosine or "-"
@@ -266,7 +266,7 @@ def agreement_text(artifact: ArtifactReport) -> str:
 
 
 def percent(share: float | None) -> str:
-    """`98.6 %` for 0.986; `-` for None."""
+    """Formats 0.986 as `98.6 %`, and None as `-`."""
     return metric_text("accuracy", share)
 
 
@@ -275,11 +275,11 @@ def _kilobytes(size_bytes: int | None) -> str:
 
 
 def megabytes(memory_bytes: int | None) -> str:
-    """`10.8 MB`, in steps of 1000; `-` for None."""
+    """Formats bytes as `10.8 MB`, in steps of 1000, and None as `-`."""
     return "-" if memory_bytes is None else f"{memory_bytes / 1e6:,.1f} MB"
 
 
 def latency_cells(latency_ms: dict[int, float]) -> list[str]:
-    """Milliseconds of the batch sizes that tables show."""
+    """Formats the milliseconds of the batch sizes in the table."""
     found = [latency_ms.get(rows) for rows in LATENCY_COLUMNS]
     return ["-" if ms is None else f"{ms:.3f} ms" if ms < 1 else f"{ms:,.1f} ms" for ms in found]

@@ -1,9 +1,9 @@
-"""The report of a run as one HTML page, with nothing to fetch.
+"""Renders the report of a run as one self-contained HTML page.
 
-Pure: a report in, text out. The artifacts come first; then how the run went (`curves_page`), and
-what its checkpoint answers (`examination_page`). Plots of artifacts: latency by batch size, and the
-metric against latency, where a line joins the artifacts to which no other is both faster and as
-good; what is not published is hollow.
+Pure: a report in, text out. The artifacts come first; then the training (`curves_page`), and the
+answers of the checkpoint (`examination_page`). Plots of artifacts: latency by batch size, and the
+metric against latency, where a line joins the Pareto-optimal artifacts; unpublished ones are
+hollow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from training.reporting.report import Report, artifact_cells, checkpoint_cells, 
 
 
 def report_page(report: Report) -> str:
-    """The page.
+    """Renders the page.
 
     Args:
-        report: of one run.
+        report: report of one run.
     """
     title = f"{report.model}: recipe {report.run}"
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(report.metrics.items()))
@@ -43,7 +43,7 @@ def report_page(report: Report) -> str:
 
 
 def _guess(report: Report) -> str:
-    """How the model did against one answer for every row."""
+    """Compares the model with the best constant answer."""
     guess = report.guess
     if guess is None:
         return ""
@@ -54,13 +54,13 @@ def _guess(report: Report) -> str:
 
 
 def _comparison(report: Report) -> str:
-    """How the version did against the live one."""
+    """Compares the version with the live one."""
     found = report.comparison
     return "" if found is None else f"<p>Against production: {escape(found.text())}.</p>"
 
 
 def _not_tried(report: Report) -> str:
-    """What `export: auto` spent, and what it left out."""
+    """Lists the time that `export: auto` spent, and the methods it did not try."""
     if report.auto is None:
         return ""
     spent = f"{len(report.artifacts)} candidates took {report.auto.spent_s:.0f} s"
@@ -75,7 +75,7 @@ def _not_tried(report: Report) -> str:
 
 
 def _latency_plot(report: Report) -> str:
-    """Milliseconds of a run by its rows; both axes in powers."""
+    """Plots milliseconds per run by batch size; both axes are logarithmic."""
     marks = [
         Mark(one.name, tuple((float(rows), ms) for rows, ms in sorted(one.latency_ms.items())))
         for one in _measured(report)
@@ -84,7 +84,7 @@ def _latency_plot(report: Report) -> str:
 
 
 def _metric_plot(report: Report) -> str:
-    """The metric by the milliseconds a row takes at the best batch size, which is in powers."""
+    """Plots the metric by milliseconds per row at the best batch size, on a logarithmic axis."""
     metric = report.checkpoint.metric
     measured = [one for one in _measured(report) if one.metric is not None]
     marks = [Mark(one.name, (one.point(),), one.published) for one in measured]
@@ -97,10 +97,10 @@ def _metric_plot(report: Report) -> str:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Those to which no other lies further left and as high, from left to right.
+    """Returns the points that no other point dominates, in order of increasing cost.
 
     Args:
-        points: (cost, worth) each.
+        points: (cost, worth) pairs.
     """
     front: list[Point] = []
     for cost, worth in sorted(points, key=lambda point: (point[0], -point[1])):
@@ -111,7 +111,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The checkpoint, or an artifact that was run."""
+    """The checkpoint, or an artifact that was measured."""
 
     name: str
     latency_ms: Mapping[int, float]
@@ -119,14 +119,14 @@ class _Measured:
     published: bool
 
     def point(self) -> Point:
-        """Milliseconds a row, and the metric; of a share percent."""
+        """Returns milliseconds per row, and the metric; shares in percent."""
         assert self.metric is not None, "what was not judged has no point"
         row_ms = min(ms / rows for rows, ms in self.latency_ms.items())
         return row_ms, self.metric.value * (100 if is_share(self.metric.name) else 1)
 
 
 def _measured(report: Report) -> list[_Measured]:
-    """The checkpoint first."""
+    """Lists the measured models, the checkpoint first."""
     checkpoint, published = report.checkpoint, report.published()
     artifacts = [
         _Measured(report.label(one), one.latency_ms, one.metric, one in published)

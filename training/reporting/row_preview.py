@@ -1,7 +1,7 @@
-"""What a row of data looks like, in a few hundred bytes: a small picture, or its first values.
+"""Previews a row of data in a few hundred bytes: a small image, or its first values.
 
-In: the arrays of one row by name. Out: a PNG in Base64 for the first that is an image, and text for
-the others. No library for pictures is needed.
+In: the arrays of one row by name. Out: a PNG in Base64 for the first array that is an image, and
+text for the others. No image library is needed.
 """
 
 import base64
@@ -17,9 +17,9 @@ from model_store.tensors import Array
 from training.reporting.examination import cut
 
 LONGEST_SIDE = 64
-"""Pixels; of a larger image every second, third, ... one is taken."""
+"""Pixels; of a larger image every second, third, ... pixel is taken."""
 SHORTEST_SIDE = 4
-"""What is lower or narrower is no image."""
+"""Smallest height and width of an image in pixels."""
 MAX_INPUTS = 4
 MAX_VALUES = 8
 
@@ -27,10 +27,10 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def preview(row: Mapping[str, Array]) -> tuple[str | None, dict[str, str]]:
-    """The picture of a row, and the first values of inputs that are none.
+    """Returns the picture of a row, and the first values of its other inputs.
 
     Args:
-        row: by input name, each without the axis of rows.
+        row: arrays by input name, each without the row axis.
     """
     image = next((name for name, array in row.items() if _is_image(array)), None)
     picture = None if image is None else base64.b64encode(png(_pixels(row[image]))).decode()
@@ -39,7 +39,7 @@ def preview(row: Mapping[str, Array]) -> tuple[str | None, dict[str, str]]:
 
 
 def png(pixels: Pixels) -> bytes:
-    """A PNG file: 8 bits a channel, one compressed block, no filters.
+    """Encodes a PNG file: 8 bits per channel, one compressed block, no filters.
 
     Source: W3C, "Portable Network Graphics (PNG) Specification", third edition.
 
@@ -58,7 +58,7 @@ def png(pixels: Pixels) -> bytes:
 
 
 def _is_image(array: Array) -> bool:
-    """Whether it is [1 or 3, height, width] of numbers."""
+    """Checks that an array is a numeric [1 or 3, height, width]."""
     return (
         array.ndim == 3
         and array.shape[0] in (1, 3)
@@ -68,9 +68,9 @@ def _is_image(array: Array) -> bool:
 
 
 def _pixels(image: Array) -> Pixels:
-    """[channels, height, width] to bytes [height, width, channels], of few enough pixels.
+    """Converts [channels, height, width] to bytes [height, width, channels], subsampled.
 
-    Numbers from 0 to 1, or bytes, keep their brightness; others are spread from black to white.
+    Numbers from 0 to 1, and bytes, keep their brightness; others are scaled from black to white.
     """
     step = math.ceil(max(image.shape[1:]) / LONGEST_SIDE)
     found = image[:, ::step, ::step].transpose(1, 2, 0)
@@ -84,7 +84,7 @@ def _pixels(image: Array) -> Pixels:
 
 
 def _first_values(array: Array) -> str:
-    """`0.5, 1, -3, … (64 values)`; text as it is."""
+    """Formats `0.5, 1, -3, … (64 values)`; text unchanged."""
     values = array.ravel()[:MAX_VALUES].tolist()
     more = f", … ({array.size} values)" if array.size > MAX_VALUES else ""
     return cut(", ".join(_written(value) for value in values)) + more

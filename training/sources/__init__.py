@@ -1,1 +1,1 @@
-"""Where rows come from: a file for each source that a recipe's `data` may name."""
+"""Sources of rows: one file for each source that a recipe's `data` may name."""

@@ -1,7 +1,7 @@
 """Arrays by name: `.npz` files, folders of `.npy` files, safetensors.
 
-Rules kept here: no pickle is ever opened; what the header of an array says agrees with the bytes
-that are there before memory is asked for.
+Rules: no pickle is ever opened; the header of an array is checked against its number of bytes
+before memory is allocated.
 """
 
 import zipfile
@@ -20,15 +20,15 @@ from training.sources.paths import by_split, text_of
 from training.sources.rows import Rows
 
 Open = Callable[[str], Mapping[str, Callable[[], Array]]]
-"""Gives the arrays of a path by name, each read when it is called."""
+"""Returns the arrays of a path by name, each with a function that reads it."""
 NPY = ".npy"
 
 
 def read_numpy(part: Numpy, files: DataFiles) -> dict[str, Rows]:
-    """The rows of `.npz` files or of folders of `.npy` files.
+    """Reads the rows of `.npz` files or of folders of `.npy` files.
 
     Raises:
-        DataError: there is no such file or array, it is damaged, or it holds Python objects.
+        DataError: a file or an array is missing or damaged, or it contains Python objects.
     """
 
     def open_path(path: str) -> Mapping[str, Callable[[], Array]]:
@@ -40,10 +40,10 @@ def read_numpy(part: Numpy, files: DataFiles) -> dict[str, Rows]:
 
 
 def read_safetensors(part: Safetensors, files: DataFiles) -> dict[str, Rows]:
-    """The rows of safetensors files.
+    """Reads the rows of safetensors files.
 
     Raises:
-        DataError: there is no such file or tensor, it is damaged, or NumPy has no such type.
+        DataError: a file or a tensor is missing or damaged, or NumPy has no such type.
     """
 
     def open_path(path: str) -> Mapping[str, Callable[[], Array]]:
@@ -85,7 +85,7 @@ def _rows(part: Arrays, open_path: Open) -> dict[str, Rows]:
 
 
 def _labels(labels: Array, path: str) -> Array:
-    """Text as objects of type `str`, truth as numbers."""
+    """Converts text to objects of type `str`, and booleans to numbers."""
     if labels.ndim == 0:
         raise DataError(f"data: {path}: the labels are a single value; give one for each row")
     if labels.dtype.kind == "b":
@@ -139,7 +139,7 @@ def _npy_folder(
 
 
 def _npy(stream: IO[bytes], size_bytes: int, where: str) -> Array:
-    """An array in the format of `numpy.lib.format`, whose header must agree with its size."""
+    """Reads an array in the format of `numpy.lib.format`; its header must match its size."""
     from numpy.lib import format as npy_format
 
     try:
@@ -171,7 +171,7 @@ def _npy(stream: IO[bytes], size_bytes: int, where: str) -> Array:
         return np.empty(shape, dtype)
     flat = np.frombuffer(stream.read(count * dtype.itemsize), dtype)
     array = flat.reshape(shape[::-1]).T if in_columns else flat.reshape(shape)
-    return np.ascontiguousarray(array).reshape(shape)  # which a single value would lose
+    return np.ascontiguousarray(array).reshape(shape)  # keeps the shape of a single value
 
 
 def _safetensors(file: Path, path: str) -> Mapping[str, Callable[[], Array]]:

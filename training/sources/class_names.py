@@ -1,7 +1,7 @@
-"""Labels that are text become numbers of classes. Pure.
+"""Replaces labels that are text by numbers of classes. Pure.
 
-Rules kept here: the recipe's own names say the order; without any, names are sorted; all splits
-number alike, by the names of the training rows.
+Rules: the recipe's own names set the order; without any, names are sorted; all splits use the same
+numbers, from the names of the training rows.
 """
 
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ from training.errors import DataError
 from training.sources.rows import Rows
 
 MAX_CLASSES = 100_000
-"""More names than that are no classes, but texts."""
+"""Maximum number of names; more are free text, not classes."""
 LONGEST_NAME = 200
 
 
 def numbered(
     rows: Mapping[str, Rows], told: tuple[str, ...]
 ) -> tuple[dict[str, Rows], tuple[str, ...]]:
-    """The rows with whole numbers in place of names.
+    """Returns the rows with integers in place of names.
 
     Args:
-        rows: by split, or all as `train`.
-        told: the names of the classes in the recipe, in order; empty if it has none.
+        rows: rows by split, or all of them as `train`.
+        told: names of the classes in the recipe, in order; empty if it has none.
 
     Returns:
-        The rows, and the names; empty where labels are numbers.
+        The rows, and the names; no names if labels are numbers.
 
     Raises:
-        DataError: some splits have names and others numbers, or a row has a class that the others
-            know nothing of.
+        DataError: some splits have names and others numbers, or a row has a class that is unknown
+            to the others.
     """
     named = {split: found.labels.dtype.kind == "O" for split, found in rows.items()}
     if told and all(_written(found.labels) <= set(told) for found in rows.values()):
@@ -52,7 +52,7 @@ def numbered(
 
 
 def _written(labels: Array) -> set[str]:
-    """How the values of labels are written; nothing that is a name if they are fractions."""
+    """Returns the texts of label values; none that can be a name if they are fractions."""
     if labels.dtype.kind not in "OiuU":
         return {""}
     return {str(value) for value in np.unique(labels).tolist()}

@@ -1,11 +1,10 @@
-"""Files of data: found, held to their limits, and noted with their digests.
+"""Files of data: resolves them, checks their limits, and records their digests.
 
-In: paths of a recipe, from the working directory. Out: files and folders that may be read, and what
-lineage says of them.
+In: paths of a recipe, from the working directory. Out: files and folders that may be read, and
+their entries for the lineage.
 
-Rules kept here: where a recipe may be a stranger's, no path and no link leads out of the folders
-that it may read; nothing that is no plain file is opened; sizes are checked before anything is
-read.
+Rules: in an untrusted recipe no path and no link leads out of the folders that it may read; only
+plain files are opened; sizes are checked before anything is read.
 """
 
 import hashlib
@@ -23,22 +22,22 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class DataReach:
-    """What a run may read."""
+    """Files and sizes that a run may read."""
 
     folders: tuple[Path, ...] | None = None
-    """Folders that data must lie in; None for anywhere, where recipes are one's own."""
+    """Folders that data must be in; None for any, if recipes are trusted."""
     max_bytes: int = 64 * GIB
-    """Largest size of a file, of the files of a folder together, and of what is made of them."""
+    """Largest size of a file, of a folder's files together, and of the arrays made of them."""
     max_rows: int = 1_000_000_000
-    """Most rows of one file."""
+    """Maximum number of rows of one file."""
     max_files: int = 5_000_000
-    """Most files of one folder."""
+    """Maximum number of files of one folder."""
 
     def check_size(self, size_bytes: int, what: str) -> None:
-        """Refuses what is too large to be held.
+        """Refuses sizes that are too large for memory.
 
         Raises:
-            DataError: it has more than `max_bytes`.
+            DataError: the size exceeds `max_bytes`.
         """
         if size_bytes > self.max_bytes:
             raise DataError(
@@ -60,7 +59,7 @@ class DataFiles:
     """The files of one run's data.
 
     Args:
-        reach: what may be read.
+        reach: files and sizes that may be read.
     """
 
     def __init__(self, reach: DataReach) -> None:
@@ -69,14 +68,14 @@ class DataFiles:
 
     @property
     def noted(self) -> tuple[DataFile, ...]:
-        """What was read, in the order of paths."""
+        """Entries of the files that were read, in the order of paths."""
         return tuple(self._noted[path] for path in sorted(self._noted))
 
     def file(self, path: str) -> Path:
-        """A file that may be read, which is noted.
+        """Resolves a file, and records it.
 
         Raises:
-            DataError: there is none, it lies where it must not, or it is too large.
+            DataError: it does not exist, is outside the permitted folders, or is too large.
         """
         found = self.place(path)
         if not found.is_file():
@@ -87,10 +86,10 @@ class DataFiles:
         return found
 
     def folder(self, path: str) -> tuple[Path, list[str]]:
-        """A folder that may be read, with the paths in it; it is noted with all its files.
+        """Resolves a folder, with the paths in it; records it with all its files.
 
         Raises:
-            DataError: as for `file`, of it and of every file in it.
+            DataError: as for `file`, about the folder and every file in it.
         """
         found = self.place(path)
         if not found.is_dir():
@@ -111,7 +110,7 @@ class DataFiles:
         return found, names
 
     def _files_in(self, folder: Path, path: str) -> list[str]:
-        """Paths of all files below a folder, sorted."""
+        """Returns paths of all files below a folder, sorted."""
         names: list[str] = []
         for parent, folders, files in os.walk(folder):
             for name in folders:
@@ -126,14 +125,14 @@ class DataFiles:
         return sorted(names)
 
     def is_folder(self, path: str) -> bool:
-        """Whether a path that may be read is a folder."""
+        """Returns True if a permitted path is a folder."""
         return self.place(path).is_dir()
 
     def place(self, path: str) -> Path:
-        """A path that may be read, whatever is there.
+        """Resolves a permitted path to a file or a folder.
 
         Raises:
-            DataError: nothing is there, or it lies where it must not.
+            DataError: it does not exist, or is outside the permitted folders.
         """
         if "\0" in path:
             raise DataError(f"data: path {path!r} has a NUL in it; give a path of this machine")

@@ -1,11 +1,11 @@
-"""Data sets that `save_to_disk` of Hugging Face's `datasets` wrote, as tables, by pyarrow alone.
+"""Reads data sets of Hugging Face's `save_to_disk` as tables, by pyarrow alone.
 
 The format is that of `datasets` since 2.0: a folder with `state.json`, which names Arrow streams in
 it, and `dataset_info.json`, which has the types; or a folder with `dataset_dict.json`, which names
 a folder for each split.
 
-Rules kept here: no code of a data set runs, nothing is fetched, and no file beside the folder's own
-is opened.
+Rules: no code of a data set runs, nothing is downloaded, and only files in the folder itself are
+opened.
 """
 
 import json
@@ -28,10 +28,10 @@ MAX_DOCUMENT_BYTES = 10_000_000
 
 
 def read_hugging_face(part: HuggingFace, files: DataFiles) -> dict[str, Rows]:
-    """The rows of one data set, by its own splits if it has some, or of one for each split.
+    """Reads the rows of one data set, by its own splits if it has some, or of one a split.
 
     Raises:
-        DataError: the folder holds no data set, a column is missing, a cell is no number, ...
+        DataError: the folder contains no data set, a column is missing, a cell is no number, ...
     """
     folders = {}
     for split, path in paths_by_split(part.path).items():
@@ -50,7 +50,7 @@ def read_hugging_face(part: HuggingFace, files: DataFiles) -> dict[str, Rows]:
 
 
 def _own_splits(folder: Path, path: str) -> dict[str, tuple[Path, str]]:
-    """The folders of the splits that a run has; others, such as rows without labels, stay."""
+    """Returns the folders of a run's splits; skips others, such as rows without labels."""
     found = _document(folder / SPLITS_FILE, path).get("splits")
     if not isinstance(found, list) or "train" not in found:
         raise DataError(f"data: {path} has the splits {found}; one must be 'train'")
@@ -58,7 +58,7 @@ def _own_splits(folder: Path, path: str) -> dict[str, tuple[Path, str]]:
 
 
 def _table(folder: Path, path: str, part: HuggingFace, reach: DataReach) -> "pa.Table":
-    """All cells that the recipe needs; classes that the data set has names for as text."""
+    """Returns all cells that the recipe needs; named classes as text."""
     pa = arrow("huggingface")
     state, features = _document(folder / STATE, path), _document(folder / INFO, path)["features"]
     if state.get("_indices_data_files"):
@@ -88,7 +88,7 @@ def _table(folder: Path, path: str, part: HuggingFace, reach: DataReach) -> "pa.
 
 
 def _named(table: "pa.Table", label: str, names: list[Any], path: str) -> "pa.Table":
-    """The table with the names of its classes in place of their numbers."""
+    """Returns the table with the names of its classes in place of their numbers."""
     import pyarrow as pa
 
     numbers = table[label].to_pylist()

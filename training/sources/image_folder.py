@@ -1,10 +1,10 @@
-"""Images in a folder for each class become one array.
+"""Reads images from one folder a class into one array.
 
 In: `cat/1.png`, `dog/2.jpg` and so on, at any depth below the class. Out: the rows in the order of
 their paths; the classes are named after their folders.
 
-Rules kept here: a file that is no image is told, not skipped; only formats that are decoded without
-other programs are opened; the size in the header is checked before pixels are asked for.
+Rules: a file that is no image is an error, not skipped; only formats that are decoded without other
+programs are opened; the size in the header is checked before pixels are decoded.
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ from training.sources.rows import Rows
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 NO_IMAGES = ("Thumbs.db", "desktop.ini")
-"""Files that systems leave in folders of images, beside hidden ones."""
+"""Files that systems leave in folders of images, besides hidden ones."""
 MAX_PIXELS = 2**26
-"""Of one image, before it is resized."""
+"""Maximum pixels of one image, before it is resized."""
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Pixels of 8 bits or less a channel."""
+"""Modes with 8 bits or less a channel."""
 
 
 def read_image_folder(part: ImageFolder, files: DataFiles) -> dict[str, Rows]:
-    """The rows of one folder, or of one for each split.
+    """Reads the rows of one folder, or of one for each split.
 
     Raises:
-        DataError: a file is no image, images have several sizes and the recipe none, ...
+        DataError: a file is no image, images differ in size and the recipe has no size, ...
     """
     return {
         split: _read(*files.folder(path), path, part, files.reach)
@@ -67,7 +67,7 @@ def _read(folder: Path, names: list[str], path: str, part: ImageFolder, reach: D
 def _pixels(
     folder: Path, path: str, names: Sequence[str], part: ImageFolder, reach: DataReach
 ) -> Array:
-    """All images, [rows, channels, height, width]."""
+    """Decodes all images, [rows, channels, height, width]."""
     array: Array | None = None
     for row, name in enumerate(names):
         image = decoded(folder / name, f"{path}/{name}", part)
@@ -94,7 +94,7 @@ _DTYPES = {"fp32": np.float32, "uint8": np.uint8}
 
 
 def decoded(file: Path, where: str, part: ImageFolder) -> npt.NDArray[np.uint8]:
-    """One image, [channels, height, width], upright, of the recipe's size and mode.
+    """Decodes one image, [channels, height, width], upright, in the recipe's size and mode.
 
     Raises:
         DataError: it cannot be decoded, or is too large.

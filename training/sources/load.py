@@ -1,10 +1,9 @@
-"""The data that a recipe names: read, checked, put apart.
+"""Loads the data that a recipe names: reads, checks and splits it.
 
-In: the `data` part of a recipe. Out: the three splits as a data set of one's own would return them
+In: the `data` part of a recipe. Out: the three splits as a custom data set would return them
 (`training.datasets`), the names of the classes, and the files they were read from.
 
-Rules kept here: whatever is wrong is told with the first row, column or file that shows it; nothing
-is skipped in silence.
+Rules: an error names the first row, column or file that shows it; nothing is skipped silently.
 """
 
 from dataclasses import dataclass
@@ -28,31 +27,31 @@ from training.sources.table_files import read_csv, read_parquet
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a source holds."""
+    """The data of a source."""
 
     splits: dict[str, tuple[dict[str, Array], Array]]
     """Inputs by name and labels, by split."""
     class_names: tuple[str, ...]
-    """In order of their numbers; empty where labels are no classes, or have no names."""
+    """In the order of their numbers; empty if labels are no classes, or have no names."""
     files: tuple[DataFile, ...]
-    """What was read."""
+    """The files that were read."""
 
 
 def load_source(
     data: DataPart, seed: int, told: tuple[str, ...], reach: DataReach, classes: bool
 ) -> Loaded:
-    """Reads the source that is named.
+    """Reads the recipe's source.
 
     Args:
-        data: which names no target of its own.
-        seed: of the run.
+        data: the recipe's part, without a target of its own.
+        seed: the seed of the run.
         told: names of the classes in the recipe; empty if it has none.
-        reach: what may be read.
-        classes: whether the loss is about classes; numbers to come close to are split without
-            regard to them.
+        reach: files and sizes that may be read.
+        classes: True if the loss is about classes; other labels are split without regard to
+            their values.
 
     Raises:
-        DataError: anything about the data is wrong.
+        DataError: the data has any fault.
     """
     files = DataFiles(reach)
     rows, own_names = _read(data, files)
@@ -68,7 +67,7 @@ def load_source(
 
 
 def _read(data: DataPart, files: DataFiles) -> tuple[dict[str, Rows], tuple[str, ...]]:
-    """The rows by split, or all as `train`; and names of classes that are numbers already."""
+    """Reads rows by split, or all as `train`; and names of classes that are already numbers."""
     if data.csv is not None:
         return read_csv(data.csv, files), ()
     if data.parquet is not None:
@@ -87,7 +86,7 @@ def _read(data: DataPart, files: DataFiles) -> tuple[dict[str, Rows], tuple[str,
 
 
 def _check(rows: Rows, split: str) -> None:
-    """Rows are there, in equal numbers, and every number is one."""
+    """Checks that rows exist, in equal numbers, and that every number is finite."""
     count = len(rows.labels)
     if count == 0:
         raise DataError(f"data: '{split}' has no rows; give some, or leave the split to shares")
@@ -114,7 +113,7 @@ def _check_finite(array: Array, rows: Rows, what: str) -> None:
 
 
 def _whole(rows: Rows) -> Rows:
-    """Classes that are written as 1.0 as whole numbers; all else as it is."""
+    """Converts classes that are written as 1.0 to integers; returns others unchanged."""
     labels = rows.labels
     if labels.dtype.kind == "f" and np.array_equal(labels, np.trunc(labels)):
         return Rows(rows.inputs, labels.astype(np.int64), rows.place)

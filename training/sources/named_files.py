@@ -1,9 +1,9 @@
-"""Files and columns of CSV that a recipe names and that are not there. No pyarrow.
+"""Checks that the files and CSV columns of a recipe exist. No pyarrow.
 
 In: the `data` part of a recipe. Out: nothing, or an error with the nearest name.
 
-Rule kept here: it reads the first line of a file at most, so that a misspelt name is told before
-packages are asked for and imported; what that line leaves open is told where the file is read.
+Rule: it reads the first line of a file at most, so that a misspelt name is reported before packages
+are requested and imported; other faults are reported when the file is read.
 """
 
 import csv
@@ -17,18 +17,18 @@ from training.sources.paths import paths_by_split
 from training.sources.table import columns_read
 
 MAX_HEADER_BYTES = 1024 * 1024
-"""Of the first line; a longer one is left to the reader of the file."""
+"""Limit of the first line; a longer one is left to the reader of the file."""
 
 
 def check_named_files(data: DataPart, reach: DataReach | None = None) -> None:
-    """Looks for every file, and for every column of CSV files.
+    """Checks that every file exists, and every column of CSV files.
 
     Args:
-        data: of the recipe; a target of its own has no files that are known.
-        reach: what may be read; None for any file.
+        data: the recipe's part; files of a target of its own are not known.
+        reach: files that may be read; None for any file.
 
     Raises:
-        DataError: a path or a column is not there, or a path leads where it must not.
+        DataError: a path or a column does not exist, or a path is not permitted.
     """
     part = data.chosen
     if not isinstance(part, Table | ImageFolder | Arrays):
@@ -42,7 +42,7 @@ def check_named_files(data: DataPart, reach: DataReach | None = None) -> None:
 
 
 def _header(file: Path, delimiter: str) -> list[str] | None:
-    """The names of the columns; None if they cannot be told from the first line."""
+    """Returns the names of the columns; None if the first line does not have them."""
     if not file.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which path or name belongs to which split. Pure."""
+"""Maps splits to the paths or names of a recipe. Pure."""
 
 from training.recipe.parts.data_parts import BySplit
 
@@ -6,9 +6,9 @@ SPLITS = ("train", "validation", "test")
 
 
 def by_split(*told: str | BySplit) -> list[str]:
-    """The splits that have files or arrays of their own: all that any of the texts names.
+    """Returns the splits with files or arrays of their own, in any of the texts.
 
-    Without any, all rows lie together, as `train`.
+    Without any, all rows are in `train`.
     """
     apart = [text for text in told if isinstance(text, BySplit)]
     named = [s for s in SPLITS if any(getattr(text, s) is not None for text in apart)]
@@ -16,7 +16,7 @@ def by_split(*told: str | BySplit) -> list[str]:
 
 
 def paths_by_split(told: str | BySplit) -> dict[str, str]:
-    """The path of each split that has one; a path for all rows is that of `train`."""
+    """Returns the path of each split that has one; a path for all rows is that of `train`."""
     if isinstance(told, str):
         return {"train": told}
     paths = {split: text_of(told, split) for split in SPLITS}
@@ -24,5 +24,5 @@ def paths_by_split(told: str | BySplit) -> dict[str, str]:
 
 
 def text_of(told: str | BySplit, split: str) -> str | None:
-    """The text for a split; None if there is none."""
+    """Returns the text for a split; None if there is none."""
     return told if isinstance(told, str) else getattr(told, split)

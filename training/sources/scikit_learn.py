@@ -1,4 +1,4 @@
-"""The data sets that lie inside scikit-learn's wheel: nothing is fetched."""
+"""The data sets in scikit-learn's wheel: nothing is downloaded."""
 
 import importlib
 
@@ -8,19 +8,19 @@ from training.sources.rows import Rows
 
 
 def read_scikit_learn(name: str) -> tuple[Rows, tuple[str, ...]]:
-    """All rows of a set.
+    """Reads all rows of a set.
 
     Args:
         name: `digits`, `iris`, `wine`, `breast_cancer` or `diabetes`.
 
     Returns:
-        The rows: `image`, FP32 [rows, 1, 8, 8] from 0 to 1, of the digits, `features`, FP32
-        [rows, features] as measured, of the others. Labels INT64 [rows], of diabetes FP32. And the
-        names of the classes; none of diabetes.
+        The rows: `image`, FP32 [rows, 1, 8, 8] from 0 to 1, for digits, `features`, FP32
+        [rows, features] as measured, for the others. Labels INT64 [rows], for diabetes FP32. And
+        the names of the classes; none for diabetes.
     """
-    # By name, for scikit-learn has no types.
+    # Imported by name, since scikit-learn has no types.
     module = importlib.import_module("sklearn.datasets")
-    # scikit-learn scales those of diabetes by all rows, which no caller can repeat.
+    # scikit-learn scales diabetes by all rows, which no client can repeat.
     options = {"scaled": False} if name == "diabetes" else {}
     bunch = getattr(module, f"load_{name}")(**options)
     if name == "digits":

@@ -1,6 +1,6 @@
-"""Rows that lie together are put apart: by shares, with a seed, each class in every split.
+"""Splits rows by shares, with a seed; each class is in every split.
 
-In: rows by split, of which `train` holds all those of the missing ones. Out: all three.
+In: rows by split, of which `train` has those of the missing splits too. Out: all three splits.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from training.sources.rows import Rows
 def put_apart(
     rows: Mapping[str, Rows], shares: Shares, seed: int, names: tuple[str, ...], classes: bool
 ) -> dict[str, Rows]:
-    """The three splits.
+    """Makes the three splits.
 
     Args:
-        rows: by split; what is missing is cut off `train`.
-        shares: how much is cut off.
-        seed: of the run, for shares without one.
-        names: of the classes, for messages; may be empty.
-        classes: whether labels are classes; then each split keeps their shares, if a row has one.
+        rows: rows by split; missing splits are cut off `train`.
+        shares: the shares of the missing splits.
+        seed: the seed of the run, for shares without one.
+        names: names of the classes, for messages; may be empty.
+        classes: True if labels are classes; with one a row, each split then keeps their shares.
 
     Raises:
         DataError: a split would be empty or miss a class.
@@ -65,7 +65,7 @@ def _cut(rows: Rows, split: str, share: float, seed: int, stratified: bool) -> t
 
 
 def _check_classes(rows: Rows, names: tuple[str, ...], least: int) -> None:
-    """Classes are numbered from 0 without gaps, and each has a row for every split cut here."""
+    """Checks that classes are numbered from 0 without gaps, each with a row for every split."""
     labels = rows.labels.astype(np.int64)
     if labels.min() < 0:
         row = int(np.flatnonzero(labels < 0)[0])

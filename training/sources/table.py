@@ -1,9 +1,9 @@
-"""Columns of a pyarrow table become named tensors and labels.
+"""Converts columns of a pyarrow table to named tensors and labels.
 
 In: a table whose cells are numbers, text, or lists of numbers of one length. Out: rows.
 
-Rules kept here: a cell that is missing, or is no number, is told with its row and column; a column
-is one type throughout; a number written as text is a number.
+Rules: an error about a cell that is missing, or no number, has its row and column; a column has one
+type throughout; a number written as text is a number.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
-"""What says in text that a cell has no value."""
+"""Texts of a cell without a value."""
 DTYPES = {
     "fp32": np.float32, "fp64": np.float64, "int64": np.int64, "int32": np.int32,
     "uint8": np.uint8, "bool": np.bool_,
@@ -33,10 +33,10 @@ Place = Callable[[int], str]
 
 
 def columns_read(part: Table, known: list[str], path: str) -> list[str] | None:
-    """The columns that a recipe needs; None for all there are.
+    """Returns the columns that a recipe needs; None for all columns.
 
     Raises:
-        DataError: one of them is missing; with the nearest name.
+        DataError: one of them is missing; the message has the nearest name.
     """
     groups = part.inputs.values()
     named = dict.fromkeys([*part.special(), *(name for group in groups for name in group.names())])
@@ -52,16 +52,16 @@ def rows_by_split(
     reach: DataReach,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> dict[str, Rows]:
-    """The rows of each table; those of the splits that a column says, where the recipe names one.
+    """Returns the rows of each table, or by the split column if the recipe names one.
 
     Args:
         tables: (split, path of its file, cells) each.
-        part: which columns make what.
-        reach: how many rows there may be.
-        row_name: what a row is called within its file, for messages.
+        part: the columns of inputs and labels.
+        reach: limit of the number of rows.
+        row_name: name of a row within its file, for messages.
 
     Raises:
-        DataError: a file has too many rows, or a cell is not what it should be.
+        DataError: a file has too many rows, or a cell has a wrong value.
     """
     found = {}
     for split, path, table in tables:
@@ -77,16 +77,16 @@ def rows_by_split(
 
 
 def rows_of(table: "pa.Table", part: Table, place: Place, path: str) -> Rows:
-    """The inputs and labels of a table.
+    """Returns the inputs and labels of a table.
 
     Args:
-        table: the cells, with the columns that `columns_read` asks for.
-        part: which columns make what.
-        place: where a row lies, for messages.
-        path: of the file, for messages.
+        table: the cells, with the columns of `columns_read`.
+        part: the columns of inputs and labels.
+        place: describes the place of a row, for messages.
+        path: path of the file, for messages.
 
     Raises:
-        DataError: a cell is not what it should be, or no column is left for the inputs.
+        DataError: a cell has a wrong value, or no column is left for the inputs.
     """
     if not table.num_rows:
         raise DataError(f"data: {path} has columns and no row; give rows to learn from")
@@ -108,10 +108,10 @@ def rows_of(table: "pa.Table", part: Table, place: Place, path: str) -> Rows:
 
 
 def rows_put_apart(rows: Rows, table: "pa.Table", column: str, path: str) -> dict[str, Rows]:
-    """The rows of each split that a column says.
+    """Splits the rows by the values of a column.
 
     Raises:
-        DataError: a cell says something else, or no row is for training.
+        DataError: a cell has another value, or no row is for training.
     """
     said = np.array([str(value) for value in table[column].to_pylist()], np.object_)
     wrong = np.flatnonzero(~np.isin(said.astype(str), SPLITS)) if len(said) else np.array([], int)
@@ -145,7 +145,7 @@ def _tensor(table: "pa.Table", group: Columns, missing: float | None, place: Pla
 
 
 def _column(table: "pa.Table", name: str, dtype: str, missing: float | None, place: Place) -> Array:
-    """A column as [rows], or [rows, T] where its cells are lists."""
+    """Returns a column as [rows], or [rows, T] if its cells are lists."""
     import pyarrow as pa
 
     cells = _plain(table, name)
@@ -177,7 +177,7 @@ def _lists(cells: Any, name: str, dtype: str, missing: float | None, place: Plac
 
 
 def _plain(table: "pa.Table", name: str) -> Any:
-    """One piece, without a dictionary."""
+    """Returns a column as one chunk, without a dictionary."""
     import pyarrow as pa
 
     column = table[name]
@@ -187,7 +187,7 @@ def _plain(table: "pa.Table", name: str) -> Any:
 
 
 def _numbers(cells: Any, name: str, dtype: str, missing: float | None, place: Place) -> Array:
-    """Cells as a flat array of one type."""
+    """Returns cells as a flat array of one type."""
     import pyarrow as pa
 
     if dtype == "text":
@@ -200,7 +200,7 @@ def _numbers(cells: Any, name: str, dtype: str, missing: float | None, place: Pl
     found = _array(cells)
     if whole:
         _check_range(found.astype(np.int64), name, dtype, place)
-    with np.errstate(over="ignore"):  # what is too large for FP32 is refused with its row later
+    with np.errstate(over="ignore"):  # values beyond FP32 are refused with their row later
         return found.astype(DTYPES[dtype])
 
 
@@ -234,7 +234,7 @@ def _filled(cells: Any, missing: float | None, name: str, dtype: str, place: Pla
 
 
 def _with_nulls(cells: Any) -> Any:
-    """The same, with null for every way of saying that there is no value; text is stripped."""
+    """Replaces every text for a missing value by null; strips text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -277,7 +277,7 @@ def _cast(cells: Any, target: Any, name: str, place: Place) -> Any:
 
 
 def _first_that_fails(cells: Any, target: Any) -> int:
-    """The first cell that cannot be cast, by halves: few of them are looked at twice."""
+    """Finds the first cell that cannot be cast, by bisection: few cells are cast twice."""
     import pyarrow as pa
 
     start, stop = 0, len(cells)
@@ -297,7 +297,7 @@ def _first_null(cells: Any) -> int:
 
 
 def _array(cells: Any) -> Array:
-    """As NumPy; a copy where types differ in their bits."""
+    """Returns cells as NumPy; copies if the types differ in memory."""
     found: Array = cells.to_numpy(zero_copy_only=False)
     return found
 
@@ -319,7 +319,7 @@ def _objects(cells: Any, name: str, place: Place) -> Array:
 
 
 def _label(table: "pa.Table", name: str, place: Place) -> Array:
-    """Whole numbers where all are, fractions where all are numbers, else text."""
+    """Returns labels as integers if all are, as fractions if all are numbers, else as text."""
     import pyarrow as pa
 
     cells = _with_nulls(_plain(table, name))

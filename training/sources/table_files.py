@@ -1,7 +1,7 @@
-"""CSV and Parquet files as tables of pyarrow (docs/adr/0020).
+"""Reads CSV and Parquet files as tables of pyarrow (docs/adr/0020).
 
-In: paths of a recipe. Out: rows by split. Rules kept here: a line with another number of cells than
-the first is told with its number, and what a file unpacks to is checked before it is read.
+In: paths of a recipe. Out: rows by split. Rules: the error for a line with another number of cells
+than the first has its line number, and the unpacked size of a file is checked before it is read.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ MAX_COLUMNS = 100_000
 
 
 def read_csv(part: Csv, files: DataFiles) -> dict[str, Rows]:
-    """The rows of one file, or of one for each split.
+    """Reads the rows of one file, or of one for each split.
 
     Raises:
         DataError: a line has another number of cells than the first, a cell is no number, ...
@@ -35,7 +35,7 @@ def read_csv(part: Csv, files: DataFiles) -> dict[str, Rows]:
 
 
 def read_parquet(part: Parquet, files: DataFiles) -> dict[str, Rows]:
-    """The rows of one file, or of one for each split.
+    """Reads the rows of one file, or of one for each split.
 
     Raises:
         DataError: it is no Parquet file, a column is missing, a cell is no number, ...
@@ -48,7 +48,7 @@ def read_parquet(part: Parquet, files: DataFiles) -> dict[str, Rows]:
 
 
 def arrow(what: str) -> Any:
-    """The module `pyarrow`.
+    """Returns the module `pyarrow`.
 
     Raises:
         DataError: it is not installed.
@@ -61,7 +61,7 @@ def arrow(what: str) -> Any:
 
 
 def _csv_table(file: Path, path: str, part: Csv) -> "pa.Table":
-    """All cells as text, so that what is no number can be told with its row."""
+    """Reads all cells as text, so that an error about a cell can name its row."""
     pa = arrow("csv")
     from pyarrow import csv
 
@@ -71,7 +71,7 @@ def _csv_table(file: Path, path: str, part: Csv) -> "pa.Table":
         ragged.append(row)
         return "error"
 
-    # On one thread, for only then a ragged row has its number.
+    # On one thread, since only then a ragged row has its number.
     reading = csv.ReadOptions(use_threads=False)
     parsing = csv.ParseOptions(
         delimiter=part.delimiter, newlines_in_values=True, invalid_row_handler=refuse
@@ -115,7 +115,7 @@ def _parquet_table(file: Path, path: str, part: Parquet, files: DataFiles) -> "p
                     f"data: {path} has {len(known):,} columns, or two of one name; give every "
                     "column a name of its own"
                 )
-            # What is written small may be large: the same value a million times takes a few bytes.
+            # Compressed data may be large: the same value a million times takes a few bytes.
             rows = opened.metadata.num_rows
             files.reach.check_rows(rows, f"data: {path}")
             files.reach.check_size(8 * rows * len(wanted or known), f"data: {path}, unpacked,")

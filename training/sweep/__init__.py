@@ -1,1 +1,1 @@
-"""Hyper-parameter search: many short trainings of one recipe, the best of which is published."""
+"""Hyper-parameter search: many short trainings of one recipe; the best one is published."""

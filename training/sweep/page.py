@@ -1,7 +1,7 @@
-"""A search as one HTML page: plots and a table, with nothing to fetch. Pure: a record in, text out.
+"""Renders a search as one self-contained HTML page with plots and a table. Pure.
 
-Plots: the metric by trial, where a dashed line joins those that were the best so far, and by each
-parameter. Trials that ended early are hollow: theirs is the metric of their last epoch.
+Plots: the metric by trial, where a dashed line joins each new best trial, and by each parameter.
+Trials that ended early are hollow and show the metric of their last epoch.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from training.sweep.records import SweepRecord, TrialRecord, figure_text
 from training.sweep.table import cells, headings
 
 Across = Callable[[TrialRecord], float]
-"""Where a trial lies on the horizontal axis."""
+"""Maps a trial to its position on the horizontal axis."""
 
 
 def sweep_page(record: SweepRecord) -> str:
-    """The page."""
+    """Renders the page."""
     title = f"search for the best {record.name}"
     parameters = [parse_parameter(text) for text in record.parameters]
     paths = [parameter.path for parameter in parameters]
@@ -54,7 +54,7 @@ def _summary(record: SweepRecord) -> str:
 
 
 def _marks(record: SweepRecord, across: Across) -> list[Mark]:
-    """Trials that are done, and hollow those that ended early."""
+    """Collects the completed trials, and the pruned ones as hollow points."""
     found = []
     for state in ("done", "pruned"):
         points = tuple(
@@ -68,7 +68,7 @@ def _marks(record: SweepRecord, across: Across) -> list[Mark]:
 
 
 def _by_trial(record: SweepRecord) -> str:
-    """The metric by trial, in the order they were begun."""
+    """Plots the metric by trial, in starting order."""
     title = f"{record.metric}, by trial"
     return draw_plot(title, _marks(record, lambda trial: trial.number), joined=_best_so_far(record))
 
@@ -85,7 +85,7 @@ def _best_so_far(record: SweepRecord) -> Sequence[Point]:
 
 
 def _by_value(record: SweepRecord, parameter: Parameter) -> str:
-    """The metric by one parameter; choices that are no numbers by their places."""
+    """Plots the metric by one parameter; choices that are not numbers by their index."""
     numbers = all(
         isinstance(choice, int | float) and not isinstance(choice, bool)
         for choice in parameter.choices
@@ -103,7 +103,7 @@ def _by_value(record: SweepRecord, parameter: Parameter) -> str:
 
 
 def _importances(record: SweepRecord) -> str:
-    """Which parameters decided the metric (PED-ANOVA; Watanabe et al., IJCAI 2023)."""
+    """Tabulates the importance of each parameter (PED-ANOVA; Watanabe et al., IJCAI 2023)."""
     if not record.importances:
         return ""
     rows = "".join(

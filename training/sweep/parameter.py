@@ -1,12 +1,12 @@
-"""What a search may change in a recipe: `PATH=KIND(...)`. Pure rules.
+"""The search space of a search in a recipe: `PATH=KIND(...)`. Pure rules.
 
-    optim.adamw.lr=log(1e-4, 1e-1)    any number between, small ones as often as large ones
-    model.args.dropout=float(0, 0.5)  any number between
+    optim.adamw.lr=log(1e-4, 1e-1)    a number in the range, log-uniform
+    model.args.dropout=float(0, 0.5)  a number in the range, uniform
     train.epochs=int(5, 20)           a whole number, both ends included
-    optim.accumulate=choice(1, 2, 4)  one of these; anything YAML can say, such as {sgd: {}}
+    optim.accumulate=choice(1, 2, 4)  one of these; any YAML value, such as {sgd: {}}
 
-In: the text of a `--param`. Out: a `Parameter`, and recipes with values put in, checked by the
-recipe's own rules before anything runs.
+In: the text of a `--param`. Out: a `Parameter`, and recipes with values substituted, validated by
+the recipe's own rules before anything runs.
 """
 
 import json
@@ -25,14 +25,14 @@ from training.recipe.targets import check_target
 
 Kind = Literal["log", "float", "int", "choice"]
 Value = Any
-"""What YAML can say."""
+"""Any YAML value."""
 _PARAMETER = re.compile(
     r"\s*(?P<path>[^=\s]+)\s*=\s*(?P<kind>\w+)\s*\((?P<inner>.*)\)\s*", re.DOTALL
 )
 _CODE = ("model", "data")
-"""Parts of a recipe whose `args` are those of a target."""
+"""Parts of a recipe whose `args` are passed to a target."""
 BETWEEN = 0.3819660112501051
-"""How far between the ends a value is tried; irrational, so that it is no whole number."""
+"""Relative position of the inner value that is tried; irrational, so never a whole number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,41 +40,41 @@ class Parameter:
     """One value of a recipe that a search chooses."""
 
     path: str
-    """Where it stands: `optim.adamw.lr`."""
+    """Path in the recipe: `optim.adamw.lr`."""
     kind: Kind
-    """How it is drawn."""
+    """Distribution of the values."""
     low: float = 0
-    """The smallest value, of numbers."""
+    """Smallest value, for numbers."""
     high: float = 0
-    """The largest, of numbers."""
+    """Largest value, for numbers."""
     choices: tuple[Value, ...] = ()
-    """The values, of choices."""
+    """Values, for choices."""
 
     def ends(self) -> list[Value]:
-        """The values that tell whether all are allowed: both ends, or every choice."""
+        """Returns the values that test the validity of all: both ends, or every choice."""
         return list(self.choices) if self.kind == "choice" else [self.low, self.high]
 
     def between(self) -> list[Value]:
-        """A value that is neither end and no whole number, of what is drawn from any numbers."""
+        """Returns an inner, non-integer value for continuous kinds; otherwise nothing."""
         return (
             [self.low + BETWEEN * (self.high - self.low)] if self.kind in ("log", "float") else []
         )
 
     def labels(self) -> list[str]:
-        """The choices as text, by which a study knows them."""
+        """Returns the choices as text, which identifies them in a study."""
         return [json.dumps(choice, sort_keys=True) for choice in self.choices]
 
     def __str__(self) -> str:
-        """The text that `parse_parameter` reads."""
+        """Returns the text that `parse_parameter` reads."""
         inner = self.labels() if self.kind == "choice" else [f"{self.low!r}", f"{self.high!r}"]
         return f"{self.path}={self.kind}({', '.join(inner)})"
 
 
 def parse_parameter(text: str) -> Parameter:
-    """Reads one `--param`.
+    """Parses one `--param`.
 
     Raises:
-        RecipeError: it is none; the message says what is wrong with it.
+        RecipeError: the text is invalid; the message states the reason.
     """
     what = f"--param {text!r}"
     found = _PARAMETER.fullmatch(text)
@@ -94,10 +94,10 @@ def parse_parameter(text: str) -> Parameter:
 
 
 def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
-    """Reads all of a search.
+    """Parses all parameters of a search.
 
     Raises:
-        RecipeError: one is none, there is none, or two are of one place.
+        RecipeError: one is invalid, there is none, or two have overlapping paths.
     """
     found = tuple(parse_parameter(text) for text in texts)
     if not found:
@@ -143,14 +143,14 @@ def _range(
 
 
 def with_values(base: Recipe, values: Mapping[str, Value]) -> Recipe:
-    """The recipe of a trial.
+    """Builds the recipe of a trial.
 
     Args:
-        base: what all trials share.
-        values: by path.
+        base: recipe common to all trials.
+        values: values by path.
 
     Raises:
-        RecipeError: the recipe refuses them, or what they are together.
+        RecipeError: a value or the combination is invalid.
     """
     document = base.document()
     for path, value in values.items():
@@ -160,18 +160,18 @@ def with_values(base: Recipe, values: Mapping[str, Value]) -> Recipe:
 
 
 def check_parameters(base: Recipe, parameters: Sequence[Parameter], imports: bool = True) -> None:
-    """Refuses what no trial could be made of, before anything runs.
+    """Rejects parameters that make every trial invalid, before anything runs.
 
-    A value is refused if the recipe never takes it: neither alone, nor among the first, nor among
-    the last values of the others. What only some of the others forbid is a trial that fails.
+    A value is rejected if it is invalid alone, with the first, and with the last values of the
+    other parameters. A value that only some combinations forbid makes a trial fail.
 
     Args:
-        base: what all trials share.
-        parameters: what the search may change.
-        imports: whether code may be imported to see what it takes; else its source is read.
+        base: recipe common to all trials.
+        parameters: parameters of the search.
+        imports: True to import code for checking its parameters; otherwise its source is parsed.
 
     Raises:
-        RecipeError: a path is unknown, a value is refused, or a parameter decides nothing.
+        RecipeError: a path is unknown, a value is rejected, or a parameter has no effect.
     """
     first = {parameter.path: parameter.ends()[0] for parameter in parameters}
     last = {parameter.path: parameter.ends()[-1] for parameter in parameters}
@@ -196,7 +196,7 @@ def check_parameters(base: Recipe, parameters: Sequence[Parameter], imports: boo
 
 
 def _whole(parameter: Parameter) -> str:
-    """What to write for a range that is taken at both ends alone, which are whole numbers."""
+    """Suggests the `int` form for a range that is valid only at its ends, if both are whole."""
     low, high = parameter.low, parameter.high
     if low != int(low) or high != int(high):
         return ""
@@ -204,7 +204,7 @@ def _whole(parameter: Parameter) -> str:
 
 
 def _taken(base: Recipe, path: str, value: Value, among: Sequence[Mapping[str, Value]]) -> Recipe:
-    """A recipe with the value, in the first company that it is allowed in."""
+    """Returns a recipe with the value, in the first combination that is valid."""
     refusal: RecipeError | None = None
     for others in among:
         try:

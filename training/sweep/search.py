@@ -1,18 +1,18 @@
-"""A search: trials side by side until there are enough, then the best is published.
+"""Runs a search: parallel trials up to a total number; then the best one is published.
 
-    <sweeps>/<name>-<digest>/study.journal   what was tried, and how it went
-                            /sweep.json      the same for other programs
-                            /report.html     the same for people, with plots
-                            /best.yaml       the recipe of the best trial
-                            /runs/           a folder for each run, see `training.run_folder`
-                            /trials/003.log  what trial 3 printed
+        <sweeps>/<name>-<digest>/study.journal   values and results of all trials
+                                /sweep.json      the same for other programs
+                                /report.html     the same for people, with plots
+                                /best.yaml       the recipe of the best trial
+                                /runs/           a folder for each run, see `training.run_folder`
+                                /trials/003.log  output of trial 3
 
-In: a recipe and what may change in it. Out: a `SweepRecord`.
+In: a recipe and its search space. Out: a `SweepRecord`.
 
-Rules kept here: the folder is found by the recipe, the parameters and the metric, so that the same
-command goes on where it was interrupted; what `model.from` names is looked up once, so that all
-trials begin with one version; a trial that fails costs nobody else anything; the best
-trial is not trained again: what is published is its checkpoint.
+Rules: the recipe, the parameters and the metric determine the folder, so that the same command
+resumes an interrupted search; `model.from` is resolved once, so that all trials start from one
+version; a failed trial does not affect the others; the best trial is not trained again: its
+checkpoint is published.
 """
 
 import hashlib
@@ -52,35 +52,35 @@ RECORD, PAGE, BEST, RUNS, LOGS = "sweep.json", "report.html", "best.yaml", "runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What is searched for, and what it may cost."""
+    """The search space, the metric and the limits of a search."""
 
     base: Recipe
-    """What all trials share."""
+    """Recipe common to all trials."""
     parameters: tuple[Parameter, ...]
-    """What is chosen."""
+    """Parameters to search."""
     metric: str
-    """What trials are compared by, of the validation rows."""
+    """Metric that compares trials, on validation rows."""
     trials: int
-    """How many there are in all, with those of earlier calls."""
+    """Total number of trials, including those of earlier calls."""
     processes: int = 1
-    """How many run at once."""
+    """Number of parallel trials."""
     prune: bool = True
-    """Whether hopeless trials end early."""
+    """True if unpromising trials end early."""
     timeout_s: float | None = None
-    """Seconds for this call; None for no limit. What still runs then is gone on with by the next
-    call."""
+    """Time limit of this call in seconds; None for no limit. The next call resumes trials that are
+    still running then."""
     trial_timeout_s: float | None = None
-    """Seconds for one trial; one that takes longer has failed."""
+    """Time limit of one trial in seconds; a longer one fails."""
     trial_memory_gib: float = 16.0
-    """Memory of one trial; one that asks for more has failed."""
+    """Memory limit of one trial; a trial that needs more fails."""
     weights_store: str | None = None
-    """URL of the store that has the versions of `model.from`; None where no trial has any."""
+    """URL of the store with the versions of `model.from`; None if no trial has any."""
 
     def settled(self) -> "SweepPlan":
-        """The plan with the number of the version that all trials begin with, if they do.
+        """Returns the plan with `model.from` resolved to a version number, if it is given.
 
         Raises:
-            RecipeError: there is no such model, version or alias, or no store is given.
+            RecipeError: the model, version or alias does not exist, or no store is given.
             StoreError: the store cannot be read.
         """
         if self.base.model.from_ is None:
@@ -91,13 +91,13 @@ class SweepPlan:
         return replace(self, base=base)
 
     def folder(self, sweeps_dir: Path) -> Path:
-        """Where this search lies."""
+        """Returns the folder of this search."""
         texts = (self.base.training_digest(), self.metric, *sorted(map(str, self.parameters)))
         digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         return sweeps_dir / f"{self.base.name}-{digest[:12]}"
 
     def check(self) -> None:
-        """Refuses what no trial could be made of.
+        """Rejects a plan that makes every trial invalid.
 
         Raises:
             RecipeError: see `check_parameters`; or the metric is not one of validation rows.
@@ -122,10 +122,10 @@ class Search:
     """Runs the trials of a plan.
 
     Args:
-        plan: what is searched for.
-        folder: of the search.
-        study: of the same folder.
-        table: shows how it goes.
+        plan: plan of the search.
+        folder: folder of the search.
+        study: study in the same folder.
+        table: display of the progress.
     """
 
     plan: SweepPlan
@@ -135,7 +135,7 @@ class Search:
     _running: dict[Connection, _Running] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Runs trials until there are enough, or the time is over; ends them when interrupted."""
+        """Runs trials up to the total or the time limit; terminates them when interrupted."""
         limit_s = self.plan.timeout_s
         ends_at = None if limit_s is None else time.monotonic() + limit_s
         try:
@@ -156,7 +156,7 @@ class Search:
             self._running.clear()
 
     def _fill(self) -> None:
-        """Starts as many as may run."""
+        """Starts trials up to the parallel limit."""
         while len(self._running) < self.plan.processes and self.study.room(self.plan.trials):
             asked = self.study.ask()
             if asked is not None:
@@ -180,7 +180,7 @@ class Search:
         self._running[process.connection] = _Running(asked, recipe, process)
 
     def _wait_s(self, ends_at: float | None) -> float | None:
-        """Until the next limit; None if there is none."""
+        """Returns the seconds to the next limit; None if there is none."""
         limits = [] if ends_at is None else [ends_at]
         if self.plan.trial_timeout_s is not None:
             started = [running.process.started_at for running in self._running.values()]
@@ -208,7 +208,7 @@ class Search:
                 self._close(running, Failed(f"it took longer than {limit_s:g} s"))
 
     def _close(self, running: _Running, told: Told) -> None:
-        """Keeps how a trial ended."""
+        """Records the result of a trial."""
         asked, facts = running.asked, facts_of(told, running.process.took_s)
         del self._running[running.process.connection]
         running.process.end()
@@ -239,21 +239,21 @@ def sweep(
     """Searches, and publishes the best trial.
 
     Args:
-        plan: what is searched for.
-        sweeps_dir: the folder of all searches; this one finds its own.
-        store_url: the model store; None publishes nothing.
-        console: shows how it goes; the standard output by default.
-        sign: makes the version's signature; None leaves it unsigned.
+        plan: plan of the search.
+        sweeps_dir: parent folder of all searches.
+        store_url: URL of the model store; None publishes nothing.
+        console: console for progress; standard output by default.
+        sign: signer of the version; None leaves it unsigned.
 
     Returns:
-        All trials, those of earlier calls too.
+        All trials, including those of earlier calls.
 
     Raises:
-        RecipeError: a parameter is unknown or refused, or there is no version as `model.from`
-            names; nothing has run.
-        RunBusyError: another process works on the same search.
+        RecipeError: a parameter is unknown or rejected, or the version of `model.from` does not
+            exist; nothing has run.
+        RunBusyError: another process runs the same search.
         SweepError: no trial is done, so there is nothing to publish.
-        TrainingError: the best trial cannot be exported or proven.
+        TrainingError: the best trial cannot be exported or verified.
         StoreError: the store cannot be opened or written; the trials stay.
     """
     console = console or Console()
@@ -304,16 +304,16 @@ def _record(plan: SweepPlan, study: Study, published: Published | None) -> Sweep
 
 
 def _published(folder: Path) -> Published | None:
-    """What an earlier call has published."""
+    """Returns the version that an earlier call published."""
     path = folder / RECORD
     return SweepRecord.model_validate_json(path.read_bytes()).published if path.exists() else None
 
 
 class _SameRun:
-    """The watcher of the best trial's export: it must find what was trained.
+    """The watcher of the best trial's export: it requires the trial's own run folder.
 
     Args:
-        folder: name of the trial's run.
+        folder: name of the trial's run folder.
     """
 
     stop_asked = False
@@ -348,7 +348,7 @@ def _publish(
     console: Console,
     sign: Sign | None,
 ) -> Published:
-    """Exports and proves the best trial's checkpoint, unless that is published already."""
+    """Exports and verifies the best trial's checkpoint, unless it is published already."""
     from training.pipeline import run
 
     model = recipe.publish.model

@@ -1,12 +1,11 @@
-"""The study of a search: which values are tried next, and which trial is not worth going on with.
+"""The study of a search: proposes the next values, and prunes unpromising trials.
 
-Optuna chooses (Akiba et al., "Optuna: A Next-generation Hyperparameter Optimization Framework",
-2019): values by tree-structured Parzen estimators, hopeless trials by the median of the others at
-the same epoch. This is the only file that knows it.
+Optuna decides (Akiba et al., "Optuna: A Next-generation Hyperparameter Optimization Framework",
+2019): tree-structured Parzen estimators propose values; the median of the other trials at the same
+epoch prunes. Only this file imports it.
 
-Rules kept here: one process writes the study, a line of a journal at a time, so that whatever ends
-it leaves a study that can be read; a trial that was interrupted is taken up again with its values
-and its number, and is counted once.
+Rules: one process writes the study, one journal line at a time, so that it stays readable after any
+abort; an interrupted trial is resumed with its values and its number, and is counted once.
 """
 
 import math
@@ -28,9 +27,9 @@ from training.sweep.records import State, TrialRecord
 NAME = "sweep"
 JOURNAL = "study.journal"
 TRIALS_BEFORE_PRUNING = 4
-"""Whose medians are compared with; fewer say little."""
+"""Trials required before medians are compared; fewer are not meaningful."""
 FIRST_PRUNING_EPOCH = 2
-"""After the first one much is chance."""
+"""First epoch that may prune; the first epoch is too noisy."""
 NUMBER, REASON, EPOCHS, TOOK_S, FOLDER, LAST = (
     "number",
     "reason",
@@ -39,8 +38,7 @@ NUMBER, REASON, EPOCHS, TOOK_S, FOLDER, LAST = (
     "folder",
     "last",
 )
-"""What is kept of a trial beside what Optuna keeps. One that failed without a reason was
-interrupted."""
+"""Attributes of a trial beside Optuna's own. A failed trial without a reason was interrupted."""
 _STATES: dict[TrialState, State] = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -51,12 +49,12 @@ _STATES: dict[TrialState, State] = {
 
 
 class Asked:
-    """A trial that is to be run.
+    """A trial to run.
 
     Args:
-        trial: Optuna's.
-        number: counted from 1.
-        values: by path.
+        trial: trial of Optuna.
+        number: number of the trial, counted from 1.
+        values: values by path.
     """
 
     def __init__(self, trial: Trial, number: int, values: dict[str, Value]) -> None:
@@ -64,11 +62,11 @@ class Asked:
         self._told: set[int] = set()
 
     def hopeless_after(self, epoch: int, value: float) -> bool:
-        """Takes the metric of an epoch, and says whether the trial should end.
+        """Records the metric of an epoch, and returns True if the trial should end.
 
         Args:
-            epoch: counted from 1; what is told again after a resumption changes nothing.
-            value: of the metric.
+            epoch: epoch counted from 1; one reported again after a resumption has no effect.
+            value: value of the metric.
         """
         self.trial.set_user_attr(EPOCHS, epoch)
         if epoch in self._told or not math.isfinite(value):
@@ -80,14 +78,14 @@ class Asked:
 
 
 class Study:
-    """A search's trials, in its folder.
+    """The trials of a search, stored in its folder.
 
     Args:
-        folder: has the journal; it is made if there is none.
-        metric: what trials are compared by.
-        parameters: what is chosen.
-        seed: of the choices.
-        prune: whether hopeless trials end early.
+        folder: existing folder of the search; the journal in it is created if missing.
+        metric: metric that compares trials.
+        parameters: search space.
+        seed: seed of the sampler.
+        prune: True if unpromising trials end early.
     """
 
     def __init__(
@@ -106,17 +104,17 @@ class Study:
             direction="minimize" if better_of(metric) == "lower" else "maximize",
             pruner=pruner if prune else optuna.pruners.NopPruner(),
         )
-        # A search that goes on must not draw the values again that it began with.
+        # A resumed search must not sample its initial values again.
         begun = len(self._study.get_trials(deepcopy=False))
         self._study.sampler = TPESampler(seed=(seed + begun) % 2**32, constant_liar=True)
         self._take_up_interrupted()
 
     def room(self, most: int) -> bool:
-        """Whether another trial may begin, of `most` in all."""
+        """Checks that another trial may begin, of `most` in total."""
         return sum(trial.state != "waiting" for trial in self.records()) < most
 
     def ask(self) -> Asked | None:
-        """The next trial; None for one that need not run, because another had the same values."""
+        """Returns the next trial; None if another trial already had the same values."""
         trial = self._study.ask()
         labels = {p.path: self._suggest(trial, p) for p in self._parameters}
         numbers = [earlier.user_attrs.get(NUMBER, 0) for earlier in self._counted()]
@@ -129,27 +127,27 @@ class Study:
         return Asked(trial, number, self._values(labels))
 
     def done(self, asked: Asked, value: float, facts: Mapping[str, Any]) -> None:
-        """A trial came to its end."""
+        """Records a completed trial."""
         self._keep(asked.trial, facts)
         self._study.tell(asked.trial, value)
 
     def pruned(self, asked: Asked, reason: str, facts: Mapping[str, Any]) -> None:
-        """A trial was not worth going on with."""
+        """Records a pruned trial."""
         self._keep(asked.trial, {**facts, REASON: reason})
         self._study.tell(asked.trial, state=TrialState.PRUNED)
 
     def failed(self, asked: Asked, reason: str, facts: Mapping[str, Any]) -> None:
-        """A trial came to nothing."""
+        """Records a failed trial."""
         self._keep(asked.trial, {**facts, REASON: reason})
         self._study.tell(asked.trial, state=TrialState.FAIL)
 
     def records(self) -> list[TrialRecord]:
-        """All trials but those that were taken up again, by number."""
+        """Returns all trials, except interrupted ones that were resumed, by number."""
         found = [self._record(trial) for trial in self._counted()]
         return sorted(found, key=lambda record: record.number)
 
     def importances(self) -> dict[str, float]:
-        """Share of what decided the metric, by path; nothing where too few trials are done."""
+        """Returns the influence on the metric by path; empty if too few trials are done."""
         done = [t for t in self._counted() if t.state is TrialState.COMPLETE]
         if len(self._parameters) < 2 or len(done) <= TRIALS_BEFORE_PRUNING:
             return {}
@@ -166,7 +164,7 @@ class Study:
         return trial.suggest_float(path, low, high, log=parameter.kind == "log")
 
     def _values(self, labels: Mapping[str, Any]) -> dict[str, Value]:
-        """The values that Optuna knows by their labels."""
+        """Maps Optuna's labels back to values."""
         found: dict[str, Value] = {}
         for parameter in self._parameters:
             if (label := labels.get(parameter.path)) is not None:
@@ -175,7 +173,7 @@ class Study:
         return found
 
     def _counted(self) -> list[FrozenTrial]:
-        """Every trial but those whose values are tried again under their number."""
+        """Returns every trial except interrupted ones whose values are tried again."""
         return [
             trial
             for trial in self._study.get_trials(deepcopy=False)
@@ -192,7 +190,7 @@ class Study:
                     self._study.enqueue_trial(trial.params, user_attrs=attributes)
 
     def _as_before(self, trial: Trial, earlier: FrozenTrial) -> None:
-        """Settles a trial by one with the same values, which would go the same way."""
+        """Completes a trial with the result of an earlier one with the same values."""
         reason = f"has the values of trial {earlier.user_attrs.get(NUMBER)}"
         self._keep(trial, {REASON: reason})
         if earlier.state is TrialState.COMPLETE:

@@ -1,4 +1,4 @@
-"""What a person sees of a search: on a terminal a table that fills, elsewhere a line a trial."""
+"""Displays the progress of a search: a live table on a terminal, otherwise a line per trial."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -18,22 +18,22 @@ class SweepTable(Protocol):
     """Shows the trials of a search."""
 
     def __enter__(self) -> Self:
-        """Starts to show."""
+        """Starts the display."""
 
     def __exit__(self, *exception: object) -> None:
-        """Leaves the terminal as it was, with what was shown."""
+        """Restores the terminal, and keeps the last table."""
 
     def show(self, trials: Sequence[TrialRecord]) -> None:
-        """Something about them has changed."""
+        """Updates the display after any change."""
 
 
 class LiveSweepTable:
-    """A table that fills.
+    """A live table on a terminal.
 
     Args:
-        console: a terminal.
-        metric: of the search.
-        parameters: of the search.
+        console: console of a terminal.
+        metric: metric of the search.
+        parameters: parameters of the search.
     """
 
     def __init__(self, console: Console, metric: str, parameters: Sequence[Parameter]) -> None:
@@ -61,11 +61,11 @@ class LiveSweepTable:
 
 
 class SweepLines:
-    """One line for each trial that is over, for files and pipes.
+    """One line for each finished trial, for files and pipes.
 
     Args:
-        console: anything.
-        metric: of the search.
+        console: console of any kind.
+        metric: metric of the search.
     """
 
     def __init__(self, console: Console, metric: str) -> None:
@@ -95,19 +95,19 @@ class SweepLines:
 
 
 def open_sweep_table(console: Console, metric: str, parameters: Sequence[Parameter]) -> SweepTable:
-    """The display that suits the console."""
+    """Returns the display that suits the console."""
     if console.is_terminal:
         return LiveSweepTable(console, metric, parameters)
     return SweepLines(console, metric)
 
 
 def headings(metric: str, paths: Sequence[str]) -> list[str]:
-    """What stands above the cells of a trial."""
+    """Returns the column headings of a trial table."""
     return ["trial", "state", *map(short, paths), "epochs", metric, "took", "reason"]
 
 
 def cells(trial: TrialRecord, paths: Sequence[str]) -> list[str]:
-    """A trial's row of a table."""
+    """Returns a trial's row of a table."""
     return [
         str(trial.number),
         trial.state,

@@ -1,13 +1,13 @@
-"""One trial in a process of its own: it trains, tells every epoch, and does as it is told.
+"""Runs one trial in its own process: it trains, reports each epoch, and obeys the search.
 
     trial                       search
       epoch (number, metrics) ->
-                              <- whether to go on
+                              <- whether to continue
       Finished | Pruned | Failed ->
 
-Rules kept here: a trial only trains, and neither exports nor publishes; what it is worth is
-measured with the weights that would be published; it ends, with all it has started, when the search
-is gone. A trial that is run again goes on from its checkpoint.
+Rules: a trial only trains, and neither exports nor publishes; its metric is measured with the
+weights that would be published; it ends, with all its child processes, when the search ends. A
+trial that is run again resumes from its checkpoint.
 """
 
 import os
@@ -37,7 +37,7 @@ from training.recipe.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """An epoch is over."""
+    """A completed epoch."""
 
     number: int
     metrics: dict[str, float]
@@ -45,10 +45,10 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The training is over."""
+    """A completed training."""
 
     metrics: dict[str, float]
-    """Of the validation rows, under the weights that would be published."""
+    """Metrics of the validation rows, with the weights that would be published."""
     epochs: int
     folder: str
     """Name of the run's folder."""
@@ -56,12 +56,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """It ended because it was told to."""
+    """A trial that ended on request of the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It came to nothing."""
+    """A failed trial."""
 
     reason: str
 
@@ -70,15 +70,15 @@ Told = Epoch | Finished | Pruned | Failed
 
 
 class TrialProcess:
-    """A trial that runs.
+    """A running trial.
 
     Args:
-        recipe: of the trial.
-        runs_dir: where its run goes.
-        log: what it prints; anew each time.
-        threads: of the CPU, where the recipe leaves that open.
-        memory_gib: memory it may ask for.
-        weights_store: URL of the store that has the version of `model.from`; None for none.
+        recipe: recipe of the trial.
+        runs_dir: parent folder of its run.
+        log: file of its output, truncated at the start.
+        threads: CPU threads, if the recipe does not set them.
+        memory_gib: memory limit.
+        weights_store: URL of the store with the version of `model.from`; None for none.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class TrialProcess:
 
     @property
     def took_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.started_at
 
     def hear(self) -> Told:
-        """What it tells next; `Failed` if it died. Waits for it."""
+        """Waits for the next message; returns `Failed` if the process died."""
         try:
             told: Told = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -122,20 +122,20 @@ class TrialProcess:
         return told
 
     def answer(self, go_on: bool) -> None:
-        """Says whether it is to go on, behind an epoch; one that has died need not know."""
+        """Answers an epoch: continue or stop; a dead process is ignored."""
         try:
             self.connection.send(go_on)
         except OSError:
             return
 
     def end(self) -> None:
-        """Ends it with all it has started; its checkpoints stay."""
+        """Terminates the trial and its child processes; its checkpoints stay."""
         self.connection.close()
         end_process(self._process)
 
 
 class _Answers:
-    """Hears the search, in a thread: when it is gone, the trial ends at once."""
+    """Receives the search's answers in a thread; kills the trial when the search is gone."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -150,12 +150,12 @@ class _Answers:
             os.killpg(0, signal.SIGKILL)
 
     def next(self) -> bool:
-        """Waits for the next one."""
+        """Waits for the next answer."""
         return self._answers.get()
 
 
 class _Teller:
-    """The run's watcher: tells the search, and stops if that says so."""
+    """The run's watcher: reports to the search, and stops if requested."""
 
     stop_asked = False
 
@@ -187,14 +187,14 @@ def _work(
     memory: int,
     weights_store: str | None,
 ) -> None:
-    """The other process."""
+    """Runs the trial in the child process."""
     enter_isolation(log, memory)
     told: Told
     try:
         told = _train(recipe, runs_dir, threads, _Teller(connection), weights_store)
     except StoppedError:
         told = Pruned()
-    except Exception as error:  # the code is the user's: it may raise anything
+    except Exception as error:  # user code may raise anything
         told = Failed(explained(error, root_cause(error), memory))
     connection.send(told)
 
@@ -224,7 +224,7 @@ def _train(
 
 
 def facts_of(told: Any, took_s: float) -> dict[str, Any]:
-    """What is kept of a trial that is over."""
+    """Returns the attributes to record of a finished trial."""
     found: dict[str, Any] = {"took_s": round(took_s, 3)}
     if isinstance(told, Finished):
         found |= {"epochs": told.epochs, "folder": told.folder}

@@ -1,1 +1,1 @@
-"""What people and trackers see of a run while it learns."""
+"""Progress displays and metric trackers of a run."""

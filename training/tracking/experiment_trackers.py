@@ -1,10 +1,10 @@
-"""MLflow and Weights & Biases, which are told the metrics of every epoch.
+"""Trackers for MLflow and Weights & Biases, which log the metrics of every epoch.
 
 In: an epoch's metrics by name. Out: calls of their libraries, which are extras: `mlflow`, `wandb`.
 
-Rule kept here: a resumed run is the same run to them, and is told no epoch twice: its folder holds
-the run's id there and the newest epoch told. (A kill in the instant between telling and noting it
-repeats one epoch, with the same figures.)
+Rule: a resumed run stays the same run on their servers, and logs no epoch twice: its folder stores
+the run's id there and the newest logged epoch. (A kill in the instant between logging and storing
+repeats one epoch, with the same metrics.)
 """
 
 import json
@@ -20,15 +20,15 @@ from training.recipe.recipe import Recipe
 from training.run_folder import PhaseFolder, write_atomically
 
 PARAMS_AT_ONCE, PARAM_CHARACTERS = 100, 6000
-"""What MLflow takes in one call, and of one value."""
+"""MLflow's limits: parameters per call, and characters per value."""
 
 
 class ToldRun:
-    """What a tracker's server knows of a run, in a file: its id there, and the newest epoch.
+    """Stored state of a run on a tracker's server: its id there, and the newest logged epoch.
 
     Args:
-        path: the file.
-        epochs_done: 0 begins another run there.
+        path: file of the state.
+        epochs_done: completed epochs; 0 starts a new run there.
     """
 
     def __init__(self, path: Path, epochs_done: int) -> None:
@@ -40,7 +40,7 @@ class ToldRun:
             self.id, self.epoch = known["id"], known["epoch"]
 
     def note(self, id_: str, epoch: int) -> None:
-        """Remembers what was told."""
+        """Stores the id and the newest logged epoch."""
         self.id, self.epoch = id_, epoch
         write_atomically(self._path, json.dumps({"id": id_, "epoch": epoch}).encode())
 
@@ -49,9 +49,9 @@ class MlflowTracker:
     """A run of MLflow, with the recipe as its parameters.
 
     Args:
-        recipe: says where.
-        folder: of the run.
-        epochs_done: epochs that a resumed run goes on from.
+        recipe: recipe with the tracking settings.
+        folder: folder of the run.
+        epochs_done: epochs that a resumed run continues from.
     """
 
     def __init__(self, recipe: Recipe, folder: PhaseFolder, epochs_done: int) -> None:
@@ -97,9 +97,9 @@ class WandbTracker:
     """A run of Weights & Biases, with the recipe as its config.
 
     Args:
-        recipe: says whether its server is told.
-        folder: of the run; W&B's files lie in it.
-        epochs_done: epochs that a resumed run goes on from.
+        recipe: recipe with the tracking settings.
+        folder: folder of the run, which also stores W&B's files.
+        epochs_done: epochs that a resumed run continues from.
     """
 
     def __init__(self, recipe: Recipe, folder: PhaseFolder, epochs_done: int) -> None:
@@ -132,7 +132,7 @@ class WandbTracker:
 
 
 def _flat(recipe: Recipe) -> list[tuple[str, str]]:
-    """The recipe as `a.b` and text; lists are one value."""
+    """Flattens the recipe to `a.b` keys and text values; lists are one value."""
 
     def parts(document: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
         for key, value in document.items():

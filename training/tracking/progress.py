@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar on a terminal, a line an epoch elsewhere."""
+"""Displays the progress of training: a bar on a terminal, otherwise a line per epoch."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,33 +16,33 @@ from training.recipe.parts.task import METRICS
 from training.recipe.recipe import Recipe
 
 OPTIONAL = ("verb", "loss", "name", "rate")
-"""Parts of the moving line that are left out where a terminal is narrow, in this order."""
+"""Parts of the progress line that are omitted on a narrow terminal, in this order."""
 HEAD = ("verb", "name", "epoch")
 """Parts before the bar."""
 BAR_WIDTHS = (10, 40)
-"""Columns of the bar, which takes what the words leave: the fewest, and the most."""
+"""Minimum and maximum columns of the bar, which uses the space that the text leaves."""
 GAP = 2
 """Blanks between parts of the line."""
 
 
 class TrainingProgress(Protocol):
-    """Told about every step and every epoch."""
+    """Receives every step and every epoch."""
 
     def __enter__(self) -> Self:
-        """Starts to show."""
+        """Starts the display."""
 
     def __exit__(self, *exception: object) -> None:
-        """Leaves the terminal as it was."""
+        """Restores the terminal."""
 
     def advance(self, rows: int) -> None:
-        """A step has learned from this many rows."""
+        """Reports a step with this many rows."""
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """An epoch, counted from 1, is over."""
+        """Reports the end of an epoch, counted from 1."""
 
 
 class TerminalBar:
-    """One line that moves. See `open_progress` for the arguments."""
+    """A progress bar in one line. See `open_progress` for the arguments."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TerminalBar:
 
 
 class EpochLines:
-    """One line an epoch, for files and pipes. See `open_progress` for the arguments."""
+    """One line per epoch, for files and pipes. See `open_progress` for the arguments."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class EpochLines:
         rate = self._rows / max(now - self._since, 1e-9)
         self._rows_in_all += self._rows
         self._left -= self._rows
-        # The rate of the whole run: one slow epoch says little of the next ones.
+        # The rate of the whole run: one slow epoch does not predict the next ones.
         left_s = self._left * (now - self._begun) / max(self._rows_in_all, 1)
         self._rows, self._since = 0, now
         figures = _joined(_figures(metrics))
@@ -134,32 +134,32 @@ def open_progress(
     in_epoch: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainingProgress:
-    """The display that suits the console.
+    """Returns the display that suits the console.
 
-    The time left that it shows is that of all epochs: patience may end a run before.
+    Its remaining time is for all epochs: patience may end a run earlier.
 
     Args:
-        console: where to show it.
-        recipe: gives the name and the number of epochs.
-        rows: training rows of one epoch.
-        epochs_done: epochs finished before, by a resumed run.
-        in_epoch: rows of the next one that were learned from before.
-        clock: gives seconds.
+        console: console to display on.
+        recipe: recipe with the name and the number of epochs.
+        rows: training rows per epoch.
+        epochs_done: epochs that a resumed run has finished before.
+        in_epoch: rows of the next epoch that were processed before.
+        clock: clock in seconds.
     """
     kind = TerminalBar if console.is_terminal else EpochLines
     return kind(console, recipe, rows, epochs_done * rows + in_epoch, clock)
 
 
 def say(console: Console, line: str) -> None:
-    """Prints one line as it is: no wrapping, no colours, no markup."""
+    """Prints one line without wrapping, colours or markup."""
     console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 class _Line(Progress):
-    """One line that is whole at any width: the bar shrinks, then parts are left out."""
+    """A line that is complete at any width: the bar shrinks, then parts are omitted."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The line of each task."""
+        """Yields the line of each task."""
         for task in self.tasks:
             parts = fitting_parts(_parts(task), self.console.width)
             head = {part: parts.pop(part) for part in HEAD if part in parts}
@@ -176,7 +176,7 @@ class _Line(Progress):
 
 
 def _parts(task: Task) -> dict[str, str]:
-    """What the line says, by part; the rate is of the last seconds, as rich measures it."""
+    """Returns the parts of the line; the rate is that of the last seconds, as rich measures it."""
     rate = task.finished_speed or task.speed
     parts = {
         "verb": "training",
@@ -190,11 +190,11 @@ def _parts(task: Task) -> dict[str, str]:
 
 
 def fitting_parts(parts: Mapping[str, str], width: int) -> dict[str, str]:
-    """The parts of a line that a terminal has room for.
+    """Returns the parts of a line that fit the terminal.
 
     Args:
-        parts: the text of each, by name.
-        width: of the terminal.
+        parts: text of each part, by name.
+        width: width of the terminal.
     """
     shown = dict(parts)
     for part in OPTIONAL:
@@ -211,8 +211,8 @@ def _joined(parts: Mapping[str, str]) -> str:
 
 
 def _figures(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The loss, and what the model is judged by."""
-    # Labels 0 and 1 have an accuracy too, which does not judge them: classes come last.
+    """Returns the loss, and the metric of the task."""
+    # Labels 0 and 1 have an accuracy too, which is not their main metric: classes come last.
     names = [f"val/{of_task[0]}" for of_task in reversed(METRICS.values())]
     judged = next((name for name in names if name in metrics), "val/loss")
     value = f"{metrics[judged]:.3f}" if is_share(judged) else f"{metrics[judged]:.4g}"

@@ -1,7 +1,7 @@
-"""Where the numbers of every epoch go: a JSONL file, TensorBoard, and trackers with a server.
+"""Trackers of the metrics of every epoch: a JSONL file, TensorBoard, and experiment servers.
 
-In: an epoch's metrics by name. Rule kept here: after a resume every epoch is there exactly once,
-because what was written past the checkpoint is dropped before the run goes on.
+In: an epoch's metrics by name. Rule: after a resume every epoch occurs exactly once, because
+entries past the checkpoint are dropped before the run continues.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ class Tracker(Protocol):
         """Writes the metrics of one epoch, counted from 1."""
 
     def close(self) -> None:
-        """Writes what is still in memory."""
+        """Flushes buffered metrics and closes the sink."""
 
 
 @runtime_checkable
 class HistogramTracker(Protocol):
-    """A sink that shows how numbers are spread, too."""
+    """A sink that also accepts histograms."""
 
     def log_histograms(self, epoch: int, values: Mapping[str, Tensor]) -> None:
-        """Writes what one epoch, counted from 1, ended with."""
+        """Writes the values at the end of one epoch, counted from 1, as histograms."""
 
 
 class JsonlTracker:
-    """One JSON object a line: `{"epoch": 1, "train/loss": 0.7, ...}`.
+    """One JSON object per line: `{"epoch": 1, "train/loss": 0.7, ...}`.
 
     Args:
-        path: the file; made if absent.
-        epochs_done: later epochs already in the file are dropped.
+        path: output file; created if absent.
+        epochs_done: number of completed epochs; later ones in the file are dropped.
     """
 
     def __init__(self, path: Path, epochs_done: int) -> None:
@@ -60,17 +60,17 @@ class JsonlTracker:
 
 
 class TensorBoardTracker:
-    """Event files that `tensorboard --logdir` shows.
+    """Event files for `tensorboard --logdir`.
 
     Args:
-        folder: where they go.
-        epochs_done: TensorBoard hides what earlier files say about later epochs.
+        folder: folder of the event files.
+        epochs_done: completed epochs; TensorBoard hides later ones of earlier files.
     """
 
     def __init__(self, folder: Path, epochs_done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        if epochs_done == 0:  # what lies there belongs to a run that was started anew
+        if epochs_done == 0:  # existing files belong to an earlier run
             shutil.rmtree(folder, ignore_errors=True)
         self._writer = SummaryWriter(str(folder), purge_step=epochs_done + 1)
 
@@ -78,7 +78,7 @@ class TensorBoardTracker:
         """See `Tracker.log`."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, epoch)
-        self._writer.flush()  # a killed run goes on after this epoch, and must not lack it
+        self._writer.flush()  # a killed run resumes after this epoch, and must have it
 
     def log_histograms(self, epoch: int, values: Mapping[str, Tensor]) -> None:
         """See `HistogramTracker.log_histograms`."""
@@ -92,7 +92,7 @@ class TensorBoardTracker:
 
 @contextlib.contextmanager
 def open_trackers(recipe: Recipe, folder: PhaseFolder, epochs_done: int) -> Iterator[list[Tracker]]:
-    """The trackers a recipe asks for, closed whatever happens."""
+    """Opens the trackers of a recipe, and closes them in any case."""
     names = recipe.track
     trackers: list[Tracker] = []
     try:
@@ -111,7 +111,7 @@ def open_trackers(recipe: Recipe, folder: PhaseFolder, epochs_done: int) -> Iter
 
 
 def _lines(path: Path) -> list[str]:
-    """Whole lines only: a killed run may have left half of one."""
+    """Returns the complete lines: a killed run may have left a partial one."""
     if not path.is_file():
         return []
     return [x for x in path.read_text("utf-8").splitlines(keepends=True) if x.endswith("\n")]

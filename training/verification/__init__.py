@@ -1,1 +1,1 @@
-"""Whether an artifact is what was trained, and what it is worth."""
+"""Verifies that an artifact matches the trained model, and measures it."""

@@ -1,14 +1,14 @@
 """Finds the layer where a refused artifact departs from the checkpoint.
 
-In: a refused artifact, the recipe and the weights it was made from, and the rows it was refused
-on. Out: the layer, in words, or nothing where that cannot be told.
+In: a refused artifact, its recipe and weights, and the rows on which it was refused. Out: a message
+with the layer, or nothing if it cannot be determined.
 
-The checkpoint's modules are watched by forward hooks, the artifact by the values between its
-operators: ONNX graphs (exported once more with the names of modules, which a published one does not
-keep) and exported programs (whose nodes say which module they are from). The others are closed.
+Forward hooks record the checkpoint's modules; the artifact's values between its operators are read
+from ONNX graphs (exported once more with module names, which a published graph does not keep) and
+exported programs (whose nodes carry their module). Other kinds cannot be inspected.
 
-Rules kept here: it runs for refused artifacts only, in a process of its own with limits; whatever
-goes wrong in it, the refusal stays as it was.
+Rules: it runs for refused artifacts only, in a separate process with limits; if it fails, the
+refusal stays as it was.
 """
 
 import ast
@@ -39,27 +39,27 @@ from training.reporting.report import ArtifactReport
 from training.verification.verify import Reference
 
 TIME_LIMIT_S = 120.0
-"""It explains a refusal; nobody should wait for that as for an export."""
+"""Limit for explaining a refusal, which should take less time than an export."""
 MAX_ROWS = 32
 LEAST_SHARE = 1e-4
-"""Of a layer's largest value: below this a difference is how FP32 rounds."""
+"""Share of a layer's largest value: a smaller difference is FP32 rounding."""
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""Of a node of an exported graph: the modules it is from, outermost first, then its own name."""
+"""Key of an exported node's metadata: its modules, outermost first, then its own name."""
 DEQUANTIZED = "_DequantizeLinear_Output"
-"""How ONNX Runtime's quantizer names a value that went through 8 bits and back."""
+"""Suffix of ONNX Runtime's quantizer for a value that went through 8 bits and back."""
 READABLE_KINDS = ("onnx", "pt2")
 
 Inputs = Mapping[str, Array]
 Values = dict[str, Array]
-"""What each layer gave, by the module's path, in the order they ran."""
+"""Output of each layer, by the module's path, in execution order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departed:
-    """What the process that looks is given."""
+    """The input of the process that searches."""
 
     recipe: Recipe
-    """Builds the model."""
+    """The recipe that builds the model."""
     weights: Path
     """Its weights, as safetensors."""
     entry: Export
@@ -72,7 +72,7 @@ class Departed:
 
 
 def was_refused(report: ArtifactReport) -> bool:
-    """Whether an artifact ran and was refused, so that it departs somewhere."""
+    """Returns True if an artifact ran and was refused, so that it departs somewhere."""
     return report.refusal is not None and report.size_bytes is not None
 
 
@@ -83,13 +83,13 @@ def with_departure(
     recipe: Recipe,
     weights: Path,
 ) -> ArtifactReport:
-    """Adds to the report of an artifact that ran, and was refused, where it departs.
+    """Adds the point of departure to the report of an artifact that ran and was refused.
 
     Args:
-        report: what verification found.
+        report: the result of verification.
         exported: the artifact.
-        expected: the rows it was held to.
-        recipe: builds the model.
+        expected: the rows it was compared on.
+        recipe: the recipe that builds the model.
         weights: its weights, as safetensors.
     """
     if not was_refused(report):
@@ -120,15 +120,15 @@ def with_departure(
 
 
 def departs_at(case: Departed, time_limit_s: float, memory_gib: float) -> str | None:
-    """Where the artifact departs, such as `layer 'blocks.2.conv' (largest difference ...)`.
+    """Returns the point of departure, such as `layer 'blocks.2.conv' (largest difference ...)`.
 
     Args:
         case: the refused artifact.
-        time_limit_s: seconds its process may take, `TIME_LIMIT_S` at most.
-        memory_gib: memory that process may ask for.
+        time_limit_s: seconds that its process may take, `TIME_LIMIT_S` at most.
+        memory_gib: memory that its process may allocate.
 
     Returns:
-        None for kinds that cannot be looked into, and whenever it cannot be told.
+        None for kinds that cannot be inspected, and whenever it cannot be determined.
     """
     if case.entry.kind not in READABLE_KINDS:
         return None
@@ -144,7 +144,7 @@ def departs_at(case: Departed, time_limit_s: float, memory_gib: float) -> str | 
 
 
 def find_departure(case: Departed) -> str | None:
-    """The same, in the calling process; raises whatever the runtimes raise."""
+    """Finds the departure in the calling process; raises any error of the runtimes."""
     torch.set_num_threads(1)
     module = trained_model(case.recipe, case.weights, [spec.name for spec in case.signature.inputs])
     twin = for_export(module)
@@ -165,21 +165,21 @@ def find_departure(case: Departed) -> str | None:
     gap, inner, found = worst
     output_scale = max(output_scale, 1e-12)
     share = max(case.tolerance.max_abs_difference / output_scale, LEAST_SHARE)
-    if gap / output_scale <= share:  # it only rounds otherwise, from the first layer on
+    if gap / output_scale <= share:  # only rounding differs, from the first layer on
         return None
     return first_departure(inner, found, share)
 
 
 def first_departure(right: Values, found: Values, share: float) -> str | None:
-    """The layer behind the last one that agrees.
+    """Returns the layer after the last one that agrees.
 
     Not the first that differs: a graph may fold one layer into the next, whose value then has the
     first one's name.
 
     Args:
-        right: of the checkpoint's layers, in the order they ran.
-        found: of the artifact's; those of another shape are left out.
-        share: of a layer's largest value, how far it may lie off.
+        right: outputs of the checkpoint's layers, in execution order.
+        found: outputs of the artifact's layers; those of another shape are left out.
+        share: the accepted difference, as a share of a layer's largest value.
     """
     layers = [
         (name, *_gap(array, found[name]))
@@ -200,7 +200,7 @@ def first_departure(right: Values, found: Values, share: float) -> str | None:
 
 
 def watched(module: nn.Module, arguments: list[Array]) -> Values:
-    """What each layer gives, by its path, in the order they end; of several calls the first."""
+    """Returns the output of each layer, by its path, in completion order; of the first call."""
     values: Values = {}
 
     def keep(name: str) -> Any:
@@ -223,7 +223,7 @@ def watched(module: nn.Module, arguments: list[Array]) -> Values:
 
 
 def _onnx(twin: nn.Module, case: Departed) -> Any:
-    """Runs an ONNX artifact whose inner values are outputs too."""
+    """Returns a function that runs an ONNX artifact with its inner values as outputs too."""
     import onnx
     import onnxruntime
 
@@ -231,7 +231,7 @@ def _onnx(twin: nn.Module, case: Departed) -> Any:
     document = onnx.load(case.path)
     there = {value for node in document.graph.node for value in node.output}
     outputs = [spec.name for spec in case.signature.outputs]
-    # Where 8 bits are, it is they that count: their clipping may stand for a whole Relu.
+    # 8-bit values take precedence: their clipping may replace a whole Relu.
     names = {n: value + DEQUANTIZED if value + DEQUANTIZED in there else value
              for n, value in names.items()}  # fmt: skip
     names = {layer: value for layer, value in names.items() if value in there}
@@ -255,7 +255,7 @@ def _onnx(twin: nn.Module, case: Departed) -> Any:
 
 
 def _scoped_values(twin: nn.Module, case: Departed) -> dict[str, str]:
-    """By module, the value that its last node gives in the graph artifacts are made of."""
+    """Returns the value of each module's last node in the graph that artifacts are made of."""
     import onnx
 
     from training.exporters.onnx_graph import export_onnx
@@ -276,7 +276,7 @@ def _scoped_values(twin: nn.Module, case: Departed) -> dict[str, str]:
 
 
 def _exported_program(case: Departed) -> Any:
-    """Runs an exported program node by node."""
+    """Returns a function that runs an exported program node by node."""
     if case.entry.precision == "int8":
         import torchao.quantization.pt2e  # noqa: F401 - it registers the operators
     module = torch.export.load(case.path).module()
@@ -294,7 +294,7 @@ def _exported_program(case: Departed) -> Any:
 
 
 class _Recorder(torch.fx.Interpreter):
-    """Keeps what the last node of each module gives."""
+    """Records the output of the last node of each module."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
@@ -305,14 +305,14 @@ class _Recorder(torch.fx.Interpreter):
         result = super().run_node(n)
         if n.op.startswith("call") and isinstance(result, Tensor):
             for path, _ in n.meta.get("nn_module_stack", {}).values():
-                # A bfloat16 program is the model within another that converts.
+                # A bfloat16 program wraps the model in another that converts.
                 if name := path.removeprefix("_model").removeprefix("."):
                     self.values[name] = result.detach().float().numpy().copy()
         return result
 
 
 def _gap(right: Array, found: Array) -> tuple[float, float]:
-    """The largest difference, and its share of the largest value; infinite without numbers."""
+    """Returns the largest difference, and its share of the largest value; inf without numbers."""
     if right.shape != found.shape:
         return float("inf"), float("inf")
     a, b = right.astype(np.float64), found.astype(np.float64)

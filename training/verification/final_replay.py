@@ -1,10 +1,10 @@
-"""Replays the files of a version as they lie in their folder, right before it is published.
+"""Replays the files of a version from their folder, right before it is published.
 
 In: a draft and the folder with its files. Out: nothing, or a refusal.
 
-Rule kept here: nothing is taken from memory. The golden rows come out of the golden file and the
-artifacts out of their own files, as on a server, so that rows that were written wrongly are found
-before an alias can move to a version that every server would refuse.
+Rule: nothing is taken from memory. The golden rows are read from the golden file and the artifacts
+from their own files, as on a server, so that rows that were written wrongly are found before an
+alias can move to a version that every server would refuse.
 """
 
 from collections.abc import Mapping
@@ -26,17 +26,17 @@ from training.verification.verify import run_in_batches
 
 
 def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLimits) -> None:
-    """Runs the stored golden inputs through every artifact, in a process of its own.
+    """Runs the stored golden inputs through every artifact, in a separate process.
 
     Args:
-        draft: what is about to be published.
-        folder: where its files lie.
-        step: the Python step that the golden inputs go through first.
-        limits: what one artifact may cost.
+        draft: the version to publish.
+        folder: the folder of its files.
+        step: the Python step that the golden inputs pass first.
+        limits: limits of one artifact.
 
     Raises:
         NothingProvenError: an artifact does not give the stored golden outputs.
-        GoldenMismatchError: the golden file does not fit the signature.
+        GoldenMismatchError: the golden file does not match the signature.
     """
     golden = parse_golden((folder / draft.golden.file.file).read_bytes(), draft)
     inputs = golden.inputs if step is None else step.run(golden.inputs)
@@ -60,12 +60,12 @@ def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLi
 
 
 def first_failure(draft: Draft, folder: Path, golden: GoldenRows) -> str | None:
-    """Says which artifact does not give the golden outputs, and where; None if all do.
+    """Returns a message with the first artifact that fails on the golden rows; None without one.
 
     Args:
-        draft: names the artifacts and their tolerances.
-        folder: where their files lie.
-        golden: the stored rows, behind the Python step.
+        draft: the artifacts and their tolerances.
+        folder: the folder of their files.
+        golden: the stored rows, after the Python step.
     """
     torch.set_num_threads(1)
     signature = draft.signature.model_copy(update={"inputs": draft.artifact_inputs()})

@@ -1,9 +1,9 @@
-"""What an artifact must keep to be published, by the task of its model. No torch.
+"""Decides if an artifact may be published, by the task of its model. Does not import torch.
 
-In: the tolerance of a recipe's entry, and the labels of the test split. Out: limits in the outputs'
-own unit, and the reason why an artifact is refused.
+In: the tolerance of a recipe's entry, and the labels of the test split. Out: limits in the unit of
+the outputs, and the reason why an artifact is refused.
 
-| task          | outputs beside the checkpoint's                 | metric over the test split     |
+| task          | outputs compared with the checkpoint's          | metric over the test split     |
 |---------------|-------------------------------------------------|--------------------------------|
 | `classes`     | difference, agreement, shift of a probability   | fall of accuracy               |
 | `multi_label` | difference of a logit                           | fall of F1                     |
@@ -24,13 +24,13 @@ from training.recipe.parts.export_entries import Export, Fp32Tolerance
 from training.recipe.parts.task import Task
 
 ROUNDING = 1e-9
-"""Of the difference of two metrics."""
+"""Rounding error of the difference of two metrics."""
 LEAST_ERROR_SHARE = 0.01
-"""Of the labels' spread, over all columns as the RMSE is: an RMSE below it counts as that much, for
-what is nearly exact, or is, may double for nothing."""
+"""Share of the labels' spread, over all columns like the RMSE: a smaller RMSE counts as that much,
+since a nearly exact one may double for no reason."""
 NO_DIFFERENCE_SHARE = LEAST_ERROR_SHARE * Fp32Tolerance().max_error_rise
-"""Of the labels' spread: how much the error of one model may differ from run to run and from
-artifact to artifact, since the proof lets the least error rise by that much."""
+"""Share of the labels' spread by which the error of a model may differ between runs and artifacts,
+since verification lets the smallest error rise by that much."""
 
 
 def tolerance_of(
@@ -40,13 +40,13 @@ def tolerance_of(
     answers: Array | None = None,
     embeddings: tuple[str, ...] = (),
 ) -> Tolerance:
-    """How far the outputs of an artifact may lie off, in their own unit.
+    """Returns the accepted difference of an artifact's outputs, in their unit.
 
     Args:
-        entry: of the recipe.
-        metric: the task's.
-        labels: of the test split.
-        answers: the checkpoint's for it.
+        entry: the recipe's entry.
+        metric: the task's metric.
+        labels: labels of the test split.
+        answers: the checkpoint's outputs for it.
         embeddings: outputs that are compared by their cosine.
     """
     told = entry.tolerance
@@ -62,7 +62,7 @@ def tolerance_of(
     limit = told.max_abs_difference
     if metric.task != "multi_label":
         limit = told.max_spread_share * float(_units(metric, labels, answers).max())
-    # Only classes have a largest output that means anything.
+    # Only for classes does the largest output have a meaning.
     return Tolerance(
         max_abs_difference=limit,
         min_agreement=0.0,
@@ -75,16 +75,16 @@ def tolerance_of(
 def too_far_off(
     entry: Export, metric: TaskMetric, labels: LabelArray, right: Array, found: Array
 ) -> str | None:
-    """Says which column of numbers lies too far off; None for other tasks, and if none does.
+    """Returns a message with a column whose numbers differ too much, if any; None otherwise.
 
-    The columns of a regression may have units of their own, and `tolerance_of` knows the largest.
+    The columns of a regression may have units of their own, and `tolerance_of` has the largest.
 
     Args:
-        entry: of the recipe.
-        metric: the task's.
-        labels: of the test split.
+        entry: the recipe's entry.
+        metric: the task's metric.
+        labels: labels of the test split.
         right: the checkpoint's first output for it.
-        found: the artifact's.
+        found: the artifact's first output.
     """
     if metric.task in ("classes", "multi_label") or right.shape != found.shape:
         return None
@@ -108,13 +108,13 @@ def too_much_worse(
     entry: Export,
     labels: LabelArray,
 ) -> str | None:
-    """Says that the metric fell, or the error rose, by more than an entry allows, or None.
+    """Returns a message if the metric fell, or the error rose, by more than the entry allows.
 
     Args:
-        before: of the checkpoint.
-        after: of the artifact.
-        entry: of the recipe.
-        labels: of the test split.
+        before: the checkpoint's metric.
+        after: the artifact's metric.
+        entry: the recipe's entry.
+        labels: labels of the test split.
     """
     if before is None or after is None:
         return "the test split: the answers are no numbers"
@@ -138,13 +138,13 @@ def too_much_worse(
 
 
 def no_difference(name: str, task: Task, labels: LabelArray, value: float) -> float:
-    """The largest difference of two values of a metric that is rounding, in the metric's unit.
+    """Returns the difference of two values of a metric that counts as none, in its unit.
 
     Args:
-        name: of the metric, with or without its split.
-        task: of the model.
-        labels: of the test split.
-        value: one of the two.
+        name: name of the metric, with or without its split.
+        task: the task of the model.
+        labels: labels of the test split.
+        value: one of the two values.
     """
     if is_share(name):
         return 0.0  # rows are counted
@@ -157,17 +157,17 @@ def no_difference(name: str, task: Task, labels: LabelArray, value: float) -> fl
 
 
 def _whole_spread(labels: LabelArray) -> float:
-    """Of all columns together, as the RMSE is."""
+    """Returns the spread of all columns together, like the RMSE."""
     return float(np.sqrt((spreads(labels) ** 2).mean()))
 
 
 def _units(
     metric: TaskMetric, labels: LabelArray, answers: Array | None
 ) -> npt.NDArray[np.float64]:
-    """What a difference of each column is measured by.
+    """Returns the unit of each column's differences.
 
-    It is the spread of its labels, or the checkpoint's own error where that is larger: a column
-    whose labels hardly vary is known no better than that, and rounding would look large in it.
+    It is the spread of the labels, or the checkpoint's own error if that is larger: the accuracy
+    of a column with nearly constant labels is that error, and rounding would look large in it.
     """
     found = spreads(labels)
     if metric.log_rates or answers is None:

@@ -1,12 +1,12 @@
-"""A new version against the one that is live, on the same test rows.
+"""Compares a new version with the live one on the same test rows.
 
-In: what was trained, its test split, and the store. Out: both values, how sure the difference is,
-and whether the recipe's condition is met. What cannot be compared is said and is no error: the new
-version is proven, and somebody can still look at it.
+In: the trained model, its test split, and the store. Out: both values, the confidence of the
+difference, and the verdict on the recipe's condition. An impossible comparison is reported and is
+no error: the new version is verified, and a person can still inspect it.
 
-Rules kept here: the live version runs as its artifact nearest to its checkpoint, in a process of
-its own with the limits of exports; nothing is opened before its digest is checked, and no code that
-comes from a store others can write to.
+Rules: the live version runs as its artifact nearest to its checkpoint, in a separate process with
+the limits of exports; nothing is opened before its digest is checked, and no code is run from a
+store that others can write to.
 """
 
 import tempfile
@@ -56,22 +56,22 @@ def compare_with_live(
     store: ModelStore,
     step: Step | None = None,
 ) -> LiveComparison | None:
-    """Compares as the recipe's `publish.if` says.
+    """Compares the versions by the recipe's `publish.if`.
 
     Args:
         recipe: the run.
         trained: the new model.
-        splits: the data, behind the Python step.
-        expected: the new checkpoint's answers.
-        metrics: the new checkpoint's.
-        store: has the live version.
+        splits: the data, after the Python step.
+        expected: the new checkpoint's outputs.
+        metrics: the new checkpoint's metrics.
+        store: the store of the live version.
         step: the recipe's Python step.
 
     Returns:
-        What was found; None if the recipe compares nothing.
+        The comparison; None if the recipe compares nothing.
 
     Raises:
-        StorageError: the store is out of reach.
+        StorageError: the store cannot be reached.
     """
     condition = recipe.publish.rule().live
     if condition is None:
@@ -100,7 +100,7 @@ def _compared(
     live: int,
     step: Step | None,
 ) -> LiveComparison:
-    """The comparison with figures."""
+    """Makes the comparison with figures."""
     if found.new is None:
         raise _NotComparableError(f"this run has no {condition.metric}")
     manifest = store.manifest(recipe.publish.model, live)
@@ -121,10 +121,10 @@ def _compared(
 
 
 def _value(metric: str, recipe: Recipe, trained: Trained, outputs: Array, test: Split) -> float:
-    """A metric of the live version.
+    """Returns a metric of the live version.
 
     Raises:
-        _NotComparableError: it is about more than the first output.
+        _NotComparableError: the metric needs more than the first output.
     """
     name = metric.rpartition("/")[2]
     if name != "loss":
@@ -136,10 +136,10 @@ def _value(metric: str, recipe: Recipe, trained: Trained, outputs: Array, test: 
 
 
 def _check_comparable(manifest: Manifest, signature: Signature, step: Step | None) -> None:
-    """The live version takes the same rows and means the same by its answers.
+    """Checks that the live version has the same inputs and the same meaning of outputs.
 
     Raises:
-        _NotComparableError: it does not.
+        _NotComparableError: it has not.
     """
     theirs = manifest.python_step
     steps = (
@@ -164,7 +164,7 @@ def _check_comparable(manifest: Manifest, signature: Signature, step: Step | Non
 
 
 def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact:
-    """In FP32 before others, as ONNX before others; none that is code from elsewhere."""
+    """Returns the artifact in FP32, or else as ONNX, first; none that is remote code."""
     allowed = [a for a in manifest.artifacts if store_is_local or a.kind not in CODE_KINDS]
     if not allowed:
         raise _NotComparableError("it has only artifacts that are code, and the store is remote")
@@ -174,7 +174,7 @@ def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact
 def _outputs(
     recipe: Recipe, manifest: Manifest, artifact: Artifact, store: ModelStore, test: Split
 ) -> Array:
-    """The first output of the live version for every test row."""
+    """Returns the first output of the live version for every test row."""
     signature = manifest.signature.model_copy(update={"inputs": manifest.artifact_inputs()})
     with tempfile.TemporaryDirectory(prefix="flambeau-live-") as folder:
         for entry in artifact.all_files():
@@ -196,17 +196,17 @@ def _outputs(
 def _run_file(
     artifact: Artifact, path: Path, signature: Signature, inputs: dict[str, Array]
 ) -> Array:
-    """In a process of its own."""
+    """Runs an artifact's file; called in a separate process."""
     run = file_runner(artifact.kind, artifact.precision, path, signature)
     found = run_in_batches(run, inputs, signature.max_batch_size)
     return found[signature.outputs[0].name]
 
 
 class _Replayed(nn.Module):
-    """Gives outputs that are known already, in order, so that one function measures all models.
+    """Returns known outputs in order, so that one function measures all models.
 
     Args:
-        outputs: of every row, [rows, ...].
+        outputs: the outputs of every row, [rows, ...].
     """
 
     def __init__(self, outputs: Array) -> None:
@@ -214,7 +214,7 @@ class _Replayed(nn.Module):
         self._outputs, self._next = outputs, 0
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The outputs of the next rows, as many as there are in the inputs."""
+        """Returns the outputs of the next rows, as many as there are in the inputs."""
         start, self._next = self._next, self._next + len(inputs[0])
         return torch.from_numpy(np.ascontiguousarray(self._outputs[start : self._next]))
 
@@ -222,7 +222,7 @@ class _Replayed(nn.Module):
 def _intervals(
     ours: Array, theirs: Array, test: Split, new: float, live: float
 ) -> dict[str, object]:
-    """Where both accuracies and their difference lie, with 95 % confidence; none if untold."""
+    """Returns 95 % intervals of both accuracies and their difference; none without labels."""
     counts = test.labels != IGNORED_LABEL
     if ours.shape[:-1] != test.labels.shape or ours.shape != theirs.shape:
         return {}

@@ -1,11 +1,11 @@
-"""What the recipe of a published version adds to its proof: the checkpoint and the test split.
+"""Verifies a published version with its recipe: against the checkpoint and on the test split.
 
-In: the files of a version, and the recipe's own code on this machine. Out: for each artifact how it
-does on held-out rows, and the task metric.
+In: the files of a version, and the recipe's own code on this machine. Out: for each artifact the
+comparison on held-out rows, and the task metric.
 
-Rules kept here: the code and the data must be those that the version was made of: other data has
-another digest, and other code gives other golden outputs; both are refused, for what they would
-show is no property of the artifact.
+Rules: code and data must be those of the version: other data has another digest, and other code
+gives other golden outputs; both are refused, since their results would say nothing about the
+artifact.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,21 +39,21 @@ Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 SAME_CHECKPOINT = Tolerance(
     max_abs_difference=1e-2, min_agreement=0.98, max_probability_shift=0.01, min_cosine=0.999
 )
-"""How far the checkpoint may lie from itself on another machine and with another torch."""
+"""Accepted difference of the checkpoint from itself on another machine or torch version."""
 
 
 class RecipeJudge:
-    """Knows what the checkpoint gives for the test split, and at other sizes.
+    """Holds the checkpoint's outputs for the test split, and for inputs of other sizes.
 
     Args:
-        recipe: of the version.
-        manifest: of the version.
+        recipe: the recipe of the version.
+        manifest: the manifest of the version.
         weights: its checkpoint, as safetensors.
         golden: its golden rows.
 
     Raises:
-        TargetError: the recipe's code is not here, or is no longer what made the version.
-        DataError: the data is not here, or is not what the version was made of.
+        TargetError: the recipe's code is missing, or no longer the code of the version.
+        DataError: the data is missing, or is not the data of the version.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RecipeJudge:
                 f"{manifest.lineage.data_sha256[:12]}…; verify it without the data, or where it is"
             )
         self._test, self._metric = splits.test, TaskMetric.of(recipe)
-        # A Python step makes the inputs of the artifacts out of those that callers send.
+        # A Python step converts clients' inputs to the artifacts' inputs.
         step, inner = open_recipe_step(recipe), manifest.artifact_inputs()
         self._prepared: StepFunction = dict if step is None else step.run
         self._inner = self._signature.model_copy(update={"inputs": inner})
@@ -99,8 +99,8 @@ class RecipeJudge:
         """Runs the test split through an artifact.
 
         Returns:
-            Comparisons with the checkpoint; the task's metrics; and why they refuse the artifact,
-            or None.
+            Comparisons with the checkpoint; the task's metrics; and the reason to refuse the
+            artifact, or None.
         """
         size = self._signature.max_batch_size
         found = replay_sized(run, self._sized, self._embeddings)
@@ -119,10 +119,10 @@ class RecipeJudge:
         return found, {n: v for n, v in metrics.items() if np.isfinite(v)}, refusal
 
     def departs_at(self, artifact: Artifact, path: Path) -> str | None:
-        """Where a failed artifact departs from the checkpoint, if that can be told.
+        """Returns the point where a failed artifact departs from the checkpoint, if known.
 
         Args:
-            artifact: what the manifest says of it.
+            artifact: its entry in the manifest.
             path: its file.
         """
         entry = _entry(self._recipe, artifact.name)
@@ -145,7 +145,7 @@ class RecipeJudge:
 
 
 def _entry(recipe: Recipe, name: str) -> Export | None:
-    """The entry of the recipe that an artifact was made by: its limits, whichever its method."""
+    """Returns the recipe's entry of an artifact, for its limits, whatever its method."""
     entries: Iterable[Export] = recipe.listed_exports()
     if isinstance(recipe.export, AutoPart):
         entries = possible_entries(recipe.export.auto, ModelContents(qat=recipe.qat is not None))

@@ -1,6 +1,6 @@
 """Runs a model in each of its forms: the checkpoint in torch, and every exported file.
 
-A runner takes NumPy arrays by input name, each [rows, ...], and gives arrays by output name. It
+A runner takes NumPy arrays by input name, each [rows, ...], and returns arrays by output name. It
 runs the exact file that is published, on one thread; FP16 on a GPU, if there is one.
 """
 
@@ -24,14 +24,14 @@ from training.process.quiet import quiet
 Runner = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 LIBRARIES: dict[ArtifactKind, str] = {"onnx": "onnxruntime", "openvino": "openvino"}
-"""What runs each kind that torch does not."""
+"""Libraries that run the kinds that torch does not run."""
 PT2E = "torchao.quantization.pt2e"
-"""Registers the operators of quantized programs."""
+"""The module that registers the operators of quantized programs."""
 _ERRORS_ONLY = 3
 
 
 def module_runner(model: nn.Module, signature: Signature) -> Runner:
-    """Runs a torch module, which is put into evaluation mode."""
+    """Returns a runner of a torch module, which is put into evaluation mode."""
     return _callable_runner(model.eval(), signature)
 
 
@@ -44,10 +44,10 @@ def _callable_runner(model: Callable[..., Any], signature: Signature) -> Runner:
 
 
 def load_libraries(kind: ArtifactKind, precision: Precision) -> None:
-    """Imports what an artifact is run by, beside torch.
+    """Imports the libraries that run an artifact, except torch.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: a library is not installed.
     """
     if kind in LIBRARIES:
         importlib.import_module(LIBRARIES[kind])
@@ -61,7 +61,7 @@ def file_runner(
     """Opens an exported file.
 
     Raises:
-        Exception: whatever the runtime raises for a file it cannot open.
+        Exception: any error of the runtime for a file that it cannot open.
     """
     match kind:
         case "torchscript":
@@ -77,7 +77,7 @@ def file_runner(
 
 
 def _torchscript(path: Path, signature: Signature) -> Runner:
-    # The deprecation is known: the user is told in one line.
+    # The deprecation is known: the user sees one line about it.
     with quiet(DeprecationWarning):
         module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
     return module_runner(module, signature)
@@ -88,7 +88,7 @@ def _onnx(path: Path, signature: Signature, device: Literal["cpu", "cuda"]) -> R
 
     providers: list[Any] = ["CPUExecutionProvider"]
     if device == "cuda":
-        # CUDA's libraries may lie in wheels beside ONNX Runtime, where the loader does not look.
+        # CUDA's libraries may be in wheels beside ONNX Runtime, which its loader does not search.
         onnxruntime.preload_dlls()
         providers = [CUDA_PROVIDER, *providers]
     options = onnxruntime.SessionOptions()

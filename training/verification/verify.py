@@ -1,13 +1,13 @@
-"""Proves artifacts: replays them against the checkpoint and measures what they are worth.
+"""Verifies artifacts: replays them against the checkpoint and measures them.
 
 In: the trained model, the exported files and the test split. Out: a report, with a refusal and its
-reason for every artifact that lies outside its tolerance.
+reason for every artifact that exceeds its tolerance.
 
-Rules kept here: the exact file that is published is run; the golden inputs are replayed at several
-batch sizes and the whole test split once more, and the worst counts; a model whose rows are padded
-gives each golden row the answer it has alone; one that takes several sizes is run at its smallest,
-its largest and between; the same rows give the same bits twice; the task metric does not fall;
-figures are single-threaded; memory is the most that opening it and one large batch take.
+Rules: the exact file that is published is run; the golden inputs are replayed at several batch
+sizes and the whole test split once more, and the worst result counts; a model whose rows are padded
+gives each golden row its output without padding; one with dynamic axes is run at its smallest, its
+largest and sizes between; the same rows give the same bits twice; the task metric does not fall;
+figures are single-threaded; memory is the peak of opening the file and running one large batch.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ from training.verification.runners import Runner, file_runner, load_libraries, m
 
 REPLAY_BATCH_SIZES = (1, 2, 7, 32)
 """A single row, the fewest that are several, a batch that fits no power of two, and a full one; the
-largest comes on top."""
+largest batch is added."""
 SIZED_ROWS = 8
 """Rows of each comparison at another size."""
 LATENCY_BATCH_SIZES = (1, 8, 32)
@@ -61,15 +61,15 @@ MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10
 """TorchScript optimises during its first runs."""
 MIN_TIMED_RUNS, MAX_TIMED_RUNS = 3, 300
 MAX_SECONDS = 0.2
-"""For warming up, and again for timing; beyond it a slow model runs only as often as it must."""
+"""For warm-up, and again for timing; a slower model runs the minimum number of times."""
 
 Clock = Callable[[], float]
-"""Seconds, from whenever."""
+"""Seconds, from an arbitrary start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What the checkpoint itself answers, to which every artifact is held."""
+    """The checkpoint's own outputs, with which every artifact is compared."""
 
     signature: Signature
     golden_inputs: dict[str, Array]
@@ -77,7 +77,7 @@ class Reference:
     test: Split
     test_outputs: dict[str, Array]
     metric: TaskMetric = field(default_factory=TaskMetric)
-    """How answers are judged."""
+    """Evaluates the outputs."""
     padded: PaddedRows | None = None
     """The golden rows alone and padded, for a model with `padding`."""
     single_outputs: dict[str, Array] = field(default_factory=dict)
@@ -96,17 +96,17 @@ def reference(
     metric: TaskMetric | None = None,
     embeddings: tuple[str, ...] = (),
 ) -> tuple[Reference, MeasuredMetric]:
-    """Runs the checkpoint on held-out rows, and judges its answers.
+    """Runs the checkpoint on held-out rows, and evaluates its outputs.
 
     Args:
         trained: the model.
-        test: rows it has neither learned from nor been chosen by; the first become golden.
-        metric: how answers are judged; None is how those about classes are.
+        test: rows used neither in training nor for choosing the epoch; the first become golden.
+        metric: evaluates the outputs; None for that of classes.
         embeddings: outputs that are compared by their cosine.
 
     Raises:
-        SignatureError: the golden rows do not show what padding does.
-        TargetError: the model's answers are no numbers, or not one for each row.
+        SignatureError: padding has no effect on the golden rows.
+        TargetError: the model's outputs are not finite, or not one for each row.
     """
     run = module_runner(trained.model, trained.signature)
     golden = test.golden_inputs()
@@ -137,7 +137,7 @@ def reference(
 
 
 def _check_rows(found: Reference) -> None:
-    """The trained network still answers each row: the few that it was tried on may not show it."""
+    """Checks that the trained network gives an output for each row, on more rows than before."""
     rows = len(next(iter(found.golden_inputs.values())))
     for name, array in found.golden_outputs.items():
         if fault := row_fault({rows: array.shape}):
@@ -147,16 +147,16 @@ def _check_rows(found: Reference) -> None:
 def checkpoint_report(
     recipe: Recipe, trained: Trained, expected: Reference, metric: MeasuredMetric
 ) -> CheckpointReport:
-    """What artifacts are compared with.
+    """Reports on the checkpoint, for comparison with the artifacts.
 
-    The checkpoint is timed in a process of its own, as they are: what a process has done before
-    decides how its memory lies, and by that a large batch takes from one to two times as long.
+    The checkpoint is timed in a separate process, as they are: earlier work of a process decides
+    the layout of its memory, and with it a large batch takes from one to two times as long.
 
     Args:
-        recipe: builds the model, and has the limits.
+        recipe: the recipe that builds the model, with the limits.
         trained: its weights.
-        expected: gives the rows.
-        metric: of the test split.
+        expected: the rows.
+        metric: the metric on the test split.
     """
     limits = recipe.export_limits
     try:
@@ -190,13 +190,13 @@ def verify_apart(
     limits: ExportLimits,
     time_limit_s: float | None = None,
 ) -> ArtifactReport:
-    """The same as `verify`, in a process of its own: a runtime may crash on what it is given.
+    """Runs `verify` in a separate process: a runtime may crash on its input.
 
     Args:
-        exported: the file, or why there is none.
-        expected: the checkpoint's answers.
-        limits: what it may cost.
-        time_limit_s: seconds it may take, in place of the limits' own.
+        exported: the file, or the reason for its absence.
+        expected: the checkpoint's outputs.
+        limits: limits of the process.
+        time_limit_s: seconds that it may take, in place of the limits' own.
     """
     if exported.failure is not None:
         return _unmeasured(exported, expected, exported.failure)
@@ -213,11 +213,11 @@ def verify_apart(
 
 
 def verify(exported: Exported, expected: Reference) -> ArtifactReport:
-    """Proves one artifact, or says why it is refused.
+    """Verifies one artifact, or reports why it is refused.
 
     Args:
-        exported: the file, or why there is none.
-        expected: the checkpoint's answers.
+        exported: the file, or the reason for its absence.
+        expected: the checkpoint's outputs.
     """
     unmeasured, entry = _unmeasured(exported, expected, exported.failure), exported.entry
     if exported.failure is not None:
@@ -229,7 +229,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             compared, outputs = replay(run, expected)
             compared += replay_padded(run, expected)
             repeats = _repeats(run, expected)
-            # A GPU's work is no time of this thread.
+            # Thread time does not include a GPU's work.
             on_gpu = exported.made_with.device == "cuda"
             clock = time.perf_counter if on_gpu else time.thread_time
             latency_ms = _latency_ms(run, expected, clock)
@@ -271,7 +271,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
 def latency_apart(
     exported: Exported, expected: Reference, limits: ExportLimits
 ) -> dict[int, float]:
-    """Median milliseconds of one run, by batch size, measured anew in a process of its own.
+    """Measures median milliseconds of one run again, by batch size, in a separate process.
 
     Raises:
         IsolationError: it no longer runs.
@@ -292,10 +292,10 @@ def _open_and_time(exported: Exported, expected: Reference) -> dict[int, float]:
 
 
 def _open(exported: Exported, expected: Reference) -> tuple[Runner, int | None]:
-    """The artifact, and what the process grew by at most to open it and run one large batch.
+    """Opens the artifact; returns it with the peak growth of opening and one large batch.
 
-    The batch is all golden rows, or as many as one may have. The libraries are loaded before: a
-    server loads them once for all its models.
+    The batch has all golden rows, or as many as the model allows. The libraries are loaded before:
+    a server loads them once for all its models.
     """
     entry = exported.entry
     load_libraries(entry.kind, entry.precision)
@@ -307,7 +307,7 @@ def _open(exported: Exported, expected: Reference) -> tuple[Runner, int | None]:
 
 
 def _of_classes(parity: Parity, metric: TaskMetric) -> dict[str, float]:
-    """What only answers about classes have."""
+    """Returns the figures of outputs about classes only."""
     if metric.task != "classes":
         return {}
     return {
@@ -368,12 +368,12 @@ def replay_sized(
 
     Args:
         run: the runner.
-        sized: inputs at other sizes, and what the checkpoint gives for them.
+        sized: inputs at other sizes, and the checkpoint's outputs for them.
         embeddings: outputs that are compared by their cosine.
     """
     found = []
     for inputs, right in sized:
-        # Rows that were cut or repeated may show nothing: that their class is the same says little.
+        # Agreement of the class says little for rows that were cut or repeated.
         parity = replace(compare(right, run(inputs), embeddings), agreement=1.0)
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
         found.append(Comparison(f"golden rows at another size, {shapes}", parity))
@@ -381,7 +381,7 @@ def replay_sized(
 
 
 def replay_padded(run: Runner, expected: Reference) -> list[Comparison]:
-    """Compares a runner with what the checkpoint gives for each golden row alone.
+    """Compares a runner with the checkpoint's outputs for each golden row alone.
 
     Every row runs alone at its own length, and padded in a batch. A model without padding has
     nothing to compare.
@@ -416,13 +416,13 @@ def run_in_batches(run: Runner, inputs: Mapping[str, Array], size: int) -> dict[
 def _mean_agreement(
     pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]], embeddings: Collection[str]
 ) -> Parity:
-    """The parity of single rows: the largest differences, and the share that agrees."""
+    """Returns the parity of single rows: the largest differences, and the share that agrees."""
     found = [compare(right, other, embeddings) for right, other in pairs]
     return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))
 
 
 def _measured(expected: Reference, outputs: Mapping[str, Array]) -> MeasuredMetric | None:
-    """What judges the outputs of the test split; None if that is no number."""
+    """Returns the metric of the outputs on the test split; None if it is no number."""
     judged = outputs.get(expected.signature.outputs[0].name)
     return None if judged is None else expected.metric.measured(judged, expected.test.labels)
 
@@ -435,7 +435,7 @@ def _sized(golden: Mapping[str, Array], signature: Signature) -> list[dict[str, 
 def _latency_ms(
     run: Runner, expected: Reference, clock: Clock = time.thread_time
 ) -> dict[int, float]:
-    """Median milliseconds of one run, by batch size."""
+    """Returns median milliseconds of one run, by batch size."""
     rows = len(next(iter(expected.golden_inputs.values())))
     fitting = [n for n in LATENCY_BATCH_SIZES if n <= min(rows, expected.signature.max_batch_size)]
     return {
@@ -453,10 +453,10 @@ def _median_ms(run: Runner, inputs: Mapping[str, Array], clock: Clock) -> float:
 def _run_times_s(
     run: Runner, inputs: Mapping[str, Array], at_least: int, at_most: int, clock: Clock
 ) -> list[float]:
-    """Seconds of each run, of as many as fit into `MAX_SECONDS` between the two limits.
+    """Returns the seconds of each run: as many as fit into `MAX_SECONDS` within the limits.
 
-    CPU time, which on one thread is what the run takes on a quiet machine: what else the machine
-    does must not decide which artifact is the fastest.
+    It measures CPU time, which on one thread is the duration on an idle machine: other load of the
+    machine must not decide which artifact is the fastest.
     """
     times_s: list[float] = []
     while len(times_s) < at_least or (len(times_s) < at_most and sum(times_s) < MAX_SECONDS):
@@ -467,7 +467,7 @@ def _run_times_s(
 
 
 def _repeats(run: Runner, expected: Reference) -> bool:
-    """Whether the same rows give the same bits twice."""
+    """Returns True if the same rows give the same bits twice."""
     rows = min(len(next(iter(expected.golden_inputs.values()))), expected.signature.max_batch_size)
     inputs = {name: array[:rows] for name, array in expected.golden_inputs.items()}
     first, second = run(inputs), run(inputs)

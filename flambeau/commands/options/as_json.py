@@ -1,4 +1,4 @@
-"""The `--json` option, the same for every verb that shows something."""
+"""The `--json` option of every command that prints data."""
 
 import json
 from typing import Annotated, Any
@@ -9,11 +9,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(document: Any, *, in_a_line: bool = False) -> None:
-    """Prints a document: times in ISO 8601, as are all in Python's `isoformat`.
+    """Prints a document; times are in ISO 8601, by Python's `isoformat`.
 
     Args:
-        document: what to print.
-        in_a_line: whether further lines of JSON may follow.
+        document: document to print.
+        in_a_line: True for one line, so that further lines of JSON may follow.
     """
     indent = None if in_a_line else 2
     typer.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=_text))

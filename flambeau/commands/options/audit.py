@@ -1,4 +1,4 @@
-"""The `--audit-log` option, the same for every verb that manages something others rely on."""
+"""The `--audit-log` option of every command that manages shared state."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ AuditLog = Annotated[
     ),
 ]
 COMMAND_LINE = "command line"
-"""Where these acts come from, as `peer` of their lines."""
+"""Origin of these actions, as `peer` of their audit lines."""
 
 
 @contextlib.contextmanager
 def written_down(act: str, target: str, audit_log: str) -> Iterator[None]:
-    """Leaves a line about what is done in the block; what cannot be written down is not begun.
+    """Writes an audit line about the block; if it cannot be written, the block does not run.
 
     Args:
-        act: a verb and what it is done to, such as `revoke key`.
-        target: which one.
-        audit_log: a file; empty for standard error.
+        act: action and its kind of target, such as `revoke key`.
+        target: name of the target.
+        audit_log: audit file; empty for standard error.
 
     Raises:
         typer.Exit: the file cannot be written.

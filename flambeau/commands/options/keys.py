@@ -1,4 +1,4 @@
-"""The `--keys` option, the same for every verb that has one."""
+"""The `--keys` option of every command that has one."""
 
 from typing import Annotated
 

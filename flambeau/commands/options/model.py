@@ -1,6 +1,6 @@
-"""The arguments MODEL and VERSION of verbs that read a store: how they are read and completed.
+"""The arguments MODEL and VERSION of commands that read a store: parsing and completion.
 
-Rule kept here: a version is named by two words, `digits 2`, or by one, `digits/2`.
+Rule: a version is given by two arguments, `digits 2`, or by one, `digits/2`.
 """
 
 from pathlib import Path
@@ -14,18 +14,18 @@ MAX_DIGITS = 19
 
 
 def models_that_begin(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of models in the store, for completion; none of a bucket, which takes too long."""
+    """Completes names of models in the store; none of a bucket, which takes too long."""
     return [name for name in _versions(context) if name.startswith(incomplete)]
 
 
 def versions_that_begin(context: typer.Context, incomplete: str) -> list[str]:
-    """The same of versions, such as `digits/2`."""
+    """Completes versions in the store, such as `digits/2`."""
     known = [f"{name}/{one}" for name, there in _versions(context).items() for one in there]
     return [name for name in known if name.startswith(incomplete)]
 
 
 def _versions(context: typer.Context) -> dict[str, tuple[int, ...]]:
-    """By model: those of the store that the line names; a folder that is not there is not made."""
+    """Returns versions by model of the store given on the line; never creates a folder."""
     from model_store.errors import StoreError
     from model_store.store import ModelStore
 
@@ -42,10 +42,10 @@ def _versions(context: typer.Context) -> dict[str, tuple[int, ...]]:
 
 
 def parse_version(text: str) -> int:
-    """The number of a version, as it is typed.
+    """Parses the number of a version.
 
     Raises:
-        BadParameter: it is none.
+        BadParameter: it is not a version number.
     """
     if text.isdecimal() and text.isascii() and len(text) < MAX_DIGITS and int(text) > 0:
         return int(text)
@@ -55,13 +55,13 @@ def parse_version(text: str) -> int:
 
 
 def model_and_version(model: str, version: int | None) -> tuple[str, int | None]:
-    """What is named by both words, or by the first alone.
+    """Returns model and version from both arguments, or from the first alone.
 
     Raises:
-        BadParameter: the first names a version that is none, or both name one.
+        BadParameter: the first has an invalid version, or both have one.
     """
     name, slash, number = model.rpartition("/")
-    if not slash or not name or "/" in name or name.startswith("."):  # no name: a store says so
+    if not slash or not name or "/" in name or name.startswith("."):  # the store reports it
         return model, version
     if version is not None:
         raise typer.BadParameter(f"'{model}' and {version}: give one version, as in {name} 2")
@@ -69,10 +69,10 @@ def model_and_version(model: str, version: int | None) -> tuple[str, int | None]
 
 
 def named_version(model: str, version: int | None) -> tuple[str, int]:
-    """The same where there must be a version.
+    """Same as `model_and_version`, but the version is required.
 
     Raises:
-        BadParameter: as `model_and_version`, or there is none.
+        BadParameter: as `model_and_version`, or there is no version.
     """
     name, number = model_and_version(model, version)
     if number is None:

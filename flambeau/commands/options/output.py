@@ -1,4 +1,4 @@
-"""Options that name what a command writes: refused before the work, if it cannot be written."""
+"""Output path options, which are checked for write permission before the work starts."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,10 @@ Named = TypeVar("Named", str, Path, None)
 
 
 def writable_file(path: Named) -> Named:
-    """A callback of options that name a file to write.
+    """Checks a file to write; a callback of options.
 
     Raises:
-        typer.BadParameter: the path is a folder, or its folder cannot be written to.
+        typer.BadParameter: the path is a folder, or its folder is not writable.
     """
     if path is not None:
         if Path(path).is_dir():
@@ -23,10 +23,10 @@ def writable_file(path: Named) -> Named:
 
 
 def writable_folder(path: Named) -> Named:
-    """The same of a folder, which is made with the folders above it if it is not there.
+    """Checks a folder to write, which may not exist yet; a callback of options.
 
     Raises:
-        typer.BadParameter: it cannot be made, or cannot be written to.
+        typer.BadParameter: it cannot be created, or is not writable.
     """
     if path is not None:
         folder = Path(path).absolute()

@@ -1,6 +1,6 @@
-"""The `--store` option, the same for every verb that has one.
+"""The `--store` option of every command that has one.
 
-Rule kept here: a verb that only reads a store makes none, so a misspelt folder is an error.
+Rule: a command that only reads a store creates none, so that a misspelt folder is an error.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -18,11 +18,11 @@ StoreUrl = Annotated[
 ]
 
 STORE_FAILURES: dict[type[Exception], int] = {StoreError: 1, StoreNotFoundError: 2}
-"""Exit codes of verbs that read a store: one that is not there is a fault of the command line."""
+"""Exit codes of commands that read a store: a missing store is a usage error."""
 
 
 def existing_store(url: str) -> "ModelStore":
-    """Opens a store that is there.
+    """Opens an existing store.
 
     Raises:
         StoreNotFoundError: its folder does not exist.

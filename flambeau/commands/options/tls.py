@@ -1,4 +1,4 @@
-"""TLS for every verb that calls a server: options of `flambeau` itself, before the verb."""
+"""TLS options of every command that calls a server; they are given before the command."""
 
 from contextvars import ContextVar
 from pathlib import Path
@@ -32,15 +32,15 @@ def keep_tls(
     certificate_file: Path | None,
     key_file: Path | None,
 ) -> None:
-    """Keeps what was asked for until a verb calls a server.
+    """Stores the TLS options until a command calls a server.
 
     Raises:
-        BadParameter: half a pair, or a file that is not there.
+        BadParameter: a certificate without its key or the reverse, or a missing file.
     """
     _chosen.set(None)
     if not (use_tls or ca_file or certificate_file or key_file):
         return
-    from flambeau.channel import Tls  # it takes its time to import, and most verbs call nobody
+    from flambeau.channel import Tls  # slow to import, and most commands call no server
 
     tls = Tls(ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
     try:
@@ -51,5 +51,5 @@ def keep_tls(
 
 
 def chosen_tls() -> "Tls | None":
-    """How this command line calls servers; None without TLS."""
+    """Returns the TLS settings of this command line; None without TLS."""
     return _chosen.get()

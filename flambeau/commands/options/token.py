@@ -1,4 +1,4 @@
-"""The option `--token-file`: the credential of whoever uses the command line."""
+"""The option `--token-file`: the credential of the user of the command line."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +16,12 @@ TokenFile = Annotated[
 
 
 def read_token(file: Path | None) -> str:
-    """The token in a file, without the line's end; empty for no file.
+    """Reads the token in a file, without the end of line; empty for no file.
 
     Raises:
-        BadParameter: it is no token.
+        BadParameter: the content is not a valid token.
 
-    A file, because the arguments of a process are for everybody on its machine to see.
+    The option names a file, because process arguments are visible to every user of the machine.
     """
     if file is None:
         return ""

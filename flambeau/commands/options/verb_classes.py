@@ -1,4 +1,4 @@
-"""The classes of verbs and of their groups: how the help shows flags, and where a verb is found."""
+"""Classes of commands and groups: help of flags, and suggestions for unknown commands."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,22 +10,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Verb(TyperCommand):
-    """A verb whose help shows a flag without a value."""
+    """A command whose help shows flags without a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options and arguments."""
+        """Returns its options and arguments."""
         return _without_values(super().get_params(ctx))
 
 
 class VerbGroup(TyperGroup):
-    """A group of verbs; of a verb that is in one of its groups, it tells where."""
+    """A group of commands, which suggests the subgroup of an unknown command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options and arguments."""
+        """Returns its options and arguments."""
         return _without_values(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Adds to the error for a verb that is not here the groups that have it."""
+        """Extends the error for an unknown command by the subgroups that have it."""
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
@@ -41,7 +41,7 @@ class VerbGroup(TyperGroup):
 
 
 class Verbs(typer.Typer):
-    """A Typer of these classes."""
+    """A Typer with these classes."""
 
     def __init__(self, *, cls: type[TyperGroup] = VerbGroup, **settings: Any) -> None:
         super().__init__(cls=cls, **settings)
@@ -49,12 +49,12 @@ class Verbs(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
     ) -> Callable[[Function], Function]:
-        """As that of `typer.Typer`."""
+        """Same as in `typer.Typer`."""
         return super().command(name, cls=cls or Verb, **settings)
 
 
 def _without_values(parameters: list[Any]) -> list[Any]:
-    """Typer shows `<bool>` behind every flag, which takes no value."""
+    """Removes the `<bool>` that Typer shows after every flag, since flags take no value."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""

@@ -1,1 +1,1 @@
-"""Text that commands print."""
+"""Text output of commands."""

@@ -1,4 +1,4 @@
-"""What `flambeau verify` prints of certificates. In: certificates. Out: lines."""
+"""Formats certificates for `flambeau verify`. In: certificates. Out: lines."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ LATENCY_COLUMNS = (1, 8, 32)
 
 
 def certificate_lines(certificate: "Certificate") -> list[str]:
-    """Where it was made, and a line for every artifact; why one failed stands last."""
+    """Returns the environment, and a line for every artifact that ends with its verdict."""
     metrics = sorted({name for one in certificate.artifacts for name in one.metrics})
     rows = [
         [
@@ -33,7 +33,7 @@ def certificate_lines(certificate: "Certificate") -> list[str]:
 
 
 def list_lines(certificates: Sequence["Certificate"]) -> list[str]:
-    """One line a certificate."""
+    """Returns one line per certificate."""
     rows = [["ENVIRONMENT", "WHEN", "VERDICT", "MACHINE"]]
     rows += [
         [one.environment.digest(), _moment(one), _verdict(one), one.environment.summary()]

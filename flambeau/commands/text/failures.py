@@ -1,4 +1,4 @@
-"""How every verb fails: one line on standard error and an exit code, never a traceback."""
+"""Error reporting of commands: one line on standard error and an exit code, no traceback."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 import typer
 
 NO_KEY = "; give a key with --token-file FILE"
-"""Behind the words of a server that knows no key of the caller's."""
+"""Hint after the message of a server that received no known key."""
 
 
 @contextlib.contextmanager
 def failing_with(exit_codes: Mapping[type[Exception], int]) -> Iterator[None]:
-    """Turns the given exceptions into `error: …` and their exit code; others are our own bugs.
+    """Converts the given exceptions to `error: …` and their exit code; others are bugs.
 
     Args:
-        exit_codes: exit code by exception type; a subclass counts as its nearest listed parent.
+        exit_codes: exit code by exception type; a subclass uses its nearest listed parent.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a started server prints: where it listens, what it serves, and lines to paste."""
+"""Prints the addresses and models of a started server, and example requests to paste."""
 
 import json
 import math
@@ -10,13 +10,13 @@ from services.gateway.front import Listening
 from services.queueing.records import ServedVersion
 
 MAX_EXAMPLE_ELEMENTS = 256
-"""Inputs larger than this make no line anybody wants to paste."""
+"""Largest input for which an example request is printed."""
 KEY_VARIABLE = "FLAMBEAU_KEY"
-"""The variable that lines to paste take a credential from; nothing else reads it."""
+"""Environment variable of the credential in example requests; nothing else reads it."""
 
 
 def print_listening(listening: Listening) -> None:
-    """Prints to standard output, and flushes, so that whoever started us can wait for it."""
+    """Prints to standard output and flushes, so that a parent process can wait for it."""
     print("\n".join(_lines(listening)), flush=True)
 
 
@@ -40,7 +40,7 @@ def _lines(listening: Listening) -> list[str]:
         f"  metrics  http://{host}:{listening.metrics_port}/metrics",
     ]
     ready = [served for served in listening.served if served.signature]
-    # With TLS they would need the authority that the caller trusts, which nobody here knows.
+    # With TLS they would need the caller's trusted authority, which is unknown here.
     if ready and not listening.is_tls and (example := _example(ready[-1].signature)):
         asked = listening.asks_for_credentials
         first = f"try it, with your key in ${KEY_VARIABLE}:" if asked else "try it:"
@@ -55,7 +55,7 @@ def _served_line(served: ServedVersion) -> str:
 
 
 def _example(signature: Signature | None) -> list[dict[str, object]]:
-    """One row of zeros for every input; nothing when they are too many or not numbers."""
+    """Builds one row of zeros for every input; empty if they are too large or not numbers."""
     inputs: list[dict[str, object]] = []
     for spec in signature.inputs if signature else ():
         shape = [1 if dimension == -1 else dimension for dimension in spec.shape]
@@ -71,8 +71,8 @@ def _example(signature: Signature | None) -> list[dict[str, object]]:
 def _pasteable(
     model: str, http: str, grpc: str, inputs: list[dict[str, object]], asked: bool
 ) -> list[str]:
-    """The same request by curl and by the client; with a credential where one is asked for."""
-    # By its input and not by an argument, which everybody on the machine could see.
+    """Formats the request for curl and for the client, with a credential if one is required."""
+    # By standard input instead of an argument, which every user of the machine could see.
     told = f"""printf 'Authorization: Bearer %s' "${KEY_VARIABLE}" | """ if asked else ""
     header, token = (" -H @-", f', token=environ["{KEY_VARIABLE}"]') if asked else ("", "")
     body = json.dumps({"inputs": inputs}, separators=(",", ":"))

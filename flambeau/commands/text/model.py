@@ -1,4 +1,4 @@
-"""What `flambeau models` prints of models, versions and pointers.
+"""Formats models, versions and pointers for `flambeau models`.
 
 In: manifests and pointers. Out: lines, and for `list` the same facts as plain data.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PRODUCTION = "production"
 METRIC = "accuracy"
 SHOWN_LABELS = 10
-"""Names of classes that `show` prints at most."""
+"""Most class names that `show` prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +36,30 @@ class ModelSummary:
     aliases: dict[str, int] = field(default_factory=dict)
     """Version by alias."""
     version_shown: int | None = None
-    """The version of the artifact below: the one in production, else the newest."""
+    """Version of the artifact below: the one in production, otherwise the newest."""
     semver_shown: str | None = None
     """Its semantic version, if it has one."""
     best_artifact: str | None = None
-    """The fastest one, as measured where it was published."""
+    """Fastest artifact, as measured at publication."""
     batch_size: int | None = None
-    """Rows of the batch that `latency_ms` is for: the smallest that was measured."""
+    """Rows of the batch of `latency_ms`: the smallest batch that was measured."""
     latency_ms: float | None = None
     accuracy: float | None = None
-    """Of that artifact over the test split, 0 to 1; None for models with another metric."""
+    """Accuracy of that artifact over the test split, 0 to 1; None for other metrics."""
     metric: str | None = None
-    """What it is judged by, such as `accuracy` or `rmse`."""
+    """Metric of its task, such as `accuracy` or `rmse`."""
     metric_value: float | None = None
     error: str | None = None
-    """Why nothing more is known, when a manifest or a pointer cannot be read."""
+    """Reason if a manifest or a pointer cannot be read."""
 
 
 def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
-    """The table of models; every alias in use has a column."""
+    """Returns the table of models; every alias in use has a column."""
     others = sorted({alias for s in summaries for alias in s.aliases} - {PRODUCTION})
     aliases = [PRODUCTION, *others]
     in_use = [alias.upper() for alias in aliases]
     header = ["MODEL", *in_use, "PUBLISHED", "SEMVER", "BEST ARTIFACT"]
-    # One heading for all: where models are judged otherwise, each cell says by what.
+    # One heading for all: if metrics differ, each cell names its own.
     alike = all(summary.metric in (None, METRIC) for summary in summaries)
     rows = [[*header, METRIC.upper() if alike else "METRIC"]]
     for summary in summaries:
@@ -82,7 +82,7 @@ def _count_text(versions: int) -> str:
 
 
 def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:
-    """Everything a person wants to know of one version."""
+    """Returns the details of one version."""
     named = f"  ({', '.join(aliases)})" if aliases else ""
     published = manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return [
@@ -102,7 +102,7 @@ def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:
 
 
 def history_lines(history: Sequence["Pointers"]) -> list[str]:
-    """One line a generation, oldest first."""
+    """Returns one line per generation, the oldest first."""
     rows = [["GENERATION", "WHEN", "WHO", "ALIASES", "WHY"]]
     for pointers in history:
         aliases = ", ".join(f"{alias}={v}" for alias, v in sorted(pointers.aliases.items()))
@@ -135,7 +135,7 @@ def _signature_lines(signature: "Signature") -> list[str]:
 
 
 def _shape_text(spec: "TensorSpec", signature: "Signature") -> str:
-    """`[-1,1,8..32,8..32]`: axes that vary within limits are told with those."""
+    """Formats `[-1,1,8..32,8..32]`: axes with limits show both."""
     ranges = signature.dynamic.get(spec.name, {})
     sizes = ("..".join(map(str, ranges.get(axis, (size,)))) for axis, size in enumerate(spec.shape))
     return f"[{','.join(sizes)}]"

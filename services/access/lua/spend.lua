@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- Takes from a bucket what a gateway has let in already, and says what is left: below 0 is a debt.
+-- Takes from a bucket the tokens that a gateway has spent; returns the rest, below 0 if in debt.
 --
--- KEYS[1]  hash: `tokens`, and `at`, the microsecond of Redis' clock when they were so many;
---          gone once the bucket is full again
--- ARGV[1]  tokens that come back a second
--- ARGV[2]  the most it holds
--- ARGV[3]  what was spent
+-- KEYS[1]  hash: `tokens`, and `at`, the time of that count in microseconds of Redis' clock;
+--          expires once the bucket is full again
+-- ARGV[1]  tokens refilled per second
+-- ARGV[2]  capacity of the bucket
+-- ARGV[3]  tokens that were spent
 
 local rate, burst, spent = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')

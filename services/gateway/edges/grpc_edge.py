@@ -23,7 +23,7 @@ from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission
 from services.gateway.edges import grpc_health, grpc_reflection
 from services.gateway.edges.grpc_health import GrpcHealth
-from services.gateway.edges.grpc_infer import InferenceCall, InferRoute, secret_in
+from services.gateway.edges.grpc_infer import GRPC, GrpcInferRoute, InferenceCall, secret_in
 from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.edges.grpc_jobs import GrpcJobs
 from services.gateway.edges.grpc_large_answer import SlowAnswer
@@ -31,6 +31,7 @@ from services.gateway.edges.grpc_reflection import GrpcReflection
 from services.gateway.edges.grpc_verification import ACT as VERIFY
 from services.gateway.edges.grpc_verification import SERVICE as VERIFICATION_SERVICE
 from services.gateway.edges.grpc_verification import GrpcVerification
+from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.request_accounting import RequestAccounting
@@ -72,6 +73,7 @@ class GrpcEdge:
         verifications: where versions are verified.
         service: where jobs are taken in, if there are any.
         authenticator: knows callers, where they are asked for credentials.
+        sampler: samples payloads, where that is asked for.
         tls: with it, the port speaks TLS.
     """
 
@@ -88,9 +90,10 @@ class GrpcEdge:
         verifications: VerificationService,
         service: JobService | None = None,
         authenticator: "Authenticator | None" = None,
+        sampler: Sampler | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._admission = admission
+        self._path = InferencePath(GRPC, admission, accounting, sampler)
         self._facts = facts
         self._accounting = accounting
         self._authenticator = authenticator
@@ -154,8 +157,10 @@ class GrpcEdge:
 
     def _route_infer(self, head: GrpcHead) -> None:
         secret = self._turn_away(head)
-        route = InferRoute(self._admission, self._accounting, head, self._authenticator, secret)
-        head.open = partial(InferenceCall, route)
+        authorization = None
+        if self._authenticator is not None:
+            authorization = self._authenticator.authorization(secret, "infer")
+        head.open = partial(InferenceCall, GrpcInferRoute(self._path, head, authorization))
 
     def _turn_away(self, head: GrpcHead) -> str:
         """Refuses strangers before their message comes; returns the credential of others."""

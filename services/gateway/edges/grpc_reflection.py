@@ -137,7 +137,7 @@ class _Questions(Call):
             if self.has_ended:
                 self.finish()
 
-    def end(self) -> None:
+    def end_input(self) -> None:
         """There are no more questions."""
         if not self.waiting:
             self.finish()

@@ -24,7 +24,8 @@ from services.errors import MethodNotAllowedError, ServingError, UnknownPathErro
 from services.gateway.admission import Admission
 from services.gateway.edges.job_routes import JobRoutes
 from services.gateway.edges.openapi import openapi_document
-from services.gateway.edges.rest_infer import InferExchange, InferRoute
+from services.gateway.edges.rest_infer import REST, InferExchange, RestInferRoute
+from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
@@ -53,8 +54,10 @@ class RestEdge:
         accounting: RequestAccounting,
         service: JobService | None = None,
         authenticator: "Authenticator | None" = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self._admission = admission
+        self._path = InferencePath(REST, admission, accounting, sampler)
         self._authenticator = authenticator
         self._jobs = JobRoutes(admission, accounting, service, self._principal)
         self._facts = facts
@@ -88,16 +91,14 @@ class RestEdge:
         if self._authenticator is not None:
             secret = secret_of(head.text("authorization") or "", head.text("x-api-key") or "")
             self._authenticator.admit(secret)
-            authorization = (
-                self._authenticator.authorization(secret, "infer", found[1]) if found else None
-            )
+            authorization = self._authenticator.authorization(secret, "infer")
         if found is None:
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":
             return partial(_NotAllowed, "POST")
         model, version = found[1], found[2] or ""
-        route = InferRoute(self._admission, self._accounting, head, model, version, authorization)
+        route = RestInferRoute(self._path, head, model, version, authorization)
         return partial(InferExchange, route)
 
     def _principal(self, request: Request) -> Principal:

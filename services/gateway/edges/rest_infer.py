@@ -1,11 +1,10 @@
-"""The hot path of the REST edge: one inference, from its whole body to its whole answer.
+"""Inferences of the REST edge, from their whole bodies to their whole answers.
 
 In: a head that names a model, and its body. Out: the protocol's JSON or binary answer, or
-`{"error": ...}`. Nothing is awaited: admission calls back, and so does what reads and writes large
-bodies in slices.
+`{"error": ...}`. Nothing is awaited: `inference.py` calls `decode`, `part` and `fail`.
 """
 
-import logging
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -13,19 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from services.errors import InvalidRequestError, ServingError
-from services.gateway.admission import Admission, InferCall
+from services.gateway.admission import InferCall
 from services.gateway.edges import rest_codec
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES
-from services.gateway.request_accounting import REQUEST_ID, Record, RequestAccounting
-from services.gateway.scheduling_parameters import time_for_work
+from services.gateway.inference import Inference, InferencePath, WireProtocol
+from services.gateway.request_accounting import REQUEST_ID
+from services.gateway.scheduling_parameters import time_for_work, work_deadline
 from services.gateway.sliced_work import Slices
 from services.gateway.wire.body import Body
 from services.gateway.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
 from services.gateway.wire.http1.exchange import JSON, Exchange
 from services.gateway.wire.http1.head import Head
-from services.queueing.memory_queue import Done, Entry, Outcome
-from services.queueing.records import InferReply, Lane
+from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from services.access.caller import Caller
     from services.gateway.wire.http1.connection import HttpConnection
 
-logger = logging.getLogger("flambeau.http")
+REST = WireProtocol("rest", "200", lambda error: str(error.http_status))
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 """The caller's own limit, from the last byte of the request. HTTP has no standard header for it;
@@ -47,35 +46,24 @@ _CLIENT_CLOSED = "499"
 """The status nginx made customary for a caller that went away; it is only ever counted."""
 
 
-class InferRoute:
+class RestInferRoute:
     """All of an inference that its head alone tells; kept with a head that comes again."""
 
     __slots__ = (
-        "accounting",
-        "admission",
-        "authorization",
-        "encoding",
-        "fault",
-        "given_id",
-        "header_length",
-        "model",
-        "timeout_s",
-        "traceparent",
-        "version",
+        "authorization", "encoding", "fault", "given_id", "header_length", "model", "path",
+        "timeout_s", "traceparent", "version",
     )  # fmt: skip
 
     def __init__(
         self,
-        admission: Admission,
-        accounting: RequestAccounting,
+        path: InferencePath,
         head: Head,
         model: str,
         version: str,
         authorization: "CachedAuthorization | None" = None,
     ) -> None:
-        self.admission = admission
+        self.path = path
         self.authorization = authorization
-        self.accounting = accounting
         self.model = model
         self.version = version
         self.given_id = head.text(REQUEST_ID) or ""
@@ -94,213 +82,129 @@ class InferRoute:
 class InferExchange(Exchange):
     """One inference."""
 
-    __slots__ = ("_entry", "_record", "_request", "_route")
+    __slots__ = ("_inference", "_request", "_route")
     counts_refusals = True
     is_paced = True
 
-    def __init__(self, route: InferRoute, connection: "HttpConnection", head: Head) -> None:
-        # What `Exchange.__init__` sets, for a call less.
-        self._connection = connection
-        self.head = head
-        self.last = not head.keep_alive
-        self.response = None
-        self.held_bytes = 0
+    def __init__(self, route: RestInferRoute, connection: "HttpConnection", head: Head) -> None:
+        Exchange.__init__(self, connection, head)
         self._route = route
-        self._record: Record | None = None
+        self._inference: Inference | None = None
         self._request: RestRequest | None = None
-        self._entry: Entry | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether it has its answer, or its caller has gone."""
+        """True once it has its answer, or its caller has disconnected."""
         return self.response is not None
 
     def body_limit(self, max_bytes: int) -> int:
         """All that the port takes, of those who may infer."""
-        authorization = self._route.authorization
-        if authorization is not None:
-            authorization.caller()
+        route = self._route
+        if route.authorization is not None:
+            route.authorization.caller(route.model)
         return max_bytes
 
     def begin(self, body: Body) -> None:
         """Starts the work in its turn."""
-        self._route.admission.turns.begin(self, body, self._connection)
+        self._route.path.admission.turns.begin(self, body, self._connection)
 
-    def begin_in_turn(self, body: Body, waited_s: float) -> None:
-        """Decodes the request and lets it in."""
+    def begin_in_turn(self, body: Body, received_at: float) -> None:
+        """Starts the inference."""
         route = self._route
-        record = self._open_record()
-        record.started -= waited_s
-        caller = None
-        if route.authorization is not None:
-            caller = route.authorization.known
-            # Written out, for it is on the way of every request.
-            if caller is None or caller.ended or time.time() >= caller.expires_at:
-                try:
-                    caller = route.authorization.caller()
-                except ServingError as error:
-                    self._fail(error)
-                    return
-        try:
-            decoded: RestRequest | Slices[RestRequest]
-            if route.header_length is None and route.fault is None and len(body) < MIN_LARGE_BYTES:
-                decoded = rest_codec.decode_json(body)
-            else:
-                decoded = self._decode(body, caller)
-            if isinstance(decoded, RestRequest):
-                self._let_in(decoded, waited_s, caller)
-            else:
-                self._read_in_slices(decoded, len(body), waited_s, caller)
-        except ServingError as error:
-            self._fail(error if self._request else self._fault_of_model() or error)
-        except Exception as error:
-            self._fail_unforeseen(error)
-
-    def _let_in(self, request: RestRequest, waited_s: float, caller: "Caller | None") -> None:
-        """Hands a decoded request to admission.
-
-        Raises:
-            ServingError: it is refused.
-        """
-        route, record = self._route, self._record
-        assert record is not None
-        self._request = request
-        if request.id:
-            record.request_id = route.accounting.safe_id(request.id)
-        timeout_s = route.timeout_s
-        if request.timeout_us:
-            own_s = time_for_work(request.timeout_us / 1e6, WAY_BACK_S)
-            timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
-        if timeout_s is not None:
-            timeout_s -= waited_s
-        call = InferCall(
-            request_id=record.request_id,
-            model=route.model,
-            version=route.version,
-            inputs=request.inputs,
-            outputs=request.outputs,
-            timeout_s=timeout_s,
-            priority=request.priority,
-            preference=request.preference,
-            trace=record.trace,
-            caller=caller,
+        inference = self._inference = route.path.open(
+            self, received_at, route.given_id, route.model, route.version, route.traceparent
         )
-        answered: Done = self._answered
-        if route.accounting.sampler is not None:
-            answered = route.accounting.sampler.watch(call, record, answered)
-        entry = route.admission.infer(call, answered)
-        if self.response is None:
-            self._entry = entry
+        inference.begin(body, route.authorization)
 
     def refuse(self, error: ServingError) -> None:
-        """Counts what never became a request under the model it was for."""
-        self._open_record()
-        self._fail(error)
+        """Counts a request that was not decoded under the model that it names."""
+        self._open().fail(error)
 
     def abandon(self) -> None:
-        """The caller hung up: drops the work, if it has not begun."""
+        """Cancels the inference: its caller has disconnected."""
         Exchange.abandon(self)
-        record = self._record or self._open_record()
-        if self._entry is not None:
-            self._entry.cancel()
-        record.close_failed(_CLIENT_CLOSED, ServingError("the caller hung up"))
+        inference = self._inference or self._open()
+        inference.cancel(_CLIENT_CLOSED, ServingError("the caller hung up"))
 
-    def _open_record(self) -> Record:
+    def _open(self) -> Inference:
         route = self._route
-        record = self._record = route.accounting.open(
-            "rest", route.given_id, route.model, route.version, route.traceparent
+        self._inference = route.path.open(
+            self, time.monotonic(), route.given_id, route.model, route.version, route.traceparent
         )
-        return record
+        return self._inference
 
-    def _decode(self, body: Body, caller: "Caller | None") -> RestRequest | Slices[RestRequest]:
-        """Reads a body that is large, or whose head says more of it than that it is JSON."""
+    # What `Inference` calls.
+
+    def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
+        """Reads the JSON, and the binary tensors behind it."""
         route = self._route
+        if route.header_length is None and route.fault is None and len(body) < MIN_LARGE_BYTES:
+            return self._call(rest_codec.decode_json(body), caller)
         if route.fault is not None:
             raise route.fault
         signature = None
+        admission = route.path.admission
         if route.header_length == "0":
-            signature = route.admission.directory.resolve(route.model, route.version)[1]
-        check = partial(route.admission.check_inputs, route.model, route.version, caller)
-        return rest_codec.decode(body, route.header_length, signature, check, self.reserve)
+            signature = admission.directory.resolve(route.model, route.version)[1]
+        check = partial(admission.check_inputs, route.model, route.version, caller)
+        decoded = rest_codec.decode(body, route.header_length, signature, check, self.reserve)
+        if isinstance(decoded, RestRequest):
+            return self._call(decoded, caller)
+        return self._call_in_slices(decoded, caller)
 
-    def _read_in_slices(
-        self, slices: Slices[RestRequest], size: int, waited_s: float, caller: "Caller | None"
-    ) -> None:
-        began = time.monotonic()
+    def _call_in_slices(
+        self, slices: Slices[RestRequest], caller: "Caller | None"
+    ) -> Slices[InferCall]:
+        return self._call((yield from slices), caller)
 
-        def done(request: RestRequest) -> None:
-            try:
-                self._let_in(request, waited_s + time.monotonic() - began, caller)
-            except Exception as error:
-                failed(error)
+    def _call(self, request: RestRequest, caller: "Caller | None") -> InferCall:
+        inference = self._inference
+        assert inference is not None
+        self._request = request
+        if request.id:
+            inference.rename(request.id)
+        deadline = math.inf
+        timeout_s = self._route.timeout_s
+        if timeout_s is not None or request.timeout_us:
+            received_at = inference.received_at
+            deadline = work_deadline(received_at, request.timeout_us, math.inf, WAY_BACK_S)
+            if timeout_s is not None:
+                deadline = min(deadline, received_at + timeout_s)
+        return InferCall(
+            request_id=inference.request_id,
+            model=inference.model,
+            version=inference.version,
+            inputs=request.inputs,
+            outputs=request.outputs,
+            deadline=deadline,
+            priority=request.priority,
+            preference=request.preference,
+            trace=inference.trace,
+            caller=caller,
+        )
 
-        def failed(error: Exception) -> None:
-            if isinstance(error, ServingError):
-                self._fail(error if self._request else self._fault_of_model() or error)
-            else:
-                self._fail_unforeseen(error)
-
-        self._route.admission.work.begin(slices, done, failed, lambda: self.is_over, size)
-
-    def _fault_of_model(self) -> ServingError | None:
-        """That the model is not there, which is what to say before the body's own faults."""
-        route = self._route
-        try:
-            route.admission.directory.resolve(route.model, route.version)
-        except ServingError as error:
-            return error
-        return None
-
-    def _answered(self, outcome: Outcome) -> None:
-        """The queue's answer, on the loop, among those of the same batch."""
-        self._entry = None  # it holds us, and nothing is to wait for the garbage collector
-        if isinstance(outcome, ServingError):
-            self._fail(outcome)
-            return
+    def part(self, reply: InferReply) -> None:
+        """Writes the answer in the form that the request and its head ask for."""
         request = self._request
         assert request is not None
-        try:
-            if (
-                request.usual
-                and len(outcome.outputs) == 1
-                and not self._route.encoding
-                and not outcome.artifact
-                and (text := rest_codec.encode_one(outcome)) is not None
-            ):
-                self._succeed(outcome, JSON, [text])
-            else:
-                self._encode(outcome, request)
-        except ServingError as error:
-            self._fail(error, outcome.lane)
-        except Exception as error:
-            self._fail_unforeseen(error)
-
-    def _encode(self, reply: InferReply, request: RestRequest) -> None:
-        """Writes an answer, in slices if it is large.
-
-        Raises:
-            ServingError: it cannot be written in the form asked for.
-        """
+        if (
+            request.usual
+            and len(reply.outputs) == 1
+            and not self._route.encoding
+            and not reply.artifact
+            and (text := rest_codec.encode_one(reply)) is not None
+        ):
+            self._succeed(reply, JSON, [text])
+            return
         encoded = rest_codec.encode(reply, request, self.reserve)
         if isinstance(encoded, rest_codec.RestBody):
             self._send(reply, encoded)
-            return
-
-        def failed(error: Exception) -> None:
-            if isinstance(error, ServingError):
-                self._fail(error, reply.lane)
-            else:
-                self._fail_unforeseen(error)
-
-        self._request = None
-        self._connection.port.budget.give(self.held_bytes)
-        self.held_bytes = 0  # the answer is charged in place of the request
-        self._route.admission.work.begin(
-            encoded, partial(self._send, reply), failed, lambda: self.is_over
-        )
+        else:
+            self._request = None
+            assert self._inference is not None
+            self._inference.write(encoded, reply, partial(self._send, reply))
 
     def _send(self, reply: InferReply, body: rest_codec.RestBody) -> None:
-        """Sends an answer in the form that the request and its head ask for."""
         encoding = self._route.encoding
         fields = JSON
         if body.json_length is not None:
@@ -314,22 +218,18 @@ class InferExchange(Exchange):
     def _succeed(
         self, reply: InferReply, fields: bytes, parts: Sequence[bytes | memoryview]
     ) -> None:
-        record = self._record
-        assert record is not None
-        record.close("200", reply)
-        # Ids are printable ASCII: the accounting replaces any other.
-        self.respond(200, b"%bx-request-id: %b\r\n" % (fields, record.request_id.encode()), parts)
+        inference = self._inference
+        assert inference is not None
+        inference.answered(reply)
+        # Ids are printable ASCII: `Inference` replaces any other.
+        fields = b"%bx-request-id: %b\r\n" % (fields, inference.request_id.encode())
+        self.respond(200, fields, parts)
 
-    def _fail(self, error: ServingError, lane: Lane | None = None) -> None:
-        record = self._record
-        assert record is not None
-        record.close_failed(str(error.http_status), error, lane)
-        self.respond_error(error, b"x-request-id: %b\r\n" % record.request_id.encode())
-
-    def _fail_unforeseen(self, error: Exception) -> None:
-        """A fault of our own. Its neighbours in the batch are to get their answers all the same."""
-        logger.error("inference failed", exc_info=error)
-        self._fail(ServingError("internal error; the server's log says more"))
+    def fail(self, error: ServingError) -> None:
+        """Answers `{"error": ...}`, with the request's id as a header."""
+        inference = self._inference
+        assert inference is not None
+        self.respond_error(error, b"x-request-id: %b\r\n" % inference.request_id.encode())
 
 
 def _timeout_s(value: str | None) -> float | None:

@@ -31,9 +31,9 @@ from model_store.storage.storage import Storage
 from services.access.rates import Bucket
 from services.errors import BackendError, DeadlineExceededError, ServingError
 from services.gateway.admission import InferCall
+from services.gateway.inference import Inference
 from services.gateway.payloads.rule import PayloadRule, rule_of
 from services.gateway.payloads.tensors import NamedTensor, TakenTensor, take
-from services.gateway.request_accounting import Record
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, Outcome
 from services.queueing.records import InferReply, Lane, ServedVersion
@@ -120,25 +120,27 @@ class PayloadSampler:
         self._max_waiting = min(MAX_WAITING, max(2, MAX_WAITING_BYTES // largest))
         self._wake, self._is_over, self._is_failing = threading.Event(), False, False
 
-    def watch(self, call: InferCall, record: Record, answered: Done) -> Done:
+    def watch(self, call: InferCall, inference: Inference, answered: Done) -> Done:
         """Who is to be called with the outcome of a request: its caller, and then the sampler.
 
         Args:
             call: the request.
-            record: its own.
+            inference: its own.
             answered: the caller.
         """
-        return partial(self._answered, call, record, answered)
+        return partial(self._answered, call, inference, answered)
 
-    def _answered(self, call: InferCall, record: Record, answered: Done, outcome: Outcome) -> None:
+    def _answered(
+        self, call: InferCall, inference: Inference, answered: Done, outcome: Outcome
+    ) -> None:
         answered(outcome)
         try:
-            self._look(call, record, outcome)
+            self._look(call, inference, outcome)
         except Exception:  # nothing that is odd in a request may harm its batch-mates
             self._dropped["failed"].inc()
             logger.exception("a request could not be sampled")
 
-    def _look(self, call: InferCall, record: Record, outcome: Outcome) -> None:
+    def _look(self, call: InferCall, inference: Inference, outcome: Outcome) -> None:
         """Samples a request if its rule says so, and chance."""
         served = None
         if isinstance(outcome, InferReply):
@@ -159,33 +161,31 @@ class PayloadSampler:
         elif len(self._waiting) >= self._max_waiting:
             self._dropped["queue_full"].inc()
         else:
-            self._waiting.append(self._taken(rule, call, record, outcome, lane))
+            self._waiting.append(self._taken(rule, call, inference, outcome, lane))
             if len(self._waiting) == self._max_waiting // 2:
                 self._wake.set()
 
     def _taken(
-        self, rule: PayloadRule, call: InferCall, record: Record, outcome: Outcome, lane: Lane
+        self, rule: PayloadRule, call: InferCall, inference: Inference, outcome: Outcome, lane: Lane
     ) -> Taken:
         tensors = [NamedTensor(each.name, each.datatype, each.array) for each in call.inputs]
-        inputs, status, error = len(tensors), "", ""
+        inputs, status, error = len(tensors), inference.protocol.ok, ""
         if isinstance(outcome, ServingError):
-            is_grpc, error = record.protocol == "grpc", type(outcome).__name__
-            status = outcome.grpc_code if is_grpc else str(outcome.http_status)
+            status, error = inference.protocol.code(outcome), type(outcome).__name__
         else:
-            status = "OK" if record.protocol == "grpc" else "200"
             types = outcome.datatypes
             tensors += [NamedTensor(name, types[name], x) for name, x in outcome.outputs.items()]
         taken = take(rule, tensors)
         return Taken(
             lane=lane,
             artifact=self._artifact(lane) if isinstance(outcome, InferReply) else "",
-            request_id=record.request_id,
-            trace_id=record.trace_id,
-            protocol=record.protocol,
+            request_id=inference.request_id,
+            trace_id=inference.trace_id,
+            protocol=inference.protocol.name,
             status=status,
             error=error,
             ended_at=time.time(),
-            duration_s=time.monotonic() - record.started,
+            duration_s=time.monotonic() - inference.received_at,
             inputs=taken[:inputs],
             outputs=taken[inputs:],
         )

@@ -1,1 +1,1 @@
-"""What runs an artifact: one file a runtime, imported only when a version needs it."""
+"""Backends that run artifacts: one module per runtime, imported only when a version needs it."""

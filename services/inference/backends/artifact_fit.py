@@ -1,7 +1,7 @@
-"""Whether this machine can run an artifact at all, before a byte of it is read.
+"""Checks that this machine can run an artifact at all, before a byte of it is read.
 
-In: what the manifest says of it, and a device. Out: nothing, or an error that says what is
-missing: a runtime, features of the processor, a version of torch.
+In: the artifact's entry in the manifest, and a device. Out: nothing, or an error that names what
+is missing: a runtime, features of the processor, a version of torch.
 """
 
 import importlib.util
@@ -21,21 +21,21 @@ RUNTIMES = {
     "pt2": ("torch", "train"),
     "aoti": ("torch", "train"),
 }
-"""By kind, the package that runs it, and the extra it comes with."""
+"""The package that runs each kind, and the extra that installs it."""
 
 ON_GPUS = frozenset({"onnx", "torchscript"})
 """Kinds that run on GPUs; the others run on the CPU only."""
 
 
 class UnfitArtifactError(BackendError):
-    """This machine cannot run the artifact; the message says what it lacks and what to do."""
+    """This machine cannot run the artifact; the message states what is missing and what to do."""
 
 
 def check_fit(artifact: Artifact, device: Device) -> None:
-    """Refuses an artifact that cannot run here, or only absurdly slowly.
+    """Refuses an artifact that cannot run here, or only extremely slowly.
 
     Raises:
-        UnfitArtifactError: with the reason.
+        UnfitArtifactError: the artifact is unfit; has the reason.
     """
     package, extra = RUNTIMES[artifact.kind]
     if importlib.util.find_spec(package) is None:
@@ -82,5 +82,5 @@ def _check_compiled_for(artifact: Artifact, torch_here: str, here: Collection[st
 
 
 def _release(version: str) -> str:
-    """The version without its build (`2.13.0` of `2.13.0+cpu`): all have the same interfaces."""
+    """Returns a version without its build (`2.13.0` of `2.13.0+cpu`): builds share interfaces."""
     return version.split("+")[0]

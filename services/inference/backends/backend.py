@@ -1,4 +1,4 @@
-"""What a backend is: a loaded artifact that runs batches."""
+"""The interface of a backend: a loaded artifact that runs batches."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,19 +11,19 @@ from model_store.tensors import Array
 class Backend(Protocol):
     """A loaded artifact. One worker thread uses it at a time.
 
-    What is given here suits a backend on the CPU, in this process; the others say otherwise.
+    The default methods suit a backend on the CPU in this process; other backends override them.
     """
 
     platform: str
-    """The protocol's platform string, `<project>_<format>`."""
+    """Platform string of the protocol, `<project>_<format>`."""
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Memory for one input of the next run, for the caller to fill.
+        """Allocates memory for one input of the next run, which the caller fills.
 
         Args:
-            name: of the input.
+            name: name of the input.
             shape: [rows, ...].
-            dtype: of its elements.
+            dtype: type of its elements.
 
         Returns:
             An array with undefined contents, valid until that run ends.
@@ -34,26 +34,26 @@ class Backend(Protocol):
         """Runs one batch.
 
         Args:
-            inputs: every input of the signature, [rows, ...]; what `buffer` gave, or any other
-                arrays, read-only ones too.
+            inputs: every input of the signature, [rows, ...]; arrays of `buffer`, or any other
+                arrays, including read-only ones.
 
         Returns:
             Every output of the signature, [rows, ...]. They belong to the caller: a later run
             does not overwrite them.
 
         Raises:
-            DeviceError: the device and not an input is at fault: it is in error, it is out of
-                memory, or the process that runs the model died.
-            Exception: whatever else the model raises.
+            DeviceError: the cause is the device and not an input: it is in error or out of memory,
+                or the process that runs the model died.
+            Exception: any other exception of the model.
         """
 
     def close(self) -> None:
         """Frees the model's memory."""
 
     def kill(self) -> None:
-        """Ends a run that blocks, where that can be done; called from another thread."""
+        """Aborts a run that blocks, if the runtime supports that; called from another thread."""
         return
 
     def process_bytes(self) -> int:
-        """Memory of the process it has to itself; 0 for one that runs in ours."""
+        """Returns the memory of its worker process in bytes; 0 if it runs in this process."""
         return 0

@@ -1,13 +1,13 @@
-"""What AOTInductor compiled (`aoti`), through torch, on the CPU. It is native code: local stores.
+"""AOTInductor packages (`aoti`) through torch, on the CPU. They are native code: local stores only.
 
-Rules kept here:
-- only checked bytes reach the loader, which wants a file: they are written to a folder that only
-  this user can enter, and which is gone once the package is loaded. (torch unpacks the library
-  into a folder of its own, of mode 0700 in /tmp, which goes when the package is closed; a process
-  that is killed leaves it there.)
-- a package checks neither types nor shapes of its inputs: whoever calls it has.
+Rules:
+- only verified bytes reach the loader, which requires a file: they are written to a folder that
+  only this user can enter, and that is deleted once the package is loaded. (torch unpacks the
+  library into its own folder, of mode 0700 in /tmp, which is deleted when the package is closed; a
+  process that is killed leaves it there.)
+- a package checks neither types nor shapes of its inputs: its caller has.
 
-That the processor and torch are those it was compiled for is checked in `artifact_fit.py`.
+`artifact_fit.py` checks that the processor and torch are those that it was compiled for.
 
 Source: https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html
 """
@@ -25,9 +25,9 @@ class CompiledPackageBackend(TorchModuleBackend):
     """One package, called with the signature's inputs in order.
 
     Args:
-        data: the file, which holds native code.
+        data: contents of the file, which contains native code.
         signature: names and order of inputs and outputs.
-        threads: of torch, in the whole process; the package uses as many at most.
+        threads: torch's thread count, for the whole process; the package uses at most as many.
     """
 
     platform = "pytorch_aotinductor"
@@ -41,6 +41,6 @@ class CompiledPackageBackend(TorchModuleBackend):
 
 
 def load_package(path: str) -> Module:
-    """Loads a package; the file is of no more use afterwards."""
+    """Loads a package; the file is not needed afterwards."""
     module: Module = torch._inductor.aoti_load_package(path)
     return module

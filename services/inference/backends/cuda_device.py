@@ -1,4 +1,4 @@
-"""What is asked of a GPU: whether it is there, which it is, and page-locked memory for it."""
+"""Checks for a GPU, reports its name and driver, and allocates page-locked memory for it."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from services.inference.backends.device import Device
 
 
 def check_gpu(device: Device) -> None:
-    """Says in words why a GPU cannot be used.
+    """Checks that a GPU is usable.
 
     Raises:
         DeviceError: torch has no CUDA, or no GPU of this number.
@@ -29,11 +29,11 @@ def check_gpu(device: Device) -> None:
 def gpu_name_and_driver(
     device: Device, version: Path = Path("/proc/driver/nvidia/version")
 ) -> tuple[str, str]:
-    """Which GPU it is, and by which driver; empty for what is not known.
+    """Returns the GPU's name and its driver's version line; an empty string if unknown.
 
     Args:
         device: the GPU.
-        version: the file in which NVIDIA's driver says so on Linux.
+        version: file of the version of NVIDIA's driver on Linux.
     """
     there = torch.cuda.is_available() and device.index < torch.cuda.device_count()
     name = torch.cuda.get_device_name(device.index) if there else ""
@@ -44,10 +44,10 @@ def gpu_name_and_driver(
 
 
 def pinned_array(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """An array in page-locked memory, from which a GPU copies by itself; undefined contents.
+    """Returns an array in page-locked memory, which a GPU reads by DMA; contents undefined.
 
-    torch's host allocator rounds its size up to a power of two and keeps freed blocks for the
-    next request, so steady traffic locks no new pages.
+    torch's host allocator rounds its size up to a power of two and caches freed blocks for reuse,
+    so steady traffic locks no new pages.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     octets: Array = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()

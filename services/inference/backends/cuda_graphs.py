@@ -1,14 +1,14 @@
-"""CUDA graphs of one module: all kernels of a run launched at once, for a few batch sizes.
+"""CUDA graphs of one module: launch all kernels of a run at once, for a few batch sizes.
 
-In: a module and how many rows a batch has. Out: a captured graph at least that large, or None
-where the module has to be called as usual.
+In: a module and the rows of a batch. Out: a captured graph for at least as many rows, or None if
+the module has to be called as usual.
 
-Rules kept here:
-- only fixed shapes are captured: a signature in which more than the batch varies has no sizes;
+Rules:
+- only fixed shapes are captured: a signature with a variable axis besides the batch has no sizes;
 - a size is captured when first needed; there are at most as many graphs as sizes;
-- a module that cannot be captured, because it waits for the GPU, say, is warned of once and
-  called as usual from then on;
-- one capture at a time in the process, which torch asks for.
+- a module that cannot be captured, for example because it synchronizes with the GPU, causes one
+  warning and is called as usual from then on;
+- the process captures one graph at a time, as torch requires.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -30,13 +30,13 @@ logger = logging.getLogger("flambeau.cuda")
 Module = Callable[..., list[torch.Tensor]]
 
 LARGEST_ROWS = 256
-"""Larger batches compute for so long that the time of their launches no longer counts."""
+"""Larger batches compute for so long that the time of their kernel launches is negligible."""
 
 WARM_UP_RUNS = 3
-"""torch's own number; they also let TorchScript profile and fuse before the capture."""
+"""The number in torch's documentation; also lets TorchScript profile and fuse before a capture."""
 
 CAPTURE_LOCK = threading.Lock()
-"""Held while a graph is captured, and by whoever empties torch's cache, which may not meet."""
+"""Held to capture a graph and to empty torch's cache, which must not happen concurrently."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,11 +50,11 @@ class CapturedGraph:
 
 
 def graph_sizes(signature: Signature, preferred: Sequence[int] = ()) -> list[int]:
-    """The batch sizes to capture, ascending: the preferred ones, or else powers of two.
+    """Returns the batch sizes to capture, ascending: the preferred ones, or else powers of two.
 
     Args:
-        signature: if more than its batch varies there are none.
-        preferred: batch sizes; those over the signature's maximum are left out.
+        signature: inputs of the module; with a variable axis besides the batch there are no sizes.
+        preferred: batch sizes; those above the signature's maximum are ignored.
     """
     if any(-1 in spec.shape[1:] for spec in signature.inputs):
         return []
@@ -78,7 +78,7 @@ class CudaGraphs:
         self._captured: dict[int, CapturedGraph] = {}
 
     def for_rows(self, rows: int) -> CapturedGraph | None:
-        """The smallest graph with room for a batch, captured now if it is not yet.
+        """Returns the smallest graph that fits a batch, and captures it if necessary.
 
         The stream must be the current one.
         """
@@ -109,7 +109,7 @@ class CudaGraphs:
         for _ in range(WARM_UP_RUNS):
             self._module(*inputs)
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on allocating meanwhile: only this one keeps to the rules of a capture.
+        # Other threads allocate meanwhile: "thread_local" restricts only this one to the rules.
         with (
             CAPTURE_LOCK,
             torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),

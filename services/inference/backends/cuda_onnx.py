@@ -1,9 +1,9 @@
-"""ONNX models through ONNX Runtime, on a GPU: by CUDA's kernels, or TensorRT's engines.
+"""ONNX models through ONNX Runtime, on a GPU: with CUDA's kernels, or TensorRT's engines.
 
-Rules kept here: inputs are copied to the GPU once, from page-locked memory where the caller
-filled a `buffer`; outputs stay on the GPU until the run has ended and are copied once; no model
-falls back to the CPU unnoticed; single precision is computed in full by CUDA, as the artifact was
-verified, not in TF32; where TensorRT cannot be had, CUDA runs the model, and the log says why.
+Rules: inputs are copied to the GPU once, from page-locked memory if the caller filled a `buffer`;
+outputs stay on the GPU until the run has ended and are copied once; no model falls back to the
+CPU silently; CUDA computes single precision as FP32, as the artifact was verified, not as TF32;
+if TensorRT is unavailable, CUDA runs the model, and the reason is logged.
 
 Source: https://onnxruntime.ai/docs/api/python/api_summary.html#data-on-device and
 https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
@@ -39,15 +39,15 @@ _MEMORY = "cuda"
 
 
 class CudaOnnxBackend(Backend):
-    """One session on one GPU, which gives it a stream of its own. The file is data.
+    """One session on one GPU, with its own stream. The file is data.
 
     Args:
-        data: the file.
-        signature: names of inputs and outputs, and the sizes TensorRT builds engines for.
-        options: which GPU; how many CPU threads run what is left to the CPU; whether TensorRT
-            comes before CUDA, and which batch sizes it tunes its engines for.
-        precision: of the artifact.
-        digest: of the file, which its engines are cached under.
+        data: contents of the file.
+        signature: names of inputs and outputs, and the sizes that TensorRT builds engines for.
+        options: the GPU; the number of CPU threads for operators that stay on the CPU; TensorRT's
+            precedence over CUDA, and the batch sizes that it tunes its engines for.
+        precision: precision of the artifact.
+        digest: digest of the file, under which its engines are cached.
 
     Raises:
         DeviceError: this ONNX Runtime has no CUDA, or CUDA did not start.
@@ -65,12 +65,12 @@ class CudaOnnxBackend(Backend):
     ) -> None:
         device, threads, how = options.device, options.threads, options.onnx_on_gpu
         _check_provider(device, onnxruntime.get_available_providers())
-        # Only here, because it imports torch.
+        # Imported here, because it imports torch.
         from services.inference.backends.cuda_device import check_gpu, pinned_array
 
         check_gpu(device)
         self._pinned_array = pinned_array
-        # CUDA's libraries may lie in wheels beside ONNX Runtime, where the loader does not look.
+        # CUDA's libraries may lie in wheels beside ONNX Runtime, which the loader does not search.
         onnxruntime.preload_dlls()
         session = None
         if "tensorrt" in how.providers:
@@ -78,7 +78,7 @@ class CudaOnnxBackend(Backend):
                 sizes = options.preferred_batch_sizes
                 tensorrt = tensorrt_options(how, device.index, signature, precision, sizes, digest)
                 session = _tensorrt_session(data, threads, device, tensorrt)
-            except Exception as error:  # whatever TensorRT raises on a graph it does not take
+            except Exception as error:  # TensorRT may raise anything for an unsupported graph
                 reason = str(error) or repr(error)
                 logger.warning("no TensorRT; CUDA runs the model", extra={"reason": reason})
         if session is None:
@@ -86,21 +86,21 @@ class CudaOnnxBackend(Backend):
         _check_provider(device, session.get_providers())
         self._session = session
         self._run_options = onnxruntime.RunOptions()
-        # "No CUDA graph" is the default, but Python asks for the entry at every run, and that it
-        # is missing costs it an exception and 50 µs.
+        # "No CUDA graph" is the default, but the Python API reads the entry at every run, and a
+        # missing one costs an exception and 50 µs.
         self._run_options.add_run_config_entry("gpu_graph_id", "-1")
         self._index = device.index
         self._inputs = [spec.name for spec in signature.inputs]
         self._outputs = [spec.name for spec in signature.outputs]
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Page-locked memory for one input; see `Backend.buffer`."""
+        """Returns page-locked memory for one input; see `Backend.buffer`."""
         return self._pinned_array(shape, dtype)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch; see `Backend.run`."""
         try:
-            # A binding keeps the outputs of its last run and their shapes, so each run gets one.
+            # A binding keeps the outputs and shapes of its last run, so each run has its own.
             binding = self._session.io_binding()
             for name in self._inputs:
                 binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name]))
@@ -119,7 +119,7 @@ class CudaOnnxBackend(Backend):
         del self._session
 
     def kill(self) -> None:
-        """Makes the present run, and every later one, raise at its next operator."""
+        """Makes the current run, and every later one, raise at its next operator."""
         self._run_options.terminate = True
 
 
@@ -132,7 +132,7 @@ def _tensorrt_session(
             "and tensorrt"
         )
     with contextlib.suppress(ImportError):
-        importlib.import_module("tensorrt")  # finds its libraries where the loader does not look
+        importlib.import_module("tensorrt")  # finds libraries that the loader does not search for
     session = _session(data, threads, device, options)
     if TENSORRT not in session.get_providers():
         raise DeviceError(

@@ -1,11 +1,11 @@
 """TorchScript models through torch, on a GPU. Loading one runs its code: local stores only.
 
-Rules kept here:
-- an instance has a stream of its own, so several share a GPU without waiting for each other;
-- copies to and from the GPU start from page-locked memory and block nothing; the thread sleeps,
-  it does not spin, until the whole run has ended;
-- outputs are copied into memory that is new for every run;
-- single precision is computed in full, as the artifact was verified, not in TF32.
+Rules:
+- each instance has its own stream, so several share a GPU without waiting for each other;
+- copies to and from the GPU use page-locked memory and do not block; the thread sleeps, without
+  spinning, until the whole run has ended;
+- outputs are copied into memory that is allocated anew for every run;
+- single precision is computed as FP32, as the artifact was verified, not as TF32.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html
 """
@@ -30,10 +30,10 @@ class CudaTorchBackend(Backend):
     """One scripted or traced module on one GPU, called with the signature's inputs in order.
 
     Args:
-        data: the file, which may hold code.
+        data: contents of the file, which may contain code.
         signature: names, order and shapes of inputs and outputs.
-        options: where it runs: a GPU; its preferred batch sizes are those to capture CUDA graphs
-            for, powers of two unless given.
+        options: the GPU to run on; CUDA graphs are captured for its preferred batch sizes, or for
+            powers of two if there are none.
 
     Raises:
         DeviceError: CUDA cannot use this GPU.
@@ -56,7 +56,7 @@ class CudaTorchBackend(Backend):
         self._graphs = CudaGraphs(self._call, signature, self._stream, sizes)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Page-locked memory for one input; see `Backend.buffer`."""
+        """Returns page-locked memory for one input; see `Backend.buffer`."""
         return pinned_array(shape, dtype)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -75,19 +75,19 @@ class CudaTorchBackend(Backend):
         return dict(zip(self._outputs, values, strict=True))
 
     def close(self) -> None:
-        """Frees the module and its graphs, and hands their memory back to the GPU."""
+        """Frees the module and its graphs, and returns their memory to the GPU."""
         del self._graphs, self._module
         with CAPTURE_LOCK:
             torch.cuda.empty_cache()
 
     def _launch(self, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Starts a run; its results lie on the GPU, [rows, ...], once the stream has got there."""
+        """Starts a run; returns tensors on the GPU, [rows, ...], valid after the stream ran it."""
         rows = arguments[0].shape[0]
         captured = self._graphs.for_rows(rows)
         if captured is None:
             device = self._stream.device
             return self._call(*(a.to(device, non_blocking=True) for a in arguments))
-        # The rows beyond hold zeros or those of an earlier batch, and what they give is cut off.
+        # The remaining rows hold zeros or rows of an earlier batch; their outputs are cut off.
         for place, argument in zip(captured.inputs, arguments, strict=True):
             place[:rows].copy_(argument, non_blocking=True)
         captured.graph.replay()
@@ -98,7 +98,7 @@ class CudaTorchBackend(Backend):
 
 
 def _writable(array: Array) -> Array:
-    """The array, or a page-locked copy of one that torch cannot view."""
+    """Returns the array, or a page-locked copy if torch cannot view it."""
     if array.flags.writeable and array.flags.c_contiguous:
         return array
     copy = pinned_array(array.shape, array.dtype)
@@ -107,7 +107,7 @@ def _writable(array: Array) -> Array:
 
 
 def _start_copy(result: torch.Tensor) -> Array:
-    """Begins the copy of one output; the array holds it once the stream has got there."""
+    """Starts to copy one output; the returned array is valid once the stream has run the copy."""
     host: Array = (
         torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
         .copy_(result, non_blocking=True)

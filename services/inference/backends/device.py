@@ -1,4 +1,4 @@
-"""Where a model runs: the CPU or one CUDA GPU. In: `cpu`, `cuda` or `cuda:N`. Out: a `Device`."""
+"""Device of a model: the CPU or one CUDA GPU. In: `cpu`, `cuda` or `cuda:N`. Out: a `Device`."""
 
 import re
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ _CUDA = re.compile(r"cuda(?::(\d{1,3}))?")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device. `str()` gives back what `parse_device` takes: `cpu`, `cuda:0`."""
+    """One device. `str()` returns the form that `parse_device` accepts: `cpu`, `cuda:0`."""
 
     kind: Literal["cpu", "cuda"]
     index: int = 0
-    """Which of the machine's GPUs, as CUDA counts them; 0 for the CPU."""
+    """CUDA's index of the GPU; 0 for the CPU."""
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
@@ -23,7 +23,7 @@ CPU = Device("cpu")
 
 
 def parse_device(text: str) -> Device:
-    """The device a setting names.
+    """Parses the device in a setting.
 
     Raises:
         ValueError: it is none of `cpu`, `cuda` and `cuda:N`.

@@ -1,11 +1,11 @@
-"""Tells a fault of a GPU from a fault of the model or its input.
+"""Distinguishes a fault of a GPU from a fault of the model or its input.
 
-In: what a runtime raised. Out: whether what runs the model failed. The runtimes have no common
-error class for it, so their words decide: torch's `OutOfMemoryError` and `AcceleratorError` say
-"CUDA out of memory" and "CUDA error", ONNX Runtime's say "CUDA failure 2" or "CUBLAS failure".
+In: a runtime's exception. Out: True if the device failed. The runtimes have no common error class
+for it, so their messages decide: torch's `OutOfMemoryError` and `AcceleratorError` say "CUDA out of
+memory" and "CUDA error", ONNX Runtime's say "CUDA failure 2" or "CUBLAS failure".
 
-There are none of the CPU: an allocation it refuses is one of absurd size, which an input asked
-for, and a CPU that is truly out of memory ends the process.
+The CPU has no device faults: an allocation that fails there is one of absurd size, which an input
+caused, and a machine that is really out of memory kills the process.
 """
 
 from services.errors import DeviceError
@@ -25,13 +25,13 @@ _WORDS = (
 
 
 def is_device_fault(error: Exception) -> bool:
-    """Whether a GPU in error or out of memory, and not an input, is to blame."""
+    """Returns True if the cause is a GPU in error or out of memory, and not an input."""
     text = str(error).lower()
     return any(words in text for words in _WORDS)
 
 
 def device_error(error: Exception) -> DeviceError:
-    """What a backend raises for such a fault; the first line of a runtime's words is enough."""
+    """Returns the error to raise for such a fault, with the first line of the runtime's message."""
     reason = str(error).strip().splitlines()[0]
     return DeviceError(
         f"the device failed, not the input: {reason}; if it goes on failing, restart the server"

@@ -1,8 +1,8 @@
-"""How much of a device's memory is taken, measured, for the admission of models.
+"""Measures the memory that is used of a device, for the admission of models.
 
-In: a device. Out: bytes used and bytes there are. For a GPU the driver says so, for all
-processes on it; for the CPU it is what this process has in RAM, and what it can come to before
-the machine or its control group (a container's limit) has no more.
+In: a device. Out: used bytes and total bytes. For a GPU they are the driver's numbers, for all
+processes on it. For the CPU they are this process's resident memory, and the size that it can grow
+to before the memory of the machine or of its control group (a container's limit) is exhausted.
 """
 
 import os
@@ -15,11 +15,11 @@ from services.resident_memory import resident_bytes
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LIMIT_FILES = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
-"""Folder and file of the limit, in version 2 of control groups and in version 1."""
+"""Folder and file of the limit, in cgroup v2 and in cgroup v1."""
 
 
 class DeviceMemory(NamedTuple):
-    """What is used, and the most that can be, in bytes."""
+    """Used and total memory, in bytes."""
 
     used_bytes: int
     total_bytes: int
@@ -29,8 +29,8 @@ def device_memory_bytes(device: Device) -> DeviceMemory:
     """Measures a device's memory now.
 
     Raises:
-        RuntimeError: CUDA does not know this GPU.
-        ImportError: a GPU is asked about and torch is not installed.
+        RuntimeError: CUDA has no such GPU.
+        ImportError: the device is a GPU, and torch is not installed.
     """
     if device.kind == "cuda":
         import torch
@@ -44,20 +44,20 @@ def device_memory_bytes(device: Device) -> DeviceMemory:
 def control_group_limits(
     membership: Path = Path("/proc/self/cgroup"), root: Path = _CONTROL_GROUPS
 ) -> Iterator[int]:
-    """The memory limits of this process's control group and of all groups it lies in, in bytes.
+    """Yields the memory limits of this process's control group and of its parents, in bytes.
 
     Source: cgroups(7) for the lines of `membership`; the kernel's cgroup-v1 and cgroup-v2.
 
     Args:
-        membership: which groups this process is in.
-        root: where control groups are mounted; inside a container its own group is the root.
+        membership: file with the groups of this process.
+        root: mount point of control groups; inside a container its own group is the root.
     """
     groups = [line.split(":", 2)[2] for line in membership.read_text().splitlines()]
     for controller, file in _LIMIT_FILES:
         top = root / controller
         folders = {folder for group in groups for folder in _upwards(top, group)}
         for folder in sorted(folders):
-            # No limit is the word "max" in version 2, and no file at the very root.
+            # Without a limit the file says "max" in version 2, and the root has no file.
             if (path := folder / file).is_file() and (text := path.read_text().strip()).isdecimal():
                 yield int(text)
 

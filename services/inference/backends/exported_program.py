@@ -1,17 +1,17 @@
-"""Exported programs (`.pt2`) through torch, on the CPU. Loading one unpickles: it is code.
+"""Exported programs (`.pt2`) through torch, on the CPU. Loading one unpickles it, so it is code.
 
-Rules kept here:
-- a program runs as it was exported; 16 bit numbers inside are its own business;
-- a program of 8 bit numbers is compiled with its weights frozen while it loads. As it was exported
-  it converts every tensor there and back and computes in single precision: a perceptron that took
-  0.4 ms a row before quantization took 20 ms, and 0.4 compiled (1.4, 21 and 0.8 for 8 rows);
-- one with convolutions is compiled with its weights as they are: of frozen ones torch 2.13 reads
-  the results in another order than its 8-bit convolutions leave them in (a digits' CNN was off by
-  5.5, and is by 0.05; 32 rows take 1.0 ms, and took 0.94);
-- what it gives depends on the processor: one without VNNI adds products in 16 bits, which
-  overflow if the weights use all 8. The replay at load sees it, if the golden rows do;
-- it is compiled ahead of time, not when it first runs: that serves any number of rows and every
-  thread with one piece of code, and nothing is compiled while requests wait.
+Rules:
+- a program runs as it was exported, including its own conversions to 16-bit types;
+- an int8 program is compiled with frozen weights while it loads. As exported, it dequantizes and
+  quantizes every tensor and computes in single precision: a perceptron that took 0.4 ms per row
+  before quantization took 20 ms, and 0.4 ms compiled (1.4, 21 and 0.8 ms for 8 rows);
+- an int8 program with convolutions is compiled without freezing: with frozen weights, torch 2.13
+  reads the results of its 8-bit convolutions in another memory order than they are written in (the
+  error of a digits CNN was 5.5, and is 0.05 now; 32 rows take 1.0 ms, instead of 0.94);
+- the outputs of int8 depend on the processor: one without VNNI adds products in 16 bits, which
+  overflow if weights use all 8 bits. The replay at load detects it if the golden rows overflow;
+- compilation is ahead of time, not at the first run: one binary serves any number of rows and
+  every thread, and nothing is compiled while requests wait.
 
 Source: https://docs.pytorch.org/docs/stable/export.html and
 https://docs.pytorch.org/ao/stable/pt2e_quantization/pt2e_quant_x86_inductor.html
@@ -34,20 +34,20 @@ from services.inference.backends.compiled_package import load_package
 from services.inference.backends.torch_module import Module, TorchModuleBackend
 
 _QUANTIZED_OPERATORS = "torch.ao.quantization.fx._decomposed"
-"""What registers the operators of quantized programs; torch does not by itself."""
+"""Module that registers the operators of quantized programs; torch does not import it itself."""
 
 
 class ExportedProgramBackend(TorchModuleBackend):
     """One exported program, called with the signature's inputs in order.
 
     Args:
-        data: the file, which may hold code.
+        data: contents of the file, which may contain code.
         signature: names and order of inputs and outputs.
-        threads: of torch, in the whole process.
-        precision: programs of `int8` are compiled, which takes 15 s and more.
+        threads: torch's thread count, for the whole process.
+        precision: precision of the artifact; `int8` programs are compiled, in 15 s or more.
 
     Raises:
-        BackendError: it needs a library or a compiler that is not here.
+        BackendError: it needs a library or a compiler that is not installed.
     """
 
     platform = "pytorch_pt2"
@@ -61,15 +61,15 @@ class ExportedProgramBackend(TorchModuleBackend):
 
 
 def load_program(data: bytes) -> torch.export.ExportedProgram:
-    """Loads a program, with the operators of quantized ones at hand.
+    """Loads a program, after registering the operators of quantized ones.
 
     Raises:
         BackendError: it does not load, and torchao, which might have its operators, is missing.
-        Exception: whatever torch raises on a file that is no program.
+        Exception: any exception of torch for a file that is not a program.
     """
     importlib.import_module(_QUANTIZED_OPERATORS)
     logger = logging.getLogger("torch.export")
-    was_disabled, logger.disabled = logger.disabled, True  # it logs what it also raises
+    was_disabled, logger.disabled = logger.disabled, True  # it also raises the errors that it logs
     try:
         try:
             return torch.export.load(io.BytesIO(data))
@@ -81,7 +81,7 @@ def load_program(data: bytes) -> torch.export.ExportedProgram:
 
 
 def compiled(program: torch.export.ExportedProgram) -> Module:
-    """Native code of a program for this processor.
+    """Compiles a program to native code for this processor.
 
     Raises:
         BackendError: no compiler is installed.
@@ -103,10 +103,10 @@ def compiled(program: torch.export.ExportedProgram) -> Module:
     convolves = any(str(node.target).startswith("aten.conv") for node in program.graph.nodes)
     settings = {"freezing": not convolves, "compile_threads": 1}
     with tempfile.TemporaryDirectory(prefix="flambeau-") as folder, warnings.catch_warnings():
-        # torch warns of its own use of TorchScript, and of how it copies tensors.
+        # torch warns of its own use of TorchScript, and of its own way to copy tensors.
         warnings.simplefilter("ignore")
         path = str(Path(folder) / "program.pt2")
-        # By itself torch unrolls recurrent layers over one length.
+        # By default torch unrolls recurrent layers over one length.
         recurrent = (
             register_lstm_while_loop_decomposition(),
             register_gru_while_loop_decomposition(),

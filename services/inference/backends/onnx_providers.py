@@ -1,12 +1,12 @@
-"""What runs an ONNX graph on a GPU: CUDA's kernels, or engines that TensorRT builds of it.
+"""Execution providers for an ONNX graph on a GPU: CUDA's kernels, or engines built by TensorRT.
 
-In: what is configured, the signature and the artifact's precision. Out: ONNX Runtime's list of
+In: the settings, the signature and the artifact's precision. Out: ONNX Runtime's list of
 providers, or the reason why TensorRT cannot be among them.
 
-Rules kept here: an engine is built for every size that the signature allows before it serves, and
-none while requests wait; it computes in FP16 or 8 bits only where the artifact does; engines lie in
-a folder of this user alone, for they are code, and the oldest leave when it is full. TensorRT may
-compute FP32 in TF32: the replay at load decides whether that is close enough.
+Rules: engines for every size that the signature allows are built before serving, and none while
+requests wait; an engine computes in FP16 or int8 only if the artifact does; engines are code, so
+they lie in a folder of this user alone, and the oldest are deleted when it is full. TensorRT may
+compute FP32 in TF32: the replay at load decides if the result is within tolerance.
 
 Source: https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html
 """
@@ -27,19 +27,19 @@ TENSORRT = "TensorrtExecutionProvider"
 ProviderName = Literal["tensorrt", "cuda"]
 
 _NARROW = {"fp16": "trt_fp16_enable", "int8": "trt_int8_enable"}
-"""The switch that lets TensorRT compute in what an artifact's precision says."""
+"""TensorRT's option that allows an artifact's precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxOnGpu:
-    """How ONNX artifacts are run on a GPU."""
+    """Settings of ONNX artifacts on a GPU."""
 
     providers: tuple[ProviderName, ...] = ("cuda",)
-    """In the order in which they are asked; CUDA is the last."""
+    """Providers in order of precedence; CUDA is the last."""
     engine_cache: str = "~/.cache/flambeau/tensorrt"
     """Folder of TensorRT's engines."""
     engine_cache_bytes: int = 4 * 2**30
-    """What may lie in it before a version loads."""
+    """Size that the folder is trimmed to before a version loads."""
 
 
 def tensorrt_options(
@@ -50,19 +50,19 @@ def tensorrt_options(
     preferred_batch_sizes: Sequence[int],
     digest: str,
 ) -> dict[str, str]:
-    """The provider's options; makes the folder of engines, and room in it.
+    """Returns the provider's options; creates and trims the folder of engines.
 
     Args:
-        how: what is configured.
-        device_index: which GPU.
-        signature: says between which sizes every axis varies.
-        precision: of the artifact.
-        preferred_batch_sizes: engines are tuned for the largest; for the largest batch if empty.
-        digest: of the artifact; the names of its engines begin with it.
+        how: settings of ONNX on GPUs.
+        device_index: index of the GPU.
+        signature: signature with the range of every axis.
+        precision: precision of the artifact.
+        preferred_batch_sizes: engines are tuned for the largest; for the maximum batch if empty.
+        digest: digest of the artifact, the prefix of its engines' names.
 
     Raises:
-        DeviceError: an input has an axis without a largest size.
-        OSError: the folder cannot be made.
+        DeviceError: an input has an axis without a maximum size.
+        OSError: the folder cannot be created.
     """
     for spec in signature.inputs:
         if None in _sizes(spec, signature, 1):
@@ -95,12 +95,12 @@ def trim(folder: Path, max_bytes: int) -> None:
     """Removes the oldest files of a folder until the others fit.
 
     Args:
-        folder: with files only.
-        max_bytes: what may stay.
+        folder: folder that contains only files.
+        max_bytes: maximum total size of the remaining files.
     """
     files: list[tuple[float, int, Path]] = []
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # another process removes as well
+        with contextlib.suppress(OSError):  # another process may remove files as well
             found = path.stat()
             files.append((found.st_mtime, found.st_size, path))
     total = sum(size for _, size, _ in files)
@@ -113,7 +113,7 @@ def trim(folder: Path, max_bytes: int) -> None:
 
 
 def _shapes(signature: Signature, rows: int, smallest: bool = False) -> str:
-    """As TensorRT's profiles are written: `tokens:32x48,mask:32x48`."""
+    """Returns the shapes in TensorRT's profile syntax: `tokens:32x48,mask:32x48`."""
     return ",".join(
         f"{spec.name}:{'x'.join(map(str, _sizes(spec, signature, rows, smallest)))}"
         for spec in signature.inputs
@@ -123,7 +123,7 @@ def _shapes(signature: Signature, rows: int, smallest: bool = False) -> str:
 def _sizes(
     spec: TensorSpec, signature: Signature, rows: int, smallest: bool = False
 ) -> list[int | None]:
-    """One size an axis; None for one of no known limit."""
+    """Returns one size per axis; None for an axis without a known limit."""
     ranges: dict[int, tuple[int, int]] = {**signature.dynamic.get(spec.name, {}), 0: (rows, rows)}
     padding = signature.padding
     axis = None if padding is None else padding.axis_of(spec.name)
@@ -136,6 +136,6 @@ def _sizes(
 
 
 def session_providers(device_index: int, tensorrt: dict[str, str] | None) -> list[Any]:
-    """ONNX Runtime's list: CUDA, and before it TensorRT if there are options for it."""
+    """Returns ONNX Runtime's list: CUDA, preceded by TensorRT if there are options for it."""
     cuda = (CUDA, {"device_id": str(device_index), "use_tf32": "0"})
     return [cuda] if tensorrt is None else [(TENSORRT, tensorrt), cuda]

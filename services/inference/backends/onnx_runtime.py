@@ -1,7 +1,7 @@
 """ONNX models through ONNX Runtime, on the CPU.
 
-Rule kept here: an input's memory is new for every batch, so that no output can share it with
-a later one.
+Rule: every batch allocates new memory for its inputs, so that no output shares memory with a
+later batch.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from model_store.tensors import Array
 from services.inference.backends.backend import Backend
 
 _FATAL_ONLY = 4
-"""Errors are raised, and logged by whoever catches them: a second line past our logs says less."""
+"""Errors are raised, and logged where they are caught: the runtime's own log line adds nothing."""
 
 
 class OnnxRuntimeBackend(Backend):
     """One session. The file is data: no custom operators are registered.
 
-    Of the public ways to run a session this is the cheapest: with run options kept between runs
-    `run` costs 10 µs for a tiny model, 12 without, 20 with an I/O binding made for each batch and
-    75 through `OrtValue`s. None of them copies an input.
+    This is the cheapest public way to run a session: `run` costs 10 µs for a tiny model with run
+    options that are reused, 12 without, 20 with an I/O binding per batch, and 75 with `OrtValue`s.
+    None of them copies an input.
     """
 
     platform = "onnx_onnxv1"
@@ -44,23 +44,23 @@ class OnnxRuntimeBackend(Backend):
         del self._session
 
     def kill(self) -> None:
-        """Makes the present run, and every later one, raise at its next operator."""
+        """Makes the current run, and every later one, raise at its next operator."""
         self._run_options.terminate = True
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options of every session here.
+    """Returns the options of every session in this package.
 
     Args:
-        threads: how many of its own threads the session runs an operator on.
+        threads: number of the session's own threads that run an operator.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL_ONLY
-    # A plan of a run's memory asks for it in one block, anew for every batch size: larger batches
-    # than there were at first nearly doubled what a transformer holds, for no speed.
+    # A memory pattern allocates one block per batch size: batches larger than the first nearly
+    # doubled the memory of a transformer, and were no faster.
     options.enable_mem_pattern = False
-    # Idle threads that spin would take the cores from the gateway.
+    # Idle threads that spin would take CPU time from the gateway.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

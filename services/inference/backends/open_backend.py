@@ -1,4 +1,4 @@
-"""Which backend opens an artifact; it is imported, and its runtime with it, when first needed."""
+"""Opens an artifact in its backend, which is imported, with its runtime, when first needed."""
 
 from model_store.manifest import CODE_KINDS, Artifact
 from model_store.safety.archive_sizes import check_archive
@@ -19,21 +19,21 @@ def open_backend(
     weights: bytes = b"",
     code: StepCode | None = None,
 ) -> Backend:
-    """Opens an artifact whose bytes have been checked.
+    """Opens an artifact whose bytes have been verified.
 
     Args:
-        artifact: what the manifest says of it.
-        data: the file's bytes, digest already checked.
-        signature: the names and order of inputs and outputs.
-        options: how it runs.
-        weights: the bytes of the second file, checked as well, for kinds that have one.
+        artifact: the artifact's entry in the manifest.
+        data: bytes of the file, with a verified digest.
+        signature: names and order of inputs and outputs.
+        options: options of the backend.
+        weights: bytes of the second file, verified as well, for kinds that have one.
         code: the version's Python step, which runs before the artifact.
 
     Raises:
-        UnsafeOnnxError: an ONNX file asks for more than its own bytes.
-        DeviceError: the device is not there, or its runtime is not installed.
+        UnsafeOnnxError: an ONNX file refers to more than its own bytes.
+        DeviceError: the device is missing, or its runtime is not installed.
         UnfitArtifactError: this machine cannot run it.
-        Exception: whatever the runtime raises on a file it cannot open.
+        Exception: any exception of the runtime for a file that it cannot open.
     """
     if code is not None:
         behind = code.signature_behind(signature)

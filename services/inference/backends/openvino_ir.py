@@ -1,12 +1,11 @@
 """OpenVINO models (IR: an `.xml` of the graph and a `.bin` of the weights), on the CPU.
 
-Rules kept here:
-- both files come from memory: nothing beside them is opened, and no extension is registered, so
-  the files are data;
-- a run is `infer`, which computes in the thread that asks for it: an asynchronous one could be
-  cancelled, but takes longer, and runs in a thread whose priority is that of who opened it;
-- inputs are read where they lie, outputs are copied: OpenVINO writes the next ones into the same
-  memory.
+Rules:
+- both files are read from memory: no other file is opened, and no extension is registered, so the
+  files are data;
+- a run is `infer`, which computes in the calling thread: an asynchronous run could be cancelled,
+  but takes longer, and its thread has the priority of the thread that opened the model;
+- inputs are not copied, outputs are: OpenVINO writes the next outputs into the same memory.
 
 Source: https://docs.openvino.ai/2026/openvino-workflow/running-inference/inference-devices-and-modes/cpu-device.html
 """
@@ -24,21 +23,21 @@ from services.errors import BackendError
 from services.inference.backends.backend import Backend
 
 _PRECISION_HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16", "fp16": "f16"}
-"""What is not 8 bit in the model is computed in this; a processor without it takes more bits."""
+"""Type for all operators that are not int8; a processor without it computes with more bits."""
 
 
 class OpenVinoBackend(Backend):
     """One compiled model.
 
     Args:
-        data: the `.xml`.
-        weights: the `.bin`.
-        signature: names of inputs and outputs, which the model's tensors bear.
+        data: contents of the `.xml` file.
+        weights: contents of the `.bin` file.
+        signature: names of inputs and outputs, which the model's tensors have.
         threads: CPU threads of a run.
-        precision: of the artifact.
+        precision: precision of the artifact.
 
     Raises:
-        BackendError: a name of the signature is not one of the model's.
+        BackendError: the model has no tensor of a name in the signature.
     """
 
     platform = "openvino_ir"
@@ -60,7 +59,7 @@ class OpenVinoBackend(Backend):
         """Runs one batch; see `Backend.run`."""
         arrays = [np.ascontiguousarray(inputs[name]) for name in self._names]
         for port, array in zip(self._inputs, arrays, strict=True):
-            # What is read-only, as request bytes are, it takes a copy of only.
+            # OpenVINO shares writable memory only, and copies read-only arrays, as of requests.
             shared = bool(array.flags.writeable)
             self._request.set_tensor(port, openvino.Tensor(array, shared_memory=shared))
         self._request.infer()
@@ -77,13 +76,13 @@ def _properties(threads: int, precision: Precision) -> dict[str, Any]:
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": _PRECISION_HINTS[precision],
-        # Instances and models share the cores: none may sit on one of its own.
+        # Instances and models share the cores: none may be pinned to a core.
         "ENABLE_CPU_PINNING": False,
     }
 
 
 def _port(compiled: Any, side: str, name: str) -> Any:
-    """The input or output of a name."""
+    """Returns the input or output of a name."""
     for port in compiled.inputs if side == "input" else compiled.outputs:
         if name in port.get_names():
             return port

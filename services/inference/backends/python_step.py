@@ -1,4 +1,4 @@
-"""A version's Python step in front of any backend: raw inputs in, the artifact's outputs out."""
+"""Runs a version's Python step before any backend: raw inputs in, the artifact's outputs out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from services.inference.backends.backend import Backend
 
 @dataclass(frozen=True, slots=True)
 class StepCode:
-    """The step, and its file, which was checked and may run here."""
+    """The step, and its file, which was verified and is allowed to run here."""
 
     step: PythonStep
     source: bytes
 
     def signature_behind(self, raw: Signature) -> Signature:
-        """What the artifact takes and gives, where the version's callers send `raw`."""
+        """Returns the artifact's signature, given the signature `raw` of the version's clients."""
         return raw.model_copy(update={"inputs": self.step.inputs})
 
 
 class PythonStepBackend(Backend):
-    """Runs the step on each batch, in the backend's thread, and the backend on what it gives.
+    """Runs the step on each batch, in the backend's thread, and the backend on the step's result.
 
     Args:
         code: the step.
         behind: an open backend, which this one owns.
 
     Raises:
-        BackendError: the step cannot be made; the backend is closed.
+        BackendError: the step cannot be created; the backend is closed.
     """
 
     def __init__(self, code: StepCode, behind: Backend) -> None:
@@ -47,8 +47,8 @@ class PythonStepBackend(Backend):
         """Runs one batch; see `Backend.run`.
 
         Raises:
-            InputRefusedError: the step raised a ValueError: it does not take these rows.
-            BackendError: it gave something else than in training.
+            InputRefusedError: the step raised a ValueError: it rejects these rows.
+            BackendError: its result does not have the form that it had in training.
         """
         try:
             prepared = check_result(self._step(inputs), self._specs)
@@ -63,9 +63,9 @@ class PythonStepBackend(Backend):
         self._behind.close()
 
     def kill(self) -> None:
-        """As the backend does; a step that blocks cannot be ended from outside."""
+        """Kills the backend's run; a step that blocks cannot be aborted from outside."""
         self._behind.kill()
 
     def process_bytes(self) -> int:
-        """Of the backend."""
+        """Returns the backend's `process_bytes`."""
         return self._behind.process_bytes()

@@ -1,8 +1,8 @@
-"""What all torch backends on the CPU have in common: a module, called with tensors in order.
+"""Common base of all torch backends on the CPU: a module that is called with tensors in order.
 
-Rules kept here: an input's memory is new for every batch, because a module may return its input;
-torch has one thread count for the whole process, so the instance opened last decides it for all
-(an isolated instance has a process, and so a count, of its own).
+Rules: every batch allocates new memory for its inputs, because a module may return its input;
+torch has one thread count for the whole process, so the instance that was opened last sets it for
+all (an isolated instance has its own process, and so its own count).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,9 @@ class TorchModuleBackend(Backend):
     """One module, called with the signature's inputs in order.
 
     Args:
-        module: takes a tensor an input, [rows, ...], and gives a tensor an output.
-        signature: names and order of both.
-        threads: of torch, in the whole process.
+        module: callable that takes one tensor per input, [rows, ...], and returns one per output.
+        signature: names and order of inputs and outputs.
+        threads: torch's thread count, for the whole process.
     """
 
     def __init__(self, module: Module, signature: Signature, threads: int) -> None:
@@ -34,8 +34,8 @@ class TorchModuleBackend(Backend):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch; see `Backend.run`."""
         arrays = (inputs[name] for name in self._inputs)
-        # Request bytes are read-only and torch wants memory it may write to; compiled packages read
-        # past gaps as if there were none.
+        # Copies read-only request bytes, because torch requires writable memory, and strided
+        # arrays, because compiled packages ignore strides.
         tensors = [
             torch.from_numpy(a if a.flags.writeable and a.flags.c_contiguous else a.copy())
             for a in arrays
@@ -50,5 +50,5 @@ class TorchModuleBackend(Backend):
 
 
 def as_tensors(result: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A module's result as a list, one tensor an output."""
+    """Returns a module's result as a list, one tensor per output."""
     return [result] if isinstance(result, torch.Tensor) else list(result)

@@ -22,11 +22,11 @@ def load_module(data: bytes, device: str) -> torch.jit.ScriptModule:
     """Loads a module for inference.
 
     Args:
-        data: the file, which may hold code.
-        device: where its weights go, in torch's words.
+        data: contents of the file, which may contain code.
+        device: device of its weights, in torch's notation.
     """
     with warnings.catch_warnings():
-        # torch deprecates TorchScript at every call; the operator was told at training.
+        # torch deprecates TorchScript at every call; training has already warned the user.
         warnings.simplefilter("ignore", DeprecationWarning)
         module: torch.jit.ScriptModule = torch.jit.load(  # type: ignore[no-untyped-call]
             io.BytesIO(data), map_location=device

@@ -1,1 +1,1 @@
-"""Certificates: an artifact is verified again on the machine that serves it."""
+"""Certifies artifacts: verifies them again on the machine that serves them."""

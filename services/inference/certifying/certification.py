@@ -1,12 +1,12 @@
-"""Certifies a version on this machine: every artifact, each in a process of its own.
+"""Certifies a version on this machine: every artifact, each in a separate process.
 
-In: a store, a version, how it would be run. Out: a certificate.
+In: a store, a version, the options to run it with. Out: a certificate.
 
-Rules kept here: every file's digest is checked, of those too that cannot run here; nothing is
-opened that a server with the same trust would not open; what is run is the serving backend itself,
-in a process whose end harms nobody, with limits on its time and memory; an artifact that this
-machine cannot run has not failed. (`loader.py` asks less, more often: it proves what it is about to
-serve.)
+Rules: the digest of every file is checked, also of artifacts that cannot run here; no artifact is
+opened that a server with the same trusted keys would not open; the backend is the one that serves,
+in a process whose crash has no effect, with limits on its time and memory; an artifact that this
+machine cannot run counts as not run, not as failed. (`loader.py` checks less, but more often: it
+verifies the artifact that it is about to serve.)
 """
 
 import threading
@@ -43,41 +43,41 @@ from services.inference.loading.warm_up import warm_up
 from services.inference.trust import Trust
 
 LATENCY_RUNS = 3
-"""Of each batch size: the fastest counts."""
+"""Measured runs of each batch size: the fastest counts."""
 LATENCY_BUDGET_S = 1.0
-"""How long the runs of one artifact's latency may take."""
+"""Time budget for measuring the latency of one artifact."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with an artifact that is begun, how many are done, and how many there are."""
+"""Receives the name of the artifact that starts, and the numbers of finished and all artifacts."""
 
 
 class Judge(Protocol):
-    """Knows rows, and what the checkpoint gives for them, that the version itself does not hold."""
+    """Has further rows, with the checkpoint's outputs, that the version itself does not contain."""
 
     def judge(
         self, run: Run, artifact: Artifact
     ) -> tuple[list[Comparison], dict[str, float], str | None]:
-        """Runs them through an artifact; raises what the artifact raises.
+        """Runs the rows through an artifact; raises the artifact's exceptions.
 
         Returns:
-            Comparisons with the checkpoint; task metrics; and why those refuse the artifact, or
-            None.
+            Comparisons with the checkpoint; task metrics; and the reason why the metrics refuse the
+            artifact, or None.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyOptions:
-    """How a version is to be run, and how much of the machine that may take."""
+    """Options to run a version with, and its resource limits."""
 
     backend: BackendOptions = field(default_factory=BackendOptions)
-    """Where and with what each artifact runs."""
+    """Options of each artifact's backend."""
     trust: Trust = field(default_factory=Trust)
     time_limit_s: float = VERIFY_TIME_LIMIT_S
-    """How long one artifact may run, once it is open."""
+    """Time limit of one artifact, once it is open."""
     memory_limit_bytes: int = int(VERIFY_MEMORY_GIB * GIB)
-    """What its process may allocate."""
+    """Memory limit of its process."""
     gently: bool = False
-    """Whether the processes have low priority, because others use the machine."""
+    """True to run the processes at low priority, because the machine does other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Case:
 
 
 class _NotRunError(Exception):
-    """This machine cannot, or may not, run the artifact; the message says why."""
+    """This machine cannot, or may not, run the artifact; the message has the reason."""
 
 
 def certify(
@@ -105,15 +105,15 @@ def certify(
     """Certifies every artifact of a version on this machine.
 
     Args:
-        store: where it lies.
-        manifest: of the version.
-        options: how to run it.
-        progress: told of each artifact.
-        judge: knows further rows; None for the golden ones alone.
+        store: store of the version.
+        manifest: manifest of the version.
+        options: options and limits of the runs.
+        progress: callback at the start of each artifact.
+        judge: source of further rows; None to use only the golden ones.
 
     Raises:
-        GoldenMismatchError: the golden rows do not fit the signature.
-        StoreError: the golden file is broken or out of reach.
+        GoldenMismatchError: the golden rows do not match the signature.
+        StoreError: the golden file is invalid or unavailable.
     """
     golden = read_golden(store, manifest)
     case = _Case(store, manifest, golden, options, judge)
@@ -134,7 +134,7 @@ def certify(
 
 
 def _certified(case: _Case, artifact: Artifact) -> ArtifactResult:
-    """The result of one artifact, whatever becomes of it."""
+    """Returns the result of one artifact, whether it passed, failed or was not run."""
     try:
         data, weights = _files(case, artifact)
         _check_runs_here(case, artifact)
@@ -164,17 +164,17 @@ def _certified(case: _Case, artifact: Artifact) -> ArtifactResult:
 
 
 def _files(case: _Case, artifact: Artifact) -> tuple[bytes, bytes]:
-    """Of an artifact: its bytes, and those of its weights if they lie apart; digests checked."""
+    """Reads an artifact's bytes and those of its separate weights; verifies their digests."""
     data, *rest = (case.store.read_file(case.manifest, e) for e in artifact.all_files())
     return data, rest[0] if rest else b""
 
 
 def _check_runs_here(case: _Case, artifact: Artifact) -> None:
-    """Asks whether a server here would open it.
+    """Checks that a server here would open it.
 
     Raises:
-        _NotRunError: it would not, and nothing is wrong with the artifact.
-        StoreError: the version is not what was signed.
+        _NotRunError: it would not, although the artifact has no fault.
+        StoreError: the version does not match its signature.
     """
     try:
         case.options.trust.check(case.store, case.manifest, artifact)
@@ -216,7 +216,7 @@ def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> Artifa
     )
     found += more
     repeats = gives_the_same_twice(backend.run, case.golden, signature.max_batch_size)
-    # The process's own time is that of the run, whoever else wants the core meanwhile.
+    # The process's CPU time is that of the run, regardless of other work on the core.
     own_time = options.backend.runs_in_the_calling_thread
     latency_s = warm_up(
         backend,

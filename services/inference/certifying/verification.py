@@ -1,10 +1,10 @@
-"""Verifies versions on the machine of a running server, beside the models it serves.
+"""Verifies versions on the machine of a running server, while it serves models.
 
 In: the server's store and settings. Out: certificates, for the verification service of a gateway
 in this process or another.
 
-Rule kept here: traffic comes first: what is verified runs at low priority, in processes of its own,
-with limits on their time and memory.
+Rule: traffic has priority: verification runs at low priority, in separate processes, with limits on
+their time and memory.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ from services.queueing.verification_records import Progress, Verified
 from services.telemetry.metrics import Metrics
 
 SHARE_OF_FREE = 0.9
-"""Of the memory that is free, what verifying an artifact may take: what is served goes first."""
+"""Share of the free memory that verifying an artifact may take: served models have priority."""
 
 logger = logging.getLogger("flambeau.verification")
 
 
 class Verifier:
-    """Verifies as this server would serve.
+    """Verifies versions with the options that this server serves them with.
 
     Args:
-        store: where versions lie, and certificates go.
-        policy: how each model is run, and which are served at all.
-        time_limit_s: how long one artifact may run.
-        memory_gib: memory that one artifact may take.
-        metrics: told of versions that do not hold what their manifest says.
+        store: store of the versions, and of their certificates.
+        policy: served models, and options to run them with.
+        time_limit_s: time limit of one artifact.
+        memory_gib: memory limit of one artifact.
+        metrics: counter of versions that fail verification.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Verifier:
         """Certifies a version and records it.
 
         Args:
-            model: its name.
-            version: None for the one in production, or else the newest.
-            progress: called on the event loop.
+            model: name of the model.
+            version: number of the version; None for the one in production, or else the newest.
+            progress: callback on the event loop.
 
         Raises:
-            UnknownModelError, UnknownVersionError: the store does not hold it, or this server is
-                not to serve it.
-            ServingError: the version's golden file is broken, or the store out of reach.
+            UnknownModelError, UnknownVersionError: the store does not have it, or this server's
+                settings exclude it.
+            ServingError: the version's golden file is invalid, or the store is unavailable.
         """
         if self._policy.models and model not in self._policy.models:
             raise UnknownModelError(f"model '{model[:128]}' is not served here")
@@ -89,7 +89,7 @@ class Verifier:
                 lambda: self._metrics.failed_verifications.labels(*labels).inc()
             )
 
-        # A thread that ends with the process: a server that stops does not wait for it.
+        # In a daemon thread: a server that stops does not wait for it.
         work = start_at_low_priority(lambda: self._verified(model, version, tell, count_failure))
         try:
             return await asyncio.wrap_future(work)

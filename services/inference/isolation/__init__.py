@@ -1,1 +1,1 @@
-"""Runs a backend in a process of its own, so that a model that crashes it crashes alone."""
+"""Runs a backend in a worker process, so that a model that crashes does not crash the server."""

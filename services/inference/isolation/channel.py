@@ -1,12 +1,12 @@
-"""Messages between a gateway and a worker process: small JSON objects, some with a descriptor.
+"""Messages between a server and a worker process: small JSON objects, some with a descriptor.
 
-One end of a `SOCK_SEQPACKET` socket pair: a message arrives whole or not at all, file
-descriptors travel with it (`SCM_RIGHTS`, unix(7)), and the end of one process is seen by the
+A channel is one end of a `SOCK_SEQPACKET` socket pair: a message arrives whole or not at all, file
+descriptors are sent with it (`SCM_RIGHTS`, unix(7)), and each process detects the exit of the
 other at once.
 
-Messages, by their one key. To the worker: `open` (what to load; with its files' bytes in a row),
-`memory` (name and place of an input; with the memory), `run` (the inputs of a batch). From it:
-`opened` (the platform), `memory` (as above, of an output), `outputs`, `error` (what was raised).
+Messages, by their only key. To the worker: `open` (the artifact; its descriptor has the files, one
+after another), `memory` (name of an input; its descriptor is the memory), `run` (the inputs of a
+batch). From it: `opened` (the platform), `memory` (as above, of an output), `outputs`, `error`.
 """
 
 import array
@@ -16,41 +16,41 @@ from typing import Any
 import orjson
 
 MAX_MESSAGE_BYTES = 128 * 1024
-"""What a socket's default buffer takes in one piece: tensors go through shared memory instead."""
+"""Limit of a message, for a socket's default buffer; tensors are sent through shared memory."""
 
 _ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class ChannelClosedError(Exception):
-    """The other process hung up or ended."""
+    """The other process closed the channel or ended."""
 
 
 class Channel:
-    """One end. One thread sends and receives at a time."""
+    """One end of a channel; at most one thread at a time sends or receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait on."""
+        """Returns the socket's descriptor, to poll."""
         return self._socket.fileno()
 
     def wait_at_most(self, seconds: float | None) -> None:
-        """Limits every later send and receive, or with None lifts the limit."""
+        """Sets the timeout of later sends and receives; None removes it."""
         self._socket.settimeout(seconds)
 
     def send(self, kind: str, content: Any, descriptor: int | None = None) -> None:
         """Sends one message.
 
         Args:
-            kind: its key.
-            content: what JSON can hold.
-            descriptor: goes along; the sender keeps its own.
+            kind: key of the message.
+            content: value of the message, serializable as JSON.
+            descriptor: file descriptor to send with it; the sender's own stays open.
 
         Raises:
-            ChannelClosedError: nobody listens any more.
-            ValueError: it is larger than `MAX_MESSAGE_BYTES`.
-            TimeoutError: the limit of `wait_at_most` ran out.
+            ChannelClosedError: the other end is closed.
+            ValueError: the message is larger than `MAX_MESSAGE_BYTES`.
+            TimeoutError: the timeout of `wait_at_most` expired.
         """
         data = orjson.dumps({kind: content})
         if len(data) > MAX_MESSAGE_BYTES:
@@ -69,11 +69,11 @@ class Channel:
             raise ChannelClosedError from error
 
     def receive(self) -> tuple[str, Any, int | None]:
-        """Waits for the next message: its key, its content and the descriptor that came along.
+        """Waits for the next message and returns its key, its content and its descriptor, if any.
 
         Raises:
-            ChannelClosedError: there will be none.
-            TimeoutError: the limit of `wait_at_most` ran out.
+            ChannelClosedError: the other end is closed.
+            TimeoutError: the timeout of `wait_at_most` expired.
         """
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
@@ -92,5 +92,5 @@ class Channel:
         return kind, content, descriptor
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes this end."""
         self._socket.close()

@@ -1,14 +1,14 @@
-"""A backend whose model runs in a process of its own, which may crash without harm to others.
+"""A backend whose model runs in a worker process, which may crash without affecting the server.
 
-In: an artifact, as `open_backend` takes it. Out: a `Backend`; inputs are filled and outputs are
-read in memory that both processes share, and a small message each way starts and ends a run.
+In: an artifact, as `open_backend` takes it. Out: a `Backend`; both processes share the memory of
+inputs and outputs, and a small message in each direction starts and ends a run.
 
-Rules kept here:
-- a worker process that ends is a `WorkerProcessDiedError` of the run it had, and of all later
-  ones: whoever owns this backend closes it and opens another;
-- nothing is pickled; this keeps faults apart, it is no sandbox against a hostile model;
-- the process is started anew (`fork` of a process with threads may deadlock) and inherits
-  standard error, where the runtimes and a crash report to.
+Rules:
+- when the worker process ends, its current run and all later ones raise `WorkerProcessDiedError`:
+  the owner of this backend closes it and opens another;
+- nothing is pickled; this isolates faults, it is no sandbox against a hostile model;
+- the process is spawned (`fork` of a process with threads may deadlock) and inherits standard
+  error, which runtimes and crash reports write to.
 """
 
 import os
@@ -42,22 +42,22 @@ from services.resident_memory import resident_bytes
 _WORKER = "services.inference.isolation.worker_process"
 
 OPEN_TIMEOUT_S = 300.0
-"""How long an artifact may take to open before its process is given up."""
+"""Timeout of opening an artifact, after which its process is killed."""
 
 END_TIMEOUT_S = 2.0
-"""How long a process may take to end by itself, and again to end when it is killed."""
+"""Timeout of a process to end by itself, and again to end after it was killed."""
 
 
 class IsolatedBackend(Backend):
-    """One artifact, open in one worker process; `open_isolated_backend` makes it.
+    """One artifact, open in one worker process; created by `open_isolated_backend`.
 
-    `buffer`, `run` and `close` belong to one thread at a time; `kill` to any, at any time.
+    One thread at a time may call `buffer`, `run` and `close`; any thread may call `kill`.
     """
 
     def __init__(self, name: str, *, gently: bool = False) -> None:
         self.platform = ""
         self._name = name
-        # A process has the priority of the thread that starts it, from its first import on.
+        # A process inherits the priority of the thread that starts it, from its first import on.
         self._process, self._channel = run_at_low_priority(_start) if gently else _start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
         self._killed = False
@@ -68,7 +68,7 @@ class IsolatedBackend(Backend):
         return self._process.pid
 
     def open(self, data: bytes, weights: bytes, source: bytes, how: Mapping[str, Any]) -> None:
-        """Hands the artifact over, and how to open it; see `open_isolated_backend`."""
+        """Sends the artifact and the options to open it with; see `open_isolated_backend`."""
         try:
             self._channel.wait_at_most(OPEN_TIMEOUT_S)
             _send_artifact(self._channel, (data, weights, source), how)
@@ -83,7 +83,7 @@ class IsolatedBackend(Backend):
             raise self._death() from None
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Shared memory for one input; see `Backend.buffer`."""
+        """Returns shared memory for one input; see `Backend.buffer`."""
         try:
             return self._inputs.place(name, shape, dtype)
         except ChannelClosedError:
@@ -93,9 +93,9 @@ class IsolatedBackend(Backend):
         """Runs one batch in the worker process; see `Backend.run`.
 
         Raises:
-            BackendError: the model raised; the message is what it said, and the process goes on.
-            InputRefusedError: the Python step does not take these inputs.
-            DeviceError: the device failed, as the worker process saw it.
+            BackendError: the model raised; has its error message, and the process continues.
+            InputRefusedError: the Python step rejected these inputs.
+            DeviceError: the worker process reported a failure of the device.
             WorkerProcessDiedError: the process ended, before or during this run.
         """
         try:
@@ -106,18 +106,18 @@ class IsolatedBackend(Backend):
         return {entry[0]: self._outputs.view(entry).copy() for entry in self._receive("outputs")}
 
     def kill(self) -> None:
-        """Ends the process at once, from any thread; a run that waits for it raises."""
+        """Kills the process at once; any thread may call it, and a run in progress raises."""
         self._killed = True
         self._process.kill()
 
     def process_bytes(self) -> int:
-        """Bytes that the worker process has in RAM; 0 once it has ended."""
+        """Returns the resident memory of the worker process in bytes; 0 once it has ended."""
         return resident_bytes(self.pid)
 
     def cpu_seconds(self) -> float:
-        """CPU time of the worker process so far, in all its threads.
+        """Returns the CPU time of the worker process so far, in all its threads.
 
-        Its clock has the number that Linux' clock_getcpuclockid(3) computes.
+        The clock's number is the one that Linux' clock_getcpuclockid(3) computes.
 
         Raises:
             OSError: the process has ended.
@@ -125,12 +125,12 @@ class IsolatedBackend(Backend):
         return time.clock_gettime((~self.pid << 3) | 2)
 
     def close(self) -> None:
-        """Ends the process and frees everything it had; more than once does no harm."""
+        """Ends the process and frees its resources; idempotent."""
         self._channel.close()
         self._wait_for_end()
 
     def _receive(self, wanted: str) -> Any:
-        """The content of the next message of a kind; attaches memory on the way."""
+        """Returns the content of the next message of a kind; attaches announced memory before."""
         try:
             while True:
                 kind, content, descriptor = self._channel.receive()
@@ -152,9 +152,9 @@ class IsolatedBackend(Backend):
         )
 
     def _wait_for_end(self) -> int | None:
-        """The exit code of a process that should end by itself, and is killed if it does not.
+        """Waits until the process ends, kills it after a timeout, and returns its exit code.
 
-        None for one that even then goes on, in the hands of a device's driver.
+        Returns None for a process that still does not end, such as one blocked in a device driver.
         """
         for _ in range(2):
             try:
@@ -177,12 +177,12 @@ def open_isolated_backend(
 ) -> IsolatedBackend:
     """Starts a worker process and opens an artifact in it, as `open_backend` does.
 
-    It takes what that does; `gently`: whether the process has low priority, for good, see
-    `low_priority_thread.py`; and `memory_limit_bytes`: what it may allocate, 0 for no limit.
+    It has the same arguments; `gently`: True for a process of permanently low priority, see
+    `low_priority_thread.py`; `memory_limit_bytes`: the most that it may allocate, 0 for no limit.
 
     Raises:
         BackendError: the artifact does not open; the message is the runtime's.
-        DeviceError: the device is not there, or opening took more than `OPEN_TIMEOUT_S`.
+        DeviceError: the device is missing, or opening took longer than `OPEN_TIMEOUT_S`.
         WorkerProcessDiedError: the process ended while it opened the artifact.
     """
     backend = IsolatedBackend(artifact.name, gently=gently)
@@ -214,14 +214,14 @@ def _start() -> tuple[subprocess.Popen[bytes], Channel]:
         process = subprocess.Popen(  # noqa: S603
             own_command(_WORKER, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what a model prints must not mix with what the server prints
+            stdout=2,  # a model's output must not mix with the server's
             pass_fds=[theirs.fileno()],
         )
     return process, Channel(ours)
 
 
 def _error_of(content: Mapping[str, Any]) -> BackendError:
-    """The error that the worker process raised, as far as it matters here."""
+    """Returns the error that the worker process raised, as one of three classes."""
     if content["refused"]:
         return InputRefusedError(content["text"])
     return (DeviceError if content["device"] else BackendError)(content["text"])
@@ -230,7 +230,7 @@ def _error_of(content: Mapping[str, Any]) -> BackendError:
 def _send_artifact(channel: Channel, files: Sequence[bytes], how: Mapping[str, Any]) -> None:
     with open(os.memfd_create("flambeau-artifact"), "w+b") as file:
         file.writelines(files)
-        file.seek(0)  # both processes read and write at one position
+        file.seek(0)  # both processes share one file offset
         channel.send("open", how, file.fileno())
 
 

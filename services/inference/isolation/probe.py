@@ -1,9 +1,9 @@
-"""Opens an artifact where its memory and its time are limited, and says what it took.
+"""Opens an artifact under limits of memory and time, and reports the memory that it took.
 
-In: the files of an artifact, and limits. Out: bytes and seconds, or why it got no further.
+In: the files of an artifact, and limits. Out: bytes at the peak, or the reason of a failure.
 
-A child of a process that has the runtime imported does it (`probe_host.py`): 20 to 40 ms for a tiny
-model, where a process of its own takes half a second to several.
+A process that has imported the runtime forks a child for it (`probe_host.py`): 20 to 40 ms for a
+tiny model, whereas a new process takes half a second to several.
 """
 
 import os
@@ -26,39 +26,39 @@ from services.inference.isolation.probe_host import WALL_PER_CPU
 
 _HOST = "services.inference.isolation.probe_host"
 START_S = 60.0
-"""What importing a runtime may take on a machine that is busy."""
+"""Timeout of importing a runtime on a busy machine."""
 GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLimits:
-    """What a probe may take."""
+    """Limits of a probe."""
 
     memory_bytes: int
     cpu_s: float
     gently: bool = False
-    """At the lowest priority; otherwise behind the event loop, as models run."""
+    """True for the lowest priority; otherwise just below the event loop, as for models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What became of a probe."""
+    """Outcome of a probe."""
 
     peak_bytes: int | None = None
-    """What the largest batch took at its peak, beside the runtime; None if it was not reached."""
+    """Peak memory of the largest batch, beside the runtime; None if the probe failed."""
     over_memory: bool = False
-    """It asked for more memory than it may have."""
+    """True if it exceeded its memory limit."""
     over_time: bool = False
-    """It took longer than it may."""
+    """True if it exceeded its time limit."""
     crashed: bool = False
-    """Its process ended."""
+    """True if its process ended unexpectedly."""
     fault: str = ""
-    """What it raised, or how its process ended."""
+    """Message of the error that it raised, or of the end of its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFiles:
-    """What a probe reads, digests checked."""
+    """Files that a probe reads, with verified digests."""
 
     golden: bytes
     data: bytes
@@ -66,7 +66,7 @@ class ProbeFiles:
     source: bytes
 
     def parts(self, manifest: Manifest) -> Sequence[bytes]:
-        """In the order in which a child reads them."""
+        """Returns the files in the order in which a child reads them."""
         return (
             manifest.model_dump_json().encode(),
             self.golden,
@@ -77,7 +77,7 @@ class ProbeFiles:
 
 
 class ProbeHosts:
-    """The processes that probes are forked from: one a runtime, started when it is first needed."""
+    """The processes that fork probes: one per runtime, started when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,18 +91,18 @@ class ProbeHosts:
         options: BackendOptions,
         limits: ProbeLimits,
     ) -> Probed:
-        """Opens and runs an artifact in a process of its own; blocks until it is over.
+        """Opens and runs an artifact in a separate process; blocks until that has ended.
 
         Args:
-            manifest: of the version.
+            manifest: manifest of the version.
             artifact: one of its artifacts.
-            files: what is read.
-            options: how it would run here; it is tried on the CPU and with one thread, and only
-                opened if it would run on a GPU.
-            limits: what it may take.
+            files: contents of its files.
+            options: options to serve it with; the probe uses the CPU and one thread, and only
+                opens an artifact that will run on a GPU.
+            limits: limits of the probe.
 
         Raises:
-            DeviceError: no process can be started, or it does not get ready.
+            DeviceError: no process can be started, or it does not become ready.
         """
         parts = files.parts(manifest)
         how = {
@@ -115,7 +115,7 @@ class ProbeHosts:
             "runs": options.device == CPU,
         }
         package = RUNTIMES[artifact.kind][0]
-        for _ in range(2):  # a host may end, idle, at the very moment
+        for _ in range(2):  # a host may reach its idle timeout at this moment
             with self._child(package) as channel:
                 outcome = _outcome(channel, how, parts, limits)
             if outcome is not None:
@@ -129,7 +129,7 @@ class ProbeHosts:
                 self._end(package)
 
     def _child(self, package: str) -> "_Child":
-        """The end of a channel to a new child."""
+        """Forks a child and returns the channel to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
             for _ in range(2):
@@ -159,16 +159,16 @@ class ProbeHosts:
 
 
 class _Host(NamedTuple):
-    """A process that probes are forked from."""
+    """A process that forks probes."""
 
     process: "subprocess.Popen[bytes]"
     channel: Channel
     waiter: threading.Thread
-    """Waits for its end, which it comes to by itself: nothing defunct stays under the server."""
+    """Thread that reaps the process when it ends by itself: the server keeps no zombies."""
 
 
 class _Child(Channel):
-    """A channel that hangs up at the end of a block, which ends the child."""
+    """A channel that closes at the end of a `with` block, which ends the child."""
 
     def __enter__(self) -> "_Child":
         return self
@@ -180,7 +180,7 @@ class _Child(Channel):
 def _outcome(
     channel: Channel, how: dict[str, Any], parts: Sequence[bytes], limits: ProbeLimits
 ) -> Probed | None:
-    """What a child answers; None if there is no child."""
+    """Returns the outcome that a child reports; None if there is no child."""
     try:
         channel.wait_at_most(START_S)
         with open(os.memfd_create("flambeau-probe"), "w+b") as file:

@@ -1,14 +1,14 @@
-"""The process that probes are forked from: it has a runtime imported, and nothing else.
+"""The process that forks probes: it has imported a runtime, and does nothing else.
 
 Started by `ProbeHosts` as `python -m services.inference.isolation.probe_host FD PACKAGE`, where FD
-is its end of a channel. Each `probe` message brings the end of another one, for a child that opens
-one artifact, runs its golden rows, and says what that took.
+is its end of a channel. Each `probe` message carries the end of another channel, for a child that
+opens one artifact, runs its golden rows, and reports the memory and CPU time that this took.
 
-Rules kept here:
-- it forks as long as it has no thread of its own that runs: nothing of a runtime is used here;
-- a child has a limit on its memory, its CPU time and its time, which the kernel keeps; it ends when
-  its parent hangs up;
-- it ends with the server, and by itself once nothing has been probed for `IDLE_S`.
+Rules:
+- the host forks while none of its own threads is running: it never uses the runtime itself;
+- the kernel limits a child's memory, CPU time and wall-clock time; the child ends when its parent
+  closes the channel;
+- the host ends with the server, and by itself after `IDLE_S` without a probe.
 """
 
 import contextlib
@@ -39,21 +39,21 @@ from services.inference.isolation.worker_process import FIRST_TO_KILL, end_with_
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
 
 IDLE_S = 10.0
-"""After the last probe: a process with torch takes a quarter of a gigabyte."""
+"""Idle timeout after the last probe: a process with torch takes a quarter of a gigabyte."""
 WALL_PER_CPU = 10.0
-"""Seconds there are for each one of CPU time: others go before a process of low priority."""
+"""Wall-clock limit, as a multiple of the CPU limit: a process of low priority waits for others."""
 RUN_S = 0.5
-"""CPU time of the largest batch that is run."""
+"""Approximate CPU time of the largest batch that is run."""
 MAX_INPUT_BYTES = 2**26
-"""Of the inputs of a batch: requests have as many bytes at most, unless the limit was raised."""
+"""Most bytes of a batch's inputs: the limit of a request, unless an operator raised that."""
 _MAX_ERROR_CHARACTERS = 2_000
 
 
 def main() -> None:
-    """Forks a child for each probe, until the server hangs up or has none for a while."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # ended children leave nothing
+    """Forks a child per probe, until the server closes the channel or is idle for `IDLE_S`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # children leave no zombies
         signal.signal(number, signal.SIG_IGN)
-    # ONNX Runtime has a thread that waits for nothing that a child does.
+    # Python warns of a fork beside threads: ONNX Runtime has one, which no child depends on.
     warnings.simplefilter("ignore", DeprecationWarning)
     lower_priority_below(os.getppid(), STEPS_BELOW_LOOP)
     importlib.import_module(sys.argv[2])
@@ -72,7 +72,7 @@ def main() -> None:
 def _probe_and_end(channel: Channel) -> None:
     code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # compilers are waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a probe waits for compilers it starts
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
         closed = threading.Event()
@@ -85,7 +85,7 @@ def _probe_and_end(channel: Channel) -> None:
 
 
 def _probe(channel: Channel) -> None:
-    """Answers `begun`, and then `needs` or `error`."""
+    """Sends `begun`, and then `needs` or `error`."""
     _, how, descriptor = channel.receive()
     assert descriptor is not None
     limit_memory(how["memory_bytes"])
@@ -95,7 +95,7 @@ def _probe(channel: Channel) -> None:
         (signal.ITIMER_PROF, signal.SIGPROF, 1.0),
         (signal.ITIMER_REAL, signal.SIGALRM, WALL_PER_CPU),
     ):
-        signal.signal(number, signal.SIG_DFL)  # which ends the process
+        signal.signal(number, signal.SIG_DFL)  # the default ends the process
         signal.setitimer(timer, how["cpu_s"] * factor)
     channel.send("begun", None)
     peak, started = PeakMemory(), time.process_time()
@@ -115,7 +115,7 @@ def _open_and_run(how: dict[str, Any], descriptor: int, peak: PeakMemory) -> int
         manifest_bytes, golden_bytes, data, weights, source = (
             file.read(size) for size in how["sizes"]
         )
-        file.truncate(0)  # it is memory, too, and all of it has been read
+        file.truncate(0)  # the file is memory, too, and has been read
     manifest = parse_manifest(manifest_bytes, "the manifest")
     golden = parse_golden(golden_bytes, manifest)
     artifact = next(a for a in manifest.artifacts if a.name == how["artifact"])
@@ -128,7 +128,7 @@ def _open_and_run(how: dict[str, Any], descriptor: int, peak: PeakMemory) -> int
         weights=weights,
         code=None if step is None else StepCode(step, source),
     )
-    if not how["runs"]:  # a GPU will, which may be many times as fast
+    if not how["runs"]:  # the artifact will run on a GPU, which may be many times as fast
         return peak.grown_bytes() or 0
     return _grown_bytes(backend, golden, manifest.signature.max_batch_size, peak)
 
@@ -136,13 +136,13 @@ def _open_and_run(how: dict[str, Any], descriptor: int, peak: PeakMemory) -> int
 def _grown_bytes(
     backend: Backend, golden: GoldenRows, max_batch_size: int, peak: PeakMemory
 ) -> int:
-    """Bytes at the peak, while the largest batch runs that there can be.
+    """Returns the peak memory, in bytes, of a run of the maximum batch size.
 
-    Where that would take long, it is told from a smaller one: memory grows with the rows.
+    For slow models it is extrapolated from a smaller batch: memory grows with the rows.
     """
     row_bytes = sum(array[:1].nbytes for array in golden.inputs.values())
     largest = min(max_batch_size, max(MAX_INPUT_BYTES // max(row_bytes, 1), 1))
-    _run_rows(backend, golden, 1)  # which sets up what is set up lazily
+    _run_rows(backend, golden, 1)  # triggers lazy initialization
     started = time.process_time()
     _run_rows(backend, golden, 1)
     row_s = max(time.process_time() - started, 1e-6)

@@ -1,13 +1,13 @@
-"""Tensors in memory that two processes share: written by one, viewed by the other, never sent.
+"""Tensors in shared memory: one process writes them, the other views them, none is sent.
 
-One side has a `TensorWriter`, the other a `TensorReader`. Each tensor name has a place of its
-own, an anonymous file in memory (memfd_create(2)) which both map. A place that is too small is
-replaced by one of twice the size or more, announced by a `memory` message; then only a tensor's
-name, type and shape travel with each batch.
+One side has a `TensorWriter`, the other a `TensorReader`. Each tensor name has its own place,
+an anonymous file in memory (memfd_create(2)) that both processes map. A place that is too small
+is replaced by one of at least twice its size, which a `memory` message announces. After that, only
+a tensor's name, type and shape are sent with each batch.
 
-Strings do not lie in an array: theirs is encoded as the protocol has it, each behind its length.
+Strings do not lie in an array: they are encoded as in the protocol, each after its length.
 
-Rule kept here: a place is rewritten by the next batch, so a reader copies what it keeps.
+Rule: the next batch overwrites a place, so a reader copies what it keeps.
 """
 
 import math
@@ -20,13 +20,13 @@ from model_store.tensors import Array, decode_bytes_elements, encode_bytes_eleme
 from services.inference.isolation.channel import Channel
 
 TensorEntry = tuple[str, str, tuple[int, ...]]
-"""Name, type as `numpy.dtype.str` has it, and shape; for strings behind the number of bytes."""
+"""Name, type as in `numpy.dtype.str`, and shape; for strings the number of bytes and the shape."""
 
 _STRINGS = np.dtype(np.object_).str
 
 
 class TensorWriter:
-    """Puts tensors where the other process sees them."""
+    """Writes tensors to memory that the other process maps."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -34,7 +34,7 @@ class TensorWriter:
         self._handed_out: dict[str, Array] = {}
 
     def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Shared memory for a tensor, undefined contents; strings get memory of their own."""
+        """Returns shared memory for a tensor, contents undefined; for strings private memory."""
         if dtype.hasobject:
             return np.empty(shape, dtype)
         count = math.prod(shape)
@@ -46,7 +46,7 @@ class TensorWriter:
         return array
 
     def write(self, name: str, array: Array) -> TensorEntry:
-        """Makes sure a tensor lies in its place; the one that `place` gave is not copied."""
+        """Copies a tensor to its place, unless it is the array that `place` returned."""
         if array.dtype.hasobject:
             octets = np.frombuffer(encode_bytes_elements(array), np.uint8)
             np.copyto(self.place(name, octets.shape, octets.dtype), octets)
@@ -69,20 +69,20 @@ class TensorWriter:
 
 
 class TensorReader:
-    """Views what the other process has put there."""
+    """Views tensors that the other process wrote."""
 
     def __init__(self) -> None:
         self._places: dict[str, mmap.mmap] = {}
 
     def attach(self, name: str, descriptor: int) -> None:
-        """Takes the place that a `memory` message announced, and its descriptor."""
+        """Maps a place that a `memory` message announced, and closes its descriptor."""
         try:
             self._places[name] = mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
 
     def view(self, entry: TensorEntry) -> Array:
-        """A tensor where it lies; the next batch overwrites it."""
+        """Returns a view of a tensor, which the next batch overwrites; for strings a copy."""
         name, dtype, shape = entry
         if dtype == _STRINGS:
             size_bytes, *rest = shape

@@ -1,14 +1,14 @@
-"""The worker process: opens one artifact and runs the batches its parent asks for.
+"""The worker process: opens one artifact and runs the batches that its parent sends.
 
 Started by `IsolatedBackend` as `python -m services.inference.isolation.worker_process FD`, where
 FD is its end of a channel.
 
-Rules kept here:
-- it ends with its parent: the kernel hangs up the channel when the parent ends, however it does.
-  (A parent-death signal, prctl(2), would come when the *thread* that started this process ends.)
+Rules:
+- the process ends with its parent: the kernel closes the channel when the parent ends, for any
+  reason. (A parent-death signal, prctl(2), would come when the *thread* that started it ends.)
 - it ignores SIGINT and SIGTERM, which a terminal or a service manager sends to every process of
-  a server: the parent drains first and then hangs up;
-- an error of the model is answered, and the process goes on.
+  a server: the parent drains first and then closes the channel;
+- it reports an error of the model, and continues.
 """
 
 import contextlib
@@ -37,15 +37,15 @@ from services.inference.isolation.shared_tensors import TensorEntry, TensorReade
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long the backend may take to close; the parent waits for twice that before it kills."""
+"""Timeout of closing the backend; the parent waits twice as long before it kills the process."""
 
 _MAX_ERROR_CHARACTERS = 8192
 FIRST_TO_KILL = "500"
-"""Added to this process's badness of at most 1000, so that a full machine loses it first."""
+"""`oom_score_adj`: added to a score of at most 1000, so that the OOM killer ends this one first."""
 
 
 def main() -> None:
-    """Serves the channel until the parent hangs up."""
+    """Serves the channel until the parent closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
@@ -67,9 +67,9 @@ def main() -> None:
 
 
 def end_with_parent(descriptor: int, closed: threading.Event) -> None:
-    """Ends the process when the parent hangs up, even if the model never returns.
+    """Ends the process when the parent closes the channel, even if the model never returns.
 
-    Runtimes may have files to delete, so one that is idle closes its backend first.
+    Runtimes may have files to delete, so an idle process closes its backend first.
     """
     hung_up = select.poll()
     hung_up.register(descriptor, 0)  # POLLHUP is always reported
@@ -79,7 +79,7 @@ def end_with_parent(descriptor: int, closed: threading.Event) -> None:
 
 
 def _open(channel: Channel) -> tuple[Backend, int] | None:
-    """The opened backend, and the bytes it may take; 0 for no limit."""
+    """Returns the opened backend and its memory limit in bytes, 0 for none; None if it failed."""
     _, content, descriptor = channel.receive()
     assert descriptor is not None
     limit_bytes = content["memory_limit_bytes"]
@@ -135,7 +135,7 @@ def _send_error(channel: Channel, error: Exception, limit_bytes: int) -> None:
     text = str(error) or repr(error)
     if limit_bytes:
         text = explained(error, text, limit_bytes)
-    if len(text) > _MAX_ERROR_CHARACTERS:  # a traceback says at its end what went wrong
+    if len(text) > _MAX_ERROR_CHARACTERS:  # the end of a traceback has the error
         half = _MAX_ERROR_CHARACTERS // 2
         text = f"{text[:half]}\n...\n{text[-half:]}"
     content = {

@@ -1,1 +1,1 @@
-"""The store's versions to loaded models: which artifact, within what memory, and when."""
+"""Loads the store's versions: chooses an artifact, admits it to memory, and schedules the load."""

@@ -1,13 +1,13 @@
-"""Which artifact of a version is the fastest on this machine: measured once, then remembered.
+"""Chooses the fastest artifact of a version on this machine: measured once, then cached.
 
-In: the artifacts in the publisher's order, and a way to measure one. Out: the order in which to
-try them, the chosen one first. (`background_choice.py` measures, beside what is served.)
+In: the artifacts in the publisher's order, and a function that measures one. Out: the order to try
+them in, the chosen one first. (`background_choice.py` measures, while the server is serving.)
 
-Rules kept here: an artifact is measured only if it passes its replay; the publisher's favourite
-keeps its place unless another is faster by more than the noise; once the budget is spent no
-further one is measured, but at least one is that passes; what was chosen is remembered for the
-very same files, processor, device, its driver, threads and libraries. Where an accuracy is asked
-for, the fastest of those that give it is chosen, and no other is tried.
+Rules: an artifact counts only if it passes its replay; the publisher's first choice keeps its place
+unless another is faster by more than the noise; once the budget is spent no further artifact is
+measured, but at least one that passes is; a choice is cached for exactly the same files,
+processor, device, driver, threads and libraries. With a required accuracy, the fastest artifact
+that meets it is chosen, and no other is tried.
 """
 
 import functools
@@ -31,26 +31,26 @@ logger = logging.getLogger("flambeau.loader")
 LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "torch")
 
 Measure = Callable[[Artifact], float]
-"""Milliseconds a row at the best batch size; raises if the artifact does not open or pass."""
+"""Returns ms per row at the best batch size; raises if the artifact does not open or pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRules:
-    """How an artifact is chosen; the defaults take the publisher's order."""
+    """Settings of the choice of an artifact; the defaults use the publisher's order."""
 
     budget_s: float = 0.0
-    """How long measuring may go on before no further artifact is begun; 0 measures nothing."""
+    """Time after which measuring of no further artifact starts; 0 measures nothing."""
     file: str = ""
-    """Where choices are remembered; empty for nowhere."""
+    """File that choices are cached in; empty for none."""
 
 
 class Ranked(NamedTuple):
-    """What to try, and what is known of its speed."""
+    """Artifacts to try, and their measured speed."""
 
     artifacts: list[Artifact]
-    """The best first."""
+    """Artifacts to try, the best first."""
     row_ms: Mapping[str, float]
-    """Milliseconds a row of all that were measured, those that were not to be tried among them."""
+    """Milliseconds per row of all measured artifacts, including those not to be tried."""
 
 
 def ranked(
@@ -58,12 +58,12 @@ def ranked(
     choice: Choice | None,
     wanted: Callable[[Artifact], bool] = lambda _: True,
 ) -> Ranked:
-    """Those that are wanted, the chosen one first, the others in the publisher's order.
+    """Returns the wanted artifacts, the chosen one first, the others in the publisher's order.
 
     Args:
-        candidates: in the publisher's order.
-        choice: what was measured; None if nothing was.
-        wanted: whether one may be tried.
+        candidates: artifacts in the publisher's order.
+        choice: measurements and choice; None if nothing was measured.
+        wanted: predicate of the artifacts to try.
     """
     allowed = [artifact for artifact in candidates if wanted(artifact)]
     if choice is None:
@@ -84,18 +84,18 @@ def choose(
     clock: Callable[[], float] = time.monotonic,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Choice | None:
-    """Measures one artifact after the other.
+    """Measures the artifacts one after the other.
 
     Args:
-        manifest: of the version, for the log.
-        candidates: in the publisher's order.
-        measure: measures one.
-        budget_s: no further one is begun after this, once one has passed.
-        clock: what the budget is measured by.
-        stopped: whether to begin no further one.
+        manifest: manifest of the version, for the log.
+        candidates: artifacts in the publisher's order.
+        measure: function that measures one artifact.
+        budget_s: time after which no further measurement starts, once an artifact has passed.
+        clock: clock of the budget.
+        stopped: predicate that stops further measurements.
 
     Returns:
-        The best of those measured; None if none passes, or if there was time for one alone.
+        The best of those measured; None if none passes, or if there was time for only one.
     """
     row_ms: dict[str, float] = {}
     best, failed = "", 0
@@ -121,14 +121,14 @@ def choose(
 
 
 def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: BackendOptions) -> str:
-    """A digest of everything that a choice depends on.
+    """Returns a digest of everything that a choice depends on.
 
     Args:
-        manifest: of the version.
-        candidates: those that fit this machine.
-        options: how they run; of a GPU its model and driver count too.
+        manifest: manifest of the version.
+        candidates: artifacts that fit this machine.
+        options: options of the backends; the digest includes a GPU's model and driver.
     """
-    step = manifest.python_step  # it is a part of every run, and gives what artifacts take
+    step = manifest.python_step  # it is a part of every run, and determines the artifact's inputs
     facts = {
         "artifacts": [[a.name, *(f.sha256 for f in a.all_files())] for a in candidates],
         "python_step": step.model_dump(mode="json") if step else None,

@@ -1,14 +1,14 @@
-"""Memory and time that artifacts need, measured before they are opened beside others.
+"""Memory and time that artifacts need, measured before they are opened in the server's process.
 
 In: an artifact that is about to be opened in this process. Out: nothing, a refusal with the
-figures, or `UnprobedError`: then it is tried first, with limits (`isolation/probe.py`).
+figures, or `UnprobedError`: then it is probed first, with limits (`isolation/probe.py`).
 
-Rules kept here:
-- an artifact is opened here only after it was opened and run there, on this machine, by the digest
-  of its files: what its manifest says of its memory is as much the publisher's as the artifact is;
-- most take a moment and little: those are tried side by side, with tight limits; what is over them
-  is tried again one at a time, with all that it may have, so that it holds nobody up;
-- one that asks for too much is refused by name, and the next best artifact is tried.
+Rules:
+- an artifact is opened here only after a probe opened and ran it on this machine, keyed by the
+  digests of its files: its manifest's figures are as untrusted as the artifact itself;
+- most artifacts are fast and small: those are probed concurrently, with tight limits; an artifact
+  that exceeds them is probed again, one at a time, with its full limits, so that it delays none;
+- an artifact that exceeds its limits is refused by name, and the next best artifact is tried.
 """
 
 import asyncio
@@ -37,26 +37,26 @@ logger = logging.getLogger("flambeau.loader")
 
 MEBIBYTE = 2**20
 SHARE = 0.25
-"""Of the memory that there is, what one artifact may take when nothing else was said."""
+"""Default limit of one artifact, as a share of the total memory."""
 SHARE_OF_FREE = 0.9
-"""Of the memory that is free, what a process that tries an artifact may take."""
+"""Limit of a probe, as a share of the free memory."""
 MOST_BYTES = 4 * GIB
-"""What it may take at most by that share: a machine for many models is not for one of them."""
+"""Cap of the default limit: one model must not take the memory of a machine that serves many."""
 TIMES_ITS_FILES = 3
-"""What it may take in any case: a model whose weights fill the memory is meant to."""
+"""Least default limit, as a multiple of the files: a large model may fill the memory."""
 FAULT_COUNTS_S = 10.0
-"""How long nothing is tried again that raised: while the other artifacts of its version are."""
+"""A failed probe is not repeated for this long, while the version's other artifacts are probed."""
 QUICK_BYTES = GIB
 QUICK_S = 2.0
-"""Within these, artifacts are tried side by side."""
+"""Limits of concurrent probes."""
 
 
 class ArtifactNeedsError(BackendError):
-    """An artifact takes more than it may; the message has the figures."""
+    """An artifact exceeds its limits; the message has the figures."""
 
 
 class UnprobedError(Exception):
-    """Nobody knows yet what an artifact takes: try it, then load the version again."""
+    """The needs of an artifact are unknown: probe it, then load the version again."""
 
     def __init__(self, case: "Case") -> None:
         super().__init__(f"artifact {case.artifact.name} has not been tried on this machine yet")
@@ -64,34 +64,34 @@ class UnprobedError(Exception):
 
 
 Place = tuple[str, int, str, str]
-"""Model, version, artifact, and the key of what it takes."""
+"""Model, version, artifact, and the key of its needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An artifact that is to be tried."""
+    """An artifact to probe."""
 
     key: str
     manifest: Manifest
     artifact: Artifact
     options: BackendOptions
     read: Callable[[], ProbeFiles]
-    """Gives its files, or raises what reading them raises."""
+    """Returns its files; raises the errors of reading them."""
     allowed_bytes: int
 
     @property
     def place(self) -> "Place":
-        """Its place: of equal files, only some may be readable or signed."""
+        """Its place: among equal files, only some may be readable or signed."""
         return _place(self.manifest, self.artifact, self.key)
 
 
 class ArtifactNeeds:
-    """Knows what artifacts take, and finds it out.
+    """Probes artifacts, and caches their needs.
 
     Args:
-        limit_bytes: the most that one may take; 0 for a share of what there is.
-        limit_s: CPU time that one may take to open and run.
-        file: where it is remembered; empty for nowhere.
+        limit_bytes: memory limit of one artifact; 0 for a share of the total memory.
+        limit_s: limit of CPU time for opening and running one artifact.
+        file: file that needs are cached in; empty for none.
     """
 
     def __init__(self, limit_bytes: int, limit_s: float, file: str) -> None:
@@ -104,10 +104,10 @@ class ArtifactNeeds:
         self._side_by_side = asyncio.Semaphore(self._cores)
         self._one_at_a_time = asyncio.Semaphore(1)
         self._faults: dict[Place, tuple[float, Exception]] = {}
-        """What else an artifact raised when it was tried, and when."""
+        """Time and error of failed probes, by artifact."""
 
     def allowed_bytes(self, artifact: Artifact) -> int:
-        """The memory an artifact may take, whether or not there is room for it now."""
+        """Returns the memory limit of an artifact, regardless of the memory that is free now."""
         if self._limit_bytes:
             return self._limit_bytes
         files = sum(entry.size_bytes for entry in artifact.all_files())
@@ -121,18 +121,18 @@ class ArtifactNeeds:
         options: BackendOptions,
         read: Callable[[], ProbeFiles],
     ) -> None:
-        """Lets an artifact be opened in this process, or says why not.
+        """Checks that an artifact may be opened in this process.
 
         Args:
-            manifest: of its version.
-            artifact: which.
-            options: how it is to run.
-            read: gives its files, should it have to be tried.
+            manifest: manifest of its version.
+            artifact: artifact to open.
+            options: options to run it with.
+            read: reader of its files, for a probe.
 
         Raises:
-            UnprobedError: that is not known yet; see `find_out`.
-            ArtifactNeedsError: it takes more than it may.
-            Exception: what trying it has just raised.
+            UnprobedError: its needs are not known yet; see `find_out`.
+            ArtifactNeedsError: it exceeds its limits.
+            Exception: the error of a recent probe.
         """
         allowed = self.allowed_bytes(artifact)
         key = _key(manifest, artifact, options)
@@ -167,9 +167,9 @@ class ArtifactNeeds:
             )
 
     async def find_out(self, case: Case) -> None:
-        """Tries an artifact, so that `check` knows."""
+        """Probes an artifact and records the result for `check`."""
         self._faults.pop(case.place, None)
-        # A container that is out of memory may be ended as a whole, not the hungriest of it alone.
+        # A container that is out of memory may be killed as a whole, not its largest process only.
         used, total = device_memory_bytes(CPU)
         free = max(int((total - used) * SHARE_OF_FREE), MEBIBYTE)
         full = ProbeLimits(
@@ -181,21 +181,21 @@ class ArtifactNeeds:
         )
         for turns, limits in ((self._side_by_side, quick), (self._one_at_a_time, full)):
             async with turns:
-                # Of a thread that ends with the process: a server that stops does not wait for it.
+                # In a daemon thread: a server that stops does not wait for it.
                 work = functools.partial(self._probe, case, limits, is_last=limits is full)
                 if await asyncio.wrap_future(start_at_low_priority(work, STEPS_BELOW_LOOP)):
                     return
 
     def close(self) -> None:
-        """Ends the processes that artifacts are tried in; they end with this one at the latest."""
+        """Ends the processes that run probes; they end with this process at the latest."""
         self._hosts.close()
 
     def _probe(self, case: Case, limits: ProbeLimits, is_last: bool) -> bool:
-        """Tries an artifact. Returns whether `check` knows more now."""
+        """Probes an artifact. Returns True if the result is final."""
         try:
             files = case.read()
             probed = self._hosts.probe(case.manifest, case.artifact, files, case.options, limits)
-        except Exception as error:  # its files are anybody's
+        except Exception as error:  # its files are untrusted
             self._faults[case.place] = time.monotonic(), error
             return True
         need = Need(
@@ -220,7 +220,7 @@ class ArtifactNeeds:
             fault = ArtifactNeedsError(f"tried in a process of its own: {probed.fault}")
             self._faults[case.place] = time.monotonic(), fault
             return True
-        if not is_known:  # the CPU may lack what a GPU has; it has harmed nobody
+        if not is_known:  # the CPU may not support what a GPU does; nothing was harmed
             need = Need(peak_bytes=0)
         logger.info(
             "artifact tried",
@@ -232,7 +232,7 @@ class ArtifactNeeds:
 
 
 def _may_fit_now(need: Need, allowed_bytes: int, limit_s: float) -> bool:
-    """True if it was over a limit that is higher now."""
+    """Returns True if it exceeded a limit that has been raised since."""
     return 0 < need.over_bytes < allowed_bytes or 0 < need.over_s < limit_s
 
 
@@ -241,7 +241,7 @@ def _place(manifest: Manifest, artifact: Artifact, key: str) -> Place:
 
 
 def _key(manifest: Manifest, artifact: Artifact, options: BackendOptions) -> str:
-    """A digest of everything that decides what an artifact takes."""
+    """Returns a digest of everything that determines an artifact's needs."""
     step = manifest.python_step
     facts = [
         [entry.sha256 for entry in artifact.all_files()],

@@ -1,13 +1,13 @@
-"""Measures, beside what is served, which artifact of each version is the fastest on this machine.
+"""Measures, while the server is serving, the fastest artifact of each version on this machine.
 
 In: lanes that were loaded by the publisher's figures. Out: each lane runs the fastest artifact,
-and the choice is remembered; see `artifact_choice.py`.
+and the choice is cached; see `artifact_choice.py`.
 
-Rules kept here: live traffic comes first: one version is measured at a time, each of its artifacts
-in a process of its own at the lowest priority, whose end harms nobody; what is measured was proven
-first, and replays the golden inputs again before it serves; a version goes over to another artifact
-without a failed request (`Lanes.exchange`), and stays with the one it has if that cannot be loaded;
-no version is begun once `MOST_MEASURING_S` were spent: the next start goes on where this one ended.
+Rules: live traffic has priority: one version is measured at a time, each of its artifacts in a
+separate process of the lowest priority, whose crash has no effect; an artifact is verified before
+it is measured, and replays the golden inputs again before it serves; a version switches to another
+artifact without a failed request (`Lanes.exchange`), and keeps its own if that cannot be loaded; no
+measurement starts after `MOST_MEASURING_S` were spent: the next start of the server continues.
 """
 
 import asyncio
@@ -38,31 +38,31 @@ from services.queueing.records import Lane
 logger = logging.getLogger("flambeau.loader")
 
 MEASURED_RUNS = 3
-"""Of each batch size, when artifacts are compared: the fastest counts."""
+"""Measured runs of each batch size, when artifacts are compared: the fastest counts."""
 MEASURE_BUDGET_S = 1.0
-"""How long the runs of one of them may take; starting its process and opening it come first."""
+"""Time budget for the runs of one artifact, without starting its process and opening it."""
 MOST_MEASURING_S = 1800.0
-"""Of one process, over all its versions. Three artifacts of one tiny model took 6 s beside other
-work on both cores (`make bench-start`), so it is enough for some 300 models."""
+"""Time budget of one server process for all its versions. Three artifacts of a tiny model took 6 s
+beside other work on both cores (`make bench-start`), so it suffices for about 300 models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Measurements of one version, now or before."""
+    """Measurements of one version, new or cached."""
 
     best: Artifact
     choice: Choice
     candidates: Candidates
     remembered: bool
-    """Whether another version of the same files has been measured here."""
+    """True if the measurements were cached, as for another version of the same files."""
 
 
 class BackgroundChoice:
-    """Chooses for one lane after the other. Runs on the event loop; measures in a thread.
+    """Chooses artifacts for one lane after the other. Runs on the event loop; measures in a thread.
 
     Args:
-        store: where the versions lie.
-        lanes: what is loaded.
+        store: store of the versions.
+        lanes: the loaded lanes.
     """
 
     def __init__(self, store: ModelStore, lanes: Lanes) -> None:
@@ -71,7 +71,7 @@ class BackgroundChoice:
         self._spent_s = 0.0
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Chooses for every lane that waits for it; ends when there is none."""
+        """Chooses artifacts for every lane that waits for it; ends when there is none."""
         while (lane := self._lanes.next_unchosen()) is not None:
             self._lanes.set_chosen(lane)
             if self._spent_s >= MOST_MEASURING_S:
@@ -85,7 +85,7 @@ class BackgroundChoice:
     async def _choose_for(self, lane: Lane, tasks: asyncio.TaskGroup) -> None:
         manifest, options = self._lanes.plan_of(lane)
         begun, stopped = time.monotonic(), threading.Event()
-        # The thread hardly computes, for the artifacts run elsewhere; but it is Python.
+        # The thread computes little, as artifacts run in other processes, but it takes the GIL.
         work = start_at_low_priority(
             lambda: guarded(find_fastest, self._store, manifest, options, stopped),
             STEPS_BELOW_LOOP,
@@ -96,7 +96,7 @@ class BackgroundChoice:
                 figures = found.choice.row_ms
                 exchanged = await self._lanes.exchange(lane, found.best.name, figures, tasks)
                 log_choice(manifest, found, exchanged, time.monotonic() - begun)
-        except Exception as error:  # what is served goes on as it is, whatever this was
+        except Exception as error:  # no failure here affects the artifact that serves
             logger.warning(
                 "artifact not chosen",
                 extra={"model": lane.model, "version": lane.version,
@@ -110,19 +110,19 @@ class BackgroundChoice:
 def find_fastest(
     store: ModelStore, manifest: Manifest, options: LoadOptions, stopped: threading.Event
 ) -> Found | None:
-    """Measures the artifacts of a version, unless it is remembered, and remembers the choice.
+    """Measures the artifacts of a version, unless a choice is cached, and caches the choice.
 
     Args:
-        store: where it lies.
-        manifest: of the version.
-        options: how it runs.
-        stopped: set when the outcome is not wanted any more.
+        store: store of the version.
+        manifest: manifest of the version.
+        options: options that it runs with.
+        stopped: set when the result is no longer needed.
 
     Returns:
-        None if none could be measured, or there was time for one alone.
+        None if no artifact could be measured, or there was time for only one.
 
     Raises:
-        StoreError: the golden file is broken or out of reach.
+        StoreError: the golden file is invalid or unavailable.
         LoadError: no artifact is wanted.
     """
     candidates = candidates_of(manifest, options)
@@ -152,13 +152,13 @@ def measure(
     options: LoadOptions,
     artifact: Artifact,
 ) -> float:
-    """Milliseconds a row of an artifact at its best batch size, in a process of its own.
+    """Measures an artifact's milliseconds per row at its best batch size, in a separate process.
 
-    With one thread on the CPU it is the process's own time, which nobody else's work adds to.
+    With one thread on the CPU it measures the process's CPU time, which excludes other work.
 
     Raises:
         LoadError: it misses its tolerance here.
-        Exception: whatever else its runtime raises.
+        Exception: any other exception of its runtime.
     """
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
@@ -190,7 +190,7 @@ def measure(
 
 
 def log_choice(manifest: Manifest, found: Found, exchanged: bool, seconds: float) -> None:
-    """Says what was chosen, by which figures, once it serves."""
+    """Logs the choice and its measurements, once the chosen artifact serves."""
     figures = found.choice.row_ms
     logger.info(
         "artifact chosen",

@@ -1,10 +1,10 @@
-"""What was chosen before, in a small JSON file, so that a choice is measured once a machine.
+"""Caches choices of artifacts in a small JSON file, so that each is measured once per machine.
 
     {"schema": 1, "choices": {KEY: {"artifact": "onnx-int8", "row_ms": {"onnx-int8": 0.004, ...}}}}
 
-Rules kept here: the file is only ever a hint: one that is missing, broken, too large or by another
-program counts as empty, and one that cannot be written is said once and costs nothing else; it is
-written beside and renamed, so that nobody reads half of it; the oldest choices leave first.
+Rules: the file is only a hint: a missing, invalid, too large or foreign file counts as empty, and a
+failure to write it is logged and has no other effect; it is written to a temporary file and
+renamed, so that no process reads a partial file; the oldest choices are evicted first.
 """
 
 import functools
@@ -32,13 +32,13 @@ _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Choice(StrictModel):
-    """An artifact, and the figures that it was chosen by."""
+    """An artifact, and the measurements that it was chosen by."""
 
     artifact: _Name
     row_ms: dict[_Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         max_length=MAX_ARTIFACTS
     )
-    """Milliseconds a row at the best batch size, of all artifacts that passed."""
+    """Milliseconds per row at the best batch size, of all artifacts that passed."""
 
 
 class _Contents(StrictModel):
@@ -47,27 +47,27 @@ class _Contents(StrictModel):
 
 
 class ChoiceMemory:
-    """The file.
+    """The cache file.
 
     Args:
-        path: of the file, `~` for the user's folder; empty remembers nothing.
+        path: path of the file, `~` for the user's folder; empty to cache nothing.
     """
 
     def __init__(self, path: str) -> None:
         self._path = _expanded(path) if path else None
 
     def recall(self, key: str) -> Choice | None:
-        """What was chosen under a key."""
+        """Returns the choice of a key; None if there is none."""
         return self._read().get(key)
 
     def remember(self, key: str, choice: Choice) -> None:
-        """Keeps a choice, in the place of an earlier one."""
+        """Stores a choice, which replaces an earlier one of the same key."""
         choices = {k: v for k, v in self._read().items() if k != key} | {key: choice}
         newest = dict(list(choices.items())[-MAX_CHOICES:])
         self._write(newest)
 
     def forget(self, key: str) -> None:
-        """Drops a choice that proved wrong."""
+        """Removes a choice that proved wrong."""
         choices = self._read()
         if choices.pop(key, None) is not None:
             self._write(choices)
@@ -97,13 +97,13 @@ class ChoiceMemory:
 
 @functools.lru_cache(maxsize=4)
 def _read_file(path: Path, *_: int) -> dict[str, Choice]:
-    """The choices in a file, read once as long as it is the same: a start asks for each version."""
+    """Returns the choices in a file, cached while it is unchanged: each version's load asks."""
     data = read_plain_file(path, LIMITS.max_bytes)
     return parse_as(_Contents, data, str(path), LIMITS).choices
 
 
 def _expanded(path: str) -> Path | None:
-    """The path, or None for a user who has no home folder."""
+    """Returns the expanded path, or None for a user without a home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

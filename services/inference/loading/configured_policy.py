@@ -1,4 +1,4 @@
-"""A process' settings as inference takes them: one policy, and one for each model with its own."""
+"""Converts a process' settings into policies: a default, and one per model with own settings."""
 
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import parse_device
@@ -14,7 +14,7 @@ MEBIBYTE = 2**20
 
 
 def serving_policy(config: InferenceSettings) -> ServingPolicy:
-    """What of the store to serve, and how."""
+    """Returns the policy of a process' settings: which models of the store to serve, and how."""
     needs = ArtifactNeeds(
         config.max_model_memory_mib * MEBIBYTE, config.open_time_limit_s, config.needs_file
     )
@@ -32,7 +32,7 @@ def serving_policy(config: InferenceSettings) -> ServingPolicy:
 
 
 def _lane_policy(config: InferenceSettings, own: ModelSettings, needs: ArtifactNeeds) -> LanePolicy:
-    """The server's settings, with those the model has of its own in their place."""
+    """Returns the server's settings, overridden by the model's own."""
     chosen = {
         name: getattr(config, name) if value is None else value
         for name, value in ((name, getattr(own, name)) for name in ModelSettings.model_fields)

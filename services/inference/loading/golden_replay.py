@@ -1,11 +1,11 @@
-"""Replays golden rows through a backend in every form that requests come in.
+"""Replays golden rows through a backend in every form that requests may have.
 
-In: a way to run rows, the golden rows and the signature. Out: for each form how far the answers
-lie from what the checkpoint gave.
+In: a function that runs rows, the golden rows and the signature. Out: for each form the difference
+between the outputs and the checkpoint's.
 
-The forms are those that artifacts are proven in when they are published, as far as the golden rows
-tell what is right: in batches of several sizes; each row alone at its own length, and padded among
-others; at other sizes, where a batch must give what its rows give alone.
+The forms are those in which artifacts are verified when they are published, as far as the golden
+rows have an expected output: in batches of several sizes; each row alone at its own length, and
+padded in a batch; at other sizes, where a batch must give the same outputs as its rows alone.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,8 +22,8 @@ from model_store.signature import Signature, SignatureError
 from model_store.tensors import Array
 
 BATCH_SIZES = (1, 2, 7, 32)
-"""A single row, the fewest that are several, a batch that fits no power of two, and a full one; the
-largest comes on top."""
+"""A single row, the smallest batch, a batch that is no power of two, and a large one; the maximum
+batch size is added."""
 SIZED_ROWS = 8
 """Rows of each comparison at another size."""
 
@@ -34,13 +34,13 @@ Outputs = Mapping[str, Array]
 def replay_everything(
     run: Run, golden: GoldenRows, signature: Signature, embeddings: Collection[str] = ()
 ) -> list[Comparison]:
-    """Every comparison that the golden rows allow.
+    """Makes every comparison that the golden rows allow.
 
     Args:
-        run: runs a batch: every input, [rows, ...], to every output.
-        golden: what to run, and what it must give.
-        signature: which batches, lengths and sizes there are.
-        embeddings: outputs that are compared by their cosine.
+        run: runner of a batch: every input, [rows, ...], to every output.
+        golden: inputs to run, and expected outputs.
+        signature: batches, lengths and sizes that requests may have.
+        embeddings: outputs that are compared by cosine similarity.
     """
     return [
         *_in_batches(run, golden, signature.max_batch_size, embeddings),
@@ -50,7 +50,7 @@ def replay_everything(
 
 
 def run_in_batches(run: Run, inputs: Mapping[str, Array], size: int) -> dict[str, Array]:
-    """Runs all rows, at most `size` at once, and joins the outputs."""
+    """Runs all rows, at most `size` at once, and concatenates the outputs."""
     rows = len(next(iter(inputs.values())))
     parts = [
         run({name: array[start : start + size] for name, array in inputs.items()})
@@ -60,14 +60,14 @@ def run_in_batches(run: Run, inputs: Mapping[str, Array], size: int) -> dict[str
 
 
 def gives_the_same_twice(run: Run, golden: GoldenRows, max_batch_size: int) -> bool:
-    """Whether the same rows give the same bits twice."""
+    """Returns True if two runs of the same rows give identical bits."""
     inputs = {name: array[:max_batch_size] for name, array in golden.inputs.items()}
     first, second = run(inputs), run(inputs)
     return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 def replay_result(found: Comparison, with_embeddings: bool = False) -> ReplayResult:
-    """A comparison as a certificate has it, which is JSON and has no infinity."""
+    """Converts a comparison for a certificate, which is JSON and has no infinity."""
     parity, difference = found.parity, found.parity.max_abs_difference
     return ReplayResult(
         where=found.where,
@@ -97,7 +97,7 @@ def _in_batches(
 def _padded(
     run: Run, golden: GoldenRows, signature: Signature, embeddings: Collection[str]
 ) -> list[Comparison]:
-    """Each row alone at its own length, and padded to its bucket among others."""
+    """Compares each row alone at its own length, and padded to its bucket in a batch."""
     padding = signature.padding
     if padding is None:
         return []
@@ -109,7 +109,7 @@ def _padded(
     found: list[Comparison] = []
     right = alone
     if padding.mask is not None or padding.lengths is not None:
-        # Else the golden rows are as long as they are, and what is shorter has no golden answer.
+        # Otherwise the golden rows have their full length, and shorter ones no expected output.
         right = cut_back(golden.outputs, rows.lengths, padding)
         parity = _of_single_rows(list(zip(right, alone, strict=True)), embeddings)
         found.append(Comparison("golden rows alone at their own length", parity))
@@ -129,7 +129,7 @@ def _at_other_sizes(
     few = {name: array[:rows] for name, array in golden.inputs.items()}
     found = []
     for inputs in at_other_sizes(few, signature):
-        # Rows that were cut or repeated may show nothing: that their class is the same says little.
+        # Rows that were cut or repeated may be meaningless: agreement of their classes says little.
         alone = run_in_batches(run, inputs, 1)
         parity = replace(compare(alone, run(inputs), embeddings), agreement=1.0)
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
@@ -141,6 +141,6 @@ def _at_other_sizes(
 def _of_single_rows(
     pairs: Sequence[tuple[Outputs, Outputs]], embeddings: Collection[str]
 ) -> Parity:
-    """The parity of single rows: the largest differences, and the share that agrees."""
+    """Returns the parity of single rows: the largest differences, and the share that agrees."""
     found = [compare(right, other, embeddings) for right, other in pairs]
     return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))

@@ -1,7 +1,7 @@
-"""Which artifacts of a version are loaded beside the one that it is served by.
+"""Selects the artifacts of a version to load beside its default artifact.
 
-In: a manifest, what was measured, and the setting `keep_artifacts`. Out: names, and a log line for
-each word that means nothing for the version.
+In: a manifest, measurements, and the setting `keep_artifacts`. Out: names, and a log line for each
+entry of the setting that matches nothing in the version.
 """
 
 import logging
@@ -19,11 +19,11 @@ ALL = "all"
 
 
 def accuracy_loss(manifest: Manifest, artifact: Artifact) -> float:
-    """By how much an artifact's task metric is worse than the checkpoint's; 0 to 1.
+    """Returns how much worse an artifact's task metric is than the checkpoint's; 0 to 1.
 
-    It is the one that the version says judges it: points of a share, a relative rise of an error;
-    of older versions the worst of all. Where no metric of the two can be compared, it is the share
-    of the golden rows that it answers otherwise than the checkpoint.
+    It is the metric that the version is judged by: a difference for shares, a relative increase for
+    errors; for older versions the worst metric. If no metric of the two can be compared, it is the
+    share of golden rows for which the artifact's answer differs from the checkpoint's.
     """
     checkpoint, judged_by = manifest.lineage.metrics, artifact.verification.judged_by
     if judged_by is not None and f"test/{judged_by.name}" in checkpoint:
@@ -38,7 +38,7 @@ def accuracy_loss(manifest: Manifest, artifact: Artifact) -> float:
 
 
 def is_accurate(manifest: Manifest, artifact: Artifact, accuracy: str) -> bool:
-    """Whether an artifact gives an accuracy, one of `ACCURACIES`."""
+    """Returns True if an artifact meets an accuracy, one of `ACCURACIES`."""
     return gives(accuracy, artifact.precision, accuracy_loss(manifest, artifact))
 
 
@@ -49,15 +49,15 @@ def kept_names(
     candidates: Sequence[Artifact],
     row_ms: Mapping[str, float],
 ) -> list[str]:
-    """Names of what is to be loaded beside the default one, each once.
+    """Returns the names of the artifacts to load beside the default one, without duplicates.
 
     Args:
-        manifest: of the version.
-        keep: names of artifacts, accuracies (the fastest that gives one), or `ALL`.
-        default: the name of the one that is loaded.
-        candidates: what this machine can run and has not refused.
-        row_ms: milliseconds a row as measured here; those that were not measured come after, in
-            the publisher's order.
+        manifest: manifest of the version.
+        keep: names of artifacts, accuracies (the fastest artifact that meets one), or `ALL`.
+        default: name of the loaded default artifact.
+        candidates: artifacts that this machine can run and has not refused.
+        row_ms: milliseconds per row measured here; unmeasured artifacts come after, in the
+            publisher's order.
     """
     measured = [a for a in candidates if a.name in row_ms]
     unmeasured = sorted((a for a in candidates if a.name not in row_ms), key=Artifact.speed_key)
@@ -66,7 +66,7 @@ def kept_names(
         if word == ALL:
             found += [a.name for a in candidates]
         elif word in ACCURACIES:
-            # The default one first: it keeps its place among those that are as fast.
+            # The default artifact first: it keeps its place among equally fast ones.
             measured.sort(key=lambda a: (a.name != default, row_ms[a.name]))
             able = [a.name for a in measured if is_accurate(manifest, a, word)]
             rest = [a.name for a in unmeasured if is_accurate(manifest, a, word)]
@@ -77,11 +77,11 @@ def kept_names(
 
 
 def log_unknown(manifest: Manifest, keep: Sequence[str]) -> None:
-    """Names each word that keeps nothing of a version; it may be another model's artifact.
+    """Logs each entry that matches nothing of a version; it may be another model's artifact.
 
     Args:
-        manifest: of the version.
-        keep: as of `kept_names`.
+        manifest: manifest of the version.
+        keep: the setting, as in `kept_names`.
     """
     known = [artifact.name for artifact in manifest.artifacts] + [*ACCURACIES, ALL]
     for word in dict.fromkeys(keep):

@@ -2,13 +2,13 @@
 
 In: versions to load and unload. Out: workers on the queue; entries of the directory; metrics.
 
-Rules kept here: a version is announced ready only when its worker takes requests; one that does
-not fit into memory is refused with the figures, or pushes out the idle version used longest ago
-(`when_memory_full`); a version that leaves answers what it holds before its backends close.
+Rules: a version is announced as ready only when its worker accepts requests; a version that does
+not fit into memory is refused with the figures, or evicts the least recently used idle version
+(`when_memory_full`); an unloaded version answers its remaining requests before its backends close.
 
-When another artifact turns out to be faster here, its lane goes over to that one while it serves
-(`exchange`). Each further artifact of `keep_artifacts` has a lane of its own, which pushes nothing
-out and never affects the first.
+If another artifact proves faster here, its lane switches to that artifact while it serves
+(`exchange`). Each further artifact of `keep_artifacts` has its own lane, which evicts nothing and
+never affects the default lane.
 """
 
 import asyncio
@@ -56,9 +56,9 @@ logger = logging.getLogger("flambeau.lanes")
 T = TypeVar("T")
 
 MAX_TRIES = 100
-"""Of a version's artifacts, in one load."""
+"""Maximum number of attempts in one load of a version, one for each artifact to probe."""
 SHARE_OF_DEVICE = 0.9
-"""How much of a device's memory may be used when nothing else was said."""
+"""Share of a device's memory that may be used by default."""
 
 
 class Lanes:
@@ -86,15 +86,15 @@ class Lanes:
         self._load_turns = LoadTurns(len(os.sched_getaffinity(0)))
 
     def __contains__(self, lane: Lane) -> bool:
-        """Whether a lane is loaded, or still finishing."""
+        """Returns True if a lane is loaded, or still draining."""
         return lane in self._loaded or lane in self._draining
 
     def row_s(self) -> dict[Lane, float]:
-        """By lane, seconds by which each row that waits delays the next; 0 if unknown."""
+        """Returns by lane the seconds by which each waiting row delays the next; 0 if unknown."""
         return {lane: loaded.worker.row_s for lane, loaded in self._loaded.items()}
 
     def loaded(self, model: str = "") -> list[Lane]:
-        """The default lanes of the versions that take requests: of one model, or all."""
+        """Returns the default lanes of the versions that accept requests: of one model, or all."""
         return [
             lane
             for lane in self._loaded
@@ -105,13 +105,13 @@ class Lanes:
         """Loads a version and starts its worker.
 
         Args:
-            lane: the default one of the version.
-            tasks: where its worker runs.
-            gently: whether something is served meanwhile, which goes first.
+            lane: default lane of the version.
+            tasks: task group of its worker.
+            gently: True if other models are served meanwhile, which have priority.
 
         Raises:
             LoadError: no artifact of it can be served here, or it does not fit.
-            StoreError: its files are broken or out of reach.
+            StoreError: its files are invalid or unavailable.
         """
         policy = self._policy.lane_of(lane.model)
         policy = dataclasses.replace(policy, load=dataclasses.replace(policy.load, gently=gently))
@@ -123,9 +123,9 @@ class Lanes:
         )
 
     async def load_kept(self, lane: Lane, tasks: asyncio.TaskGroup) -> None:
-        """Loads the further artifacts of a version that are to be kept and are not loaded yet.
+        """Loads the further artifacts of a version that `keep_artifacts` names.
 
-        One that cannot be is logged, and left alone until the version is loaded again.
+        An artifact that cannot be loaded is logged, and not retried until the version is reloaded.
         """
         policy = self._policy.lane_of(lane.model)
         while policy.load.keep and (further := self._next_kept(lane, policy)) is not None:
@@ -141,7 +141,7 @@ class Lanes:
         policy: LanePolicy,
         work: Callable[[Load], Awaitable[T]],
     ) -> T:
-        """Loads in its turn. An artifact that must be tried first holds up nobody meanwhile."""
+        """Loads a lane in its turn; a necessary probe runs outside the turn, and delays no load."""
         device = policy.load.backend.device
 
         def room_bytes() -> int:
@@ -158,16 +158,16 @@ class Lanes:
         raise LoadError(f"what its artifacts take is not known after {MAX_TRIES} tries")
 
     def next_unchosen(self) -> Lane | None:
-        """A version whose artifacts have not been measured against each other, if there is one."""
+        """Returns a version whose artifacts have not been compared by measuring, if any."""
         waiting = (lane for lane, loaded in self._loaded.items() if not loaded.is_chosen)
         return next(waiting, None)
 
     def set_chosen(self, lane: Lane) -> None:
-        """Notes that nothing is left to be measured of a version, until it is loaded again."""
+        """Marks a version as measured until it is loaded again."""
         self._loaded[lane] = dataclasses.replace(self._loaded[lane], is_chosen=True)
 
     def plan_of(self, lane: Lane) -> tuple[Manifest, LoadOptions]:
-        """What a loaded version is, and how it runs."""
+        """Returns the manifest of a loaded version, and the options that it runs with."""
         loaded, load = self._loaded[lane], self._policy.lane_of(lane.model).load
         room_bytes = self._memory[loaded.device].room_bytes(lane)
         return loaded.manifest, dataclasses.replace(load, room_bytes=room_bytes)
@@ -175,19 +175,19 @@ class Lanes:
     async def exchange(
         self, lane: Lane, artifact: str, row_ms: Mapping[str, float], tasks: asyncio.TaskGroup
     ) -> bool:
-        """Lets a version that serves go over to another of its artifacts; no request fails.
+        """Switches a version that is serving to another of its artifacts; no request fails.
 
-        One that cannot be loaded, or does not fit beside the present one, is logged, and the
-        version stays as it is.
+        If that cannot be loaded, or does not fit beside the current one, this is logged, and the
+        version remains unchanged.
 
         Args:
-            lane: of the version.
-            artifact: the name of the other one.
-            row_ms: what was measured of the version's artifacts.
-            tasks: where lanes run.
+            lane: lane of the version.
+            artifact: name of the other artifact.
+            row_ms: milliseconds per row of the version's artifacts, as measured.
+            tasks: task group of the workers.
 
         Returns:
-            Whether it went over.
+            True if it was switched.
         """
         loaded = self._loaded.get(lane)
         if loaded is None:  # it was unloaded meanwhile
@@ -215,13 +215,13 @@ class Lanes:
         return True
 
     def abandon_runs(self) -> None:
-        """Waits for no run any more; see `Worker.abandon_runs`."""
+        """Abandons all running batches; see `Worker.abandon_runs`."""
         loaded = [loaded.worker for loaded in self._loaded.values()]
         for worker in (*loaded, *self._draining.values()):
             worker.abandon_runs()
 
     def unload(self, lane: Lane) -> None:
-        """Forgets a lane: no more requests are let in; what it holds is answered."""
+        """Unloads a lane: it accepts no more requests, and answers the remaining ones."""
         self._directory.withdraw(lane)
         if not self._close(lane) and lane not in self._draining:  # it never loaded
             self._metrics.forget_lane(lane.model, lane.version)
@@ -233,7 +233,7 @@ class Lanes:
         memory = await self._memory_in_use(device)
         leaving = self._make_room(memory, lane, memory.expected_bytes(lane, load.file_bytes))
         if leaving:
-            # Memory that is freed meanwhile would pass for memory that this version did not take.
+            # Memory that is freed during the load would be subtracted from this version's.
             await asyncio.wait(leaving)
             await self._memory_in_use(device)
         options = dataclasses.replace(policy.load, room_bytes=memory.room_bytes(lane))
@@ -253,12 +253,12 @@ class Lanes:
             raise
 
     def _artifact(self, further: Lane) -> Artifact:
-        """The artifact that a further lane of a loaded version is for."""
+        """Returns the artifact of a further lane of a loaded version."""
         artifacts = self._loaded[further.default].manifest.artifacts
         return next(a for a in artifacts if a.name == further.artifact)
 
     def _next_kept(self, lane: Lane, policy: LanePolicy) -> Lane | None:
-        """The next further artifact of a version that is to be loaded."""
+        """Returns the next further lane of a version that is to be loaded."""
         loaded = self._loaded.get(lane)
         if loaded is None:
             return None
@@ -266,7 +266,7 @@ class Lanes:
         return next((further for further in lanes if further not in self), None)
 
     def _kept_lanes(self, lane: Lane, loaded: LoadedLane, policy: LanePolicy) -> list[Lane]:
-        """Of the further artifacts that are to be loaded beside the default one."""
+        """Returns the lanes of the further artifacts to load beside the default one."""
         manifest = loaded.manifest
         candidates = [a for a in fitting(manifest, policy.load) if a.name not in loaded.refused]
         default = loaded.facts.name
@@ -276,7 +276,7 @@ class Lanes:
     async def _load_kept(self, load: Load, policy: LanePolicy, tasks: asyncio.TaskGroup) -> None:
         """Loads a further artifact of a version, if there is room for it."""
         lane, loaded = load.lane, self._loaded.get(load.lane.default)
-        if lane in self:  # somebody else was first
+        if lane in self:  # another task was first
             return
         opened = await self._open_further(load, policy)
         if opened is None:
@@ -292,7 +292,7 @@ class Lanes:
     async def _open_further(
         self, load: Load, policy: LanePolicy
     ) -> tuple[LoadedVersion, int] | None:
-        """Opens another artifact of a loaded version; None, and a log line, if that cannot be."""
+        """Opens another artifact of a loaded version; logs a failure and returns None then."""
         lane, loaded = load.lane, self._loaded.get(load.lane.default)
         if loaded is None:  # it was unloaded meanwhile
             return None
@@ -324,7 +324,7 @@ class Lanes:
         return version, taken
 
     def _go_over(self, lane: Lane, version: LoadedVersion, taken_bytes: int) -> None:
-        """Runs every later batch of a version on the artifact that was opened."""
+        """Runs every later batch of a version on a newly opened artifact."""
         loaded = self._loaded[lane]
         loaded.worker.go_over_to(
             version.backends, version.reopen, version.latency_s, version.row_elements
@@ -340,7 +340,7 @@ class Lanes:
         self._announce(lane)
 
     def _close_unwanted(self, lane: Lane, policy: LanePolicy) -> None:
-        """Closes further lanes that are not to be kept beside what answers by default now."""
+        """Closes further lanes that are not wanted beside the new default artifact."""
         loaded = self._loaded.get(lane)
         if loaded is None:
             return
@@ -353,7 +353,7 @@ class Lanes:
     async def _open(
         self, load: Load, manifest: Manifest, options: LoadOptions
     ) -> tuple[LoadedVersion, int]:
-        """Loads an artifact. Returns it, and the bytes of its device that this took."""
+        """Loads an artifact. Returns it, and the bytes of device memory that it took."""
         device = options.backend.device
         before = device_memory_bytes(device).used_bytes
         version = await in_thread(load_version, self._store, manifest, options)
@@ -364,10 +364,10 @@ class Lanes:
     def _make_room(
         self, memory: MemoryAdmission, lane: Lane, need_bytes: int
     ) -> list[asyncio.Task[None]]:
-        """Unloads idle versions for one that needs so much, or refuses it.
+        """Unloads idle versions to make room for a lane that needs `need_bytes`, or refuses it.
 
         Returns:
-            A task for each version that leaves, which ends when its memory is free.
+            A task for each unloaded lane, which ends when its memory is free.
         """
         idle: list[tuple[float, list[Lane]]] = []
         for other in self.loaded() if self._policy.unload_idle else ():
@@ -444,7 +444,7 @@ class Lanes:
         self._metrics.memory_bytes.labels(lane.model, str(lane.version)).set(taken)
 
     def _announce(self, lane: Lane) -> None:
-        """Says what is loaded of a version that is ready."""
+        """Announces the loaded artifacts of a version that is ready."""
         default = self._loaded[lane]
         self._directory.announce(
             ServedVersion(
@@ -459,17 +459,17 @@ class Lanes:
         )
 
     def _parts(self, lane: Lane) -> dict[Lane, LoadedLane]:
-        """What is loaded of a version, by lane: its default one first."""
+        """Returns the loaded lanes of a version, the default one first."""
         return {other: part for other, part in self._loaded.items() if other.default == lane}
 
     def _waiting(self, lane: Lane) -> int:
-        """Entries of a version that wait for a batch."""
+        """Returns the number of entries of a version that wait for a batch."""
         loaded = {other: part.worker for other, part in self._loaded.items()}
         workers = (loaded | self._draining).items()
         return sum(worker.waiting for other, worker in workers if other.default == lane)
 
     def _close(self, lane: Lane) -> list[LoadedLane]:
-        """Lets no more requests in; what a version's workers hold is answered, then they close."""
+        """Stops admission to a version; its workers answer their requests and then close."""
         return [self._close_part(part) for part in self._parts(lane)]
 
     def _close_part(self, part: Lane) -> LoadedLane:
@@ -481,13 +481,13 @@ class Lanes:
 
     def _forget(self, lane: Lane) -> None:
         self._draining.pop(lane, None)
-        if lane.artifact:  # what is known of the version stays as long as its default lane
+        if lane.artifact:  # the version's metrics remain as long as its default lane
             return
         self._metrics.forget_lane(lane.model, lane.version)
         logger.info("version unloaded", extra={"model": lane.model, "version": lane.version})
 
     async def _memory_in_use(self, device: Device) -> MemoryAdmission:
-        """The account of a device, with what is used now."""
+        """Returns the memory account of a device, updated with the current usage."""
         used, total = await asyncio.to_thread(device_memory_bytes, device)
         memory = self._memory.get(device)
         if memory is None:
@@ -495,6 +495,6 @@ class Lanes:
             memory = self._memory[device] = MemoryAdmission(limit, used)
         elif (
             not self._draining and self._load_turns.is_quiet
-        ):  # what leaves holds memory that is nobody's any more
+        ):  # a draining lane holds memory that no account has
             memory.in_use(used)
         return memory

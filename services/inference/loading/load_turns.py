@@ -1,10 +1,10 @@
-"""Which versions load at the same time, and what of the memory that is taken is whose.
+"""Schedules concurrent loads, and attributes the memory growth of the process to them.
 
-In: versions that want to load, by the size of their files. Out: turns. Pure but for waiting.
+In: versions to load, with the size of their files. Out: turns. Pure, except for waiting.
 
-What a version takes is measured as the growth of the whole process while it loads. So one loads
-alone where memory is short, or every figure would count; where it is ample, as many load side by
-side as there are cores, and what the process grew by is divided in proportion to their files.
+A version's memory is measured as the growth of the whole process while it loads. So a version loads
+alone if memory is short, since the figures must be exact then; if it is ample, as many versions
+load concurrently as there are cores, and the growth is divided in proportion to their files.
 """
 
 import asyncio
@@ -15,30 +15,30 @@ from dataclasses import dataclass
 from services.queueing.records import Lane
 
 AMPLE = 20
-"""Versions load side by side while there is room for so many times the files of them all: what a
-runtime makes of a file seldom takes more than four times as much."""
+"""Versions load concurrently while the free memory is at least this many times the size of all
+their files: a loaded file seldom takes more than four times its size."""
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One version that loads."""
+    """One version that is loading."""
 
     lane: Lane
     file_bytes: int
     together_bytes: int = 0
-    """Of the files of all that loaded at any time while this one did, itself included."""
+    """Size of the files of all overlapping loads, this one included."""
 
     @property
     def share(self) -> float:
-        """Of what the process grew by meanwhile, the part that is this version's."""
+        """This version's share of the process' growth during its load."""
         return self.file_bytes / self.together_bytes if self.together_bytes else 1.0
 
 
 class LoadTurns:
-    """Hands out the turns.
+    """Grants turns to load.
 
     Args:
-        most: versions that may load at once.
+        most: maximum number of versions that load at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -48,19 +48,19 @@ class LoadTurns:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether at most one version loads, so that what is in use can be told apart."""
+        """True if at most one version is loading, so that memory growth can be attributed."""
         return len(self._loading) <= 1
 
     @contextlib.asynccontextmanager
     async def turn(
         self, lane: Lane, file_bytes: int, room_bytes: Callable[[], int]
     ) -> AsyncIterator[Load]:
-        """Waits for a turn, which lasts as long as the block.
+        """Waits for a turn, which lasts until the end of the `async with` block.
 
         Args:
-            lane: that loads.
-            file_bytes: the size of its files.
-            room_bytes: says what memory is free; 0 if nobody knows, and then it loads alone.
+            lane: lane to load.
+            file_bytes: size of its files.
+            room_bytes: function that returns the free memory; 0 for unknown, to load alone.
         """
         load = Load(lane, max(file_bytes, 1))
         async with self._changed:

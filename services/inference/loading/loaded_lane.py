@@ -1,4 +1,4 @@
-"""One loaded lane: its worker, what it runs, and what it took."""
+"""One loaded lane: its worker, its artifact, and the memory that it took."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from services.queueing.records import Lane, ServedArtifact
 
 @dataclass(frozen=True, slots=True)
 class LoadedLane:
-    """A lane that takes requests; `Lanes` owns it."""
+    """A lane that accepts requests; `Lanes` owns it."""
 
     worker: Worker
     device: Device
@@ -23,18 +23,18 @@ class LoadedLane:
     platform: str
     manifest: Manifest
     row_ms: Mapping[str, float]
-    """Of the version's artifacts, as far as they were measured when this one was loaded."""
+    """Milliseconds per row of the version's artifacts that were measured before this load."""
     task: asyncio.Task[None]
-    """Ends when the worker's backends are closed."""
+    """Task that ends when the worker's backends are closed."""
     taken_bytes: int
     is_chosen: bool
-    """Whether nothing is left to be measured of it."""
+    """True if no artifact of the version remains to be measured."""
     refused: set[str] = field(default_factory=set)
     """Names of further artifacts that could not be loaded."""
 
 
 def served_facts(version: LoadedVersion, lane: Lane) -> ServedArtifact:
-    """What gateways are told of an artifact."""
+    """Returns the facts of an artifact that are announced to gateways."""
     artifact = version.artifact
     return ServedArtifact(
         name=artifact.name,
@@ -46,11 +46,11 @@ def served_facts(version: LoadedVersion, lane: Lane) -> ServedArtifact:
 
 
 def size_bytes(artifact: Artifact) -> int:
-    """Of all its files."""
+    """Returns the total size of its files."""
     return sum(entry.size_bytes for entry in artifact.all_files())
 
 
 async def close_backends(version: LoadedVersion) -> None:
-    """Closes what was opened of a version that is not to serve after all."""
+    """Closes the backends of a version that will not be served after all."""
     for backend in version.backends:
         await asyncio.to_thread(backend.close)

@@ -1,14 +1,14 @@
-"""Loads one version: reads, checks, opens, replays and warms the fastest artifact that passes.
+"""Loads one version: reads, checks, opens, replays and warms up the fastest artifact that passes.
 
-The fastest is the one that this machine remembers (`artifact_choice.py`), or else the publisher's:
+The fastest is this machine's cached choice (`artifact_choice.py`), or else the publisher's:
 `background_choice.py` measures afterwards, while it serves.
 
-In: a store, a model and a version. Out: a backend proven on this machine, or the reasons why no
-artifact is.
+In: a store, a model and a version. Out: a backend verified on this machine, or the reasons why no
+artifact passes.
 
-Rules kept here: a digest is checked before the bytes reach a runtime; kinds that are code load
-from the local store, or signed by a trusted key; an artifact serves only after the golden inputs
-gave the golden outputs here, within the tolerance in the manifest.
+Rules: a digest is checked before the bytes reach a runtime; kinds that are code load only from the
+local store, or if signed by a trusted key; an artifact serves only after the golden inputs gave
+the golden outputs on this machine, within the tolerance in the manifest.
 """
 
 import functools
@@ -45,10 +45,10 @@ from services.queueing.artifact_rules import Accuracy
 logger = logging.getLogger("flambeau.loader")
 
 MAX_STEP_BYTES = 2**20
-"""Of the Python step's source."""
+"""Maximum size of the Python step's source."""
 
 UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
-"""Datatypes that artifacts cannot take as NumPy arrays; a Python step before them can."""
+"""Datatypes that artifacts cannot accept as NumPy arrays; a preceding Python step can."""
 
 
 class LoadError(Exception):
@@ -56,7 +56,7 @@ class LoadError(Exception):
 
     Args:
         message: the reasons.
-        failed_replays: how many artifacts ran and missed their tolerance.
+        failed_replays: number of artifacts that ran and missed their tolerance.
     """
 
     def __init__(self, message: str, failed_replays: int = 0) -> None:
@@ -69,27 +69,27 @@ class LoadOptions:
     """Options for running a version."""
 
     backend: BackendOptions = field(default_factory=BackendOptions)
-    """Where and with what each backend runs."""
+    """Options of each backend."""
     instances: int = 1
-    """Backends to open, each with a thread of its own."""
+    """Number of backends to open, each with its own thread."""
     isolate: bool = False
-    """Whether each backend runs in a process of its own."""
+    """True to run each backend in its own worker process."""
     artifact: str = ""
     """The only artifact to consider; empty for all, fastest first."""
     accuracy: Accuracy = "fast"
-    """What an artifact must give to be considered, unless one is named."""
+    """Required accuracy of an artifact, unless one is named."""
     keep: tuple[str, ...] = ()
-    """What to load beside it: names, accuracies or `all`; not done by `load_version`."""
+    """Further artifacts to load: names, accuracies or `all`; `load_version` does not load them."""
     choice: ChoiceRules = field(default_factory=ChoiceRules)
-    """How to find out which is the fastest."""
+    """Settings of the choice of the fastest artifact."""
     room_bytes: int = 0
-    """Memory there is for it: larger artifacts are not measured; 0 if nobody knows."""
+    """Free memory: larger artifacts are not measured; 0 if unknown."""
     trust: Trust = field(default_factory=Trust)
-    """What must be signed, and by whom."""
+    """Required signatures and trusted keys."""
     needs: ArtifactNeeds | None = None
-    """Knows what artifacts take; None opens them untried."""
+    """Known memory and time needs; None opens artifacts without a probe."""
     gently: bool = True
-    """Whether to load at low priority, for something is served meanwhile."""
+    """True to load at low priority, because the server is serving meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +100,20 @@ class LoadedVersion:
     artifact: Artifact
     backends: list[Backend]
     reopen: Callable[[], Backend]
-    """Opens and proves another backend; raises what `load_version` raises."""
+    """Opens and verifies another backend; raises the same errors as `load_version`."""
     parity: Parity
-    """What the replay on this machine measured."""
+    """Result of the replay on this machine."""
     latency_s: dict[int, float]
     """Seconds of one run by batch size, measured here as far as the warm-up went."""
     row_elements: int
-    """Input elements of the rows that was measured with."""
+    """Input elements of the rows of that measurement."""
     load_s: float
     row_ms: Mapping[str, float]
-    """Milliseconds a row of the artifacts that were measured against each other, by name."""
+    """Milliseconds per row of the artifacts that were measured against each other, by name."""
     is_chosen: bool = True
-    """Whether nothing is left to be measured: it was, is not to be, or there is no other."""
+    """True if no measurement is due: it was done, is disabled, or there is only one artifact."""
     failed_replays: int = 0
-    """How many faster artifacts ran and missed their tolerance."""
+    """Number of artifacts tried before that ran and missed their tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +121,16 @@ class Candidates:
     """The artifacts of a version that may be served here."""
 
     fitting: list[Artifact]
-    """Those that this machine can run, in the publisher's order; all of them are measured."""
+    """Artifacts that this machine can run, in the publisher's order; all of them are measured."""
     unfit: list[Artifact]
-    """Those that it cannot, and that would be wanted: for the reason."""
+    """Wanted artifacts that it cannot run: tried last, to report the reason."""
     wanted: Callable[[Artifact], bool]
-    """Whether one may answer by default."""
+    """Returns True if an artifact may serve by default."""
     key: str
-    """What a choice among them is remembered under."""
+    """Cache key of a choice among them."""
 
     def are_measured(self, options: LoadOptions) -> bool:
-        """True if there is a choice, and it is to be made by measuring."""
+        """Returns True if there are several artifacts, and measuring is enabled."""
         return options.choice.budget_s > 0 and len(self.fitting) > 1
 
 
@@ -145,14 +145,14 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
     """Loads the fastest artifact that passes, or the named one.
 
     Args:
-        store: where the version lies.
-        manifest: of the version.
-        options: how it is to be run.
+        store: store of the version.
+        manifest: manifest of the version.
+        options: options to run it with.
 
     Raises:
         LoadError: no artifact passes; nothing is kept open.
-        UnprobedError: one is to be tried first, see `ArtifactNeeds`; nothing is kept open.
-        StoreError: the golden file is broken, does not fit the signature, or is out of reach.
+        UnprobedError: an artifact must be probed first, see `ArtifactNeeds`; nothing is kept open.
+        StoreError: the golden file is invalid, does not match the signature, or is unavailable.
     """
     started = time.monotonic()
     golden = read_golden(store, manifest)
@@ -167,7 +167,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
         proven: list[_Proven] = []
         try:
             proven.extend(open_one() for _ in range(options.instances))
-        except UnprobedError:  # of the first of them, so none is open yet
+        except UnprobedError:  # raised by the first instance, so none is open yet
             raise
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             for one in proven:
@@ -202,7 +202,7 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
 
 
 def fitting(manifest: Manifest, options: LoadOptions) -> list[Artifact]:
-    """The artifacts that this machine can run, the publisher's fastest first."""
+    """Returns the artifacts that this machine can run, the publisher's fastest first."""
     return [a for a in manifest.artifacts_by_speed() if _misfit(a, options) is None]
 
 
@@ -212,10 +212,10 @@ def replay(
     """Runs the golden inputs, in full batches and one row alone, and compares the outputs.
 
     Args:
-        backend: what to prove.
-        golden: what to run, and what it must give.
-        max_batch_size: the most rows to run at once.
-        embeddings: outputs that are compared by their cosine.
+        backend: backend to verify.
+        golden: inputs to run, and expected outputs.
+        max_batch_size: most rows to run at once.
+        embeddings: outputs that are compared by cosine similarity.
     """
     rows = golden.rows
     parts = [(0, 1), *((i, min(i + max_batch_size, rows)) for i in range(0, rows, max_batch_size))]
@@ -229,10 +229,10 @@ def replay(
 
 
 def candidates_of(manifest: Manifest, options: LoadOptions) -> Candidates:
-    """The artifacts that may be served here.
+    """Returns the artifacts that may be served here.
 
     Raises:
-        LoadError: there is none of the name, or none of the accuracy, that is asked for.
+        LoadError: no artifact has the requested name or accuracy.
     """
     artifacts = _named(manifest, options.artifact)
 
@@ -245,7 +245,7 @@ def candidates_of(manifest: Manifest, options: LoadOptions) -> Candidates:
             f"none of its artifacts is {options.accuracy} (accuracy={options.accuracy}); it has: "
             f"{names}; publish one, or set another accuracy"
         )
-    if not options.keep:  # then the others need not be measured
+    if not options.keep:  # the others need not be measured
         artifacts = [artifact for artifact in artifacts if wanted(artifact)]
     fitting = [artifact for artifact in artifacts if _fits(artifact, manifest, options)]
     return Candidates(
@@ -267,7 +267,7 @@ def _named(manifest: Manifest, artifact_name: str) -> list[Artifact]:
 
 
 def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
-    """True if this machine can run it and has room for it: the others are tried last."""
+    """Returns True if this machine can run it and has room for it: the others are tried last."""
     size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
     misfit = _misfit(artifact, options)
     if misfit is not None:
@@ -278,7 +278,7 @@ def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _tell_misfit(model: str, version: int, artifact: str, reason: str) -> None:
-    """Logs that an artifact cannot run here, once: a version is looked at several times."""
+    """Logs that an artifact cannot run here, only once: a version is examined several times."""
     logger.warning(
         "artifact cannot run here",
         extra={"model": model, "version": version, "artifact": artifact, "reason": reason},
@@ -286,7 +286,7 @@ def _tell_misfit(model: str, version: int, artifact: str, reason: str) -> None:
 
 
 def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | None:
-    """Why this machine cannot run an artifact; None if it can."""
+    """Returns the reason why this machine cannot run an artifact; None if it can."""
     try:
         check_fit(artifact, options.backend.device)
     except UnfitArtifactError as error:
@@ -297,11 +297,11 @@ def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | No
 def read_artifact(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> tuple[bytes, bytes, StepCode | None]:
-    """An artifact that may be loaded here, its weights if they lie apart, and the Python step.
+    """Reads an artifact that may be loaded here, its separate weights, and the Python step.
 
     Raises:
-        StoreError: it must be signed and is not, or a file is broken or out of reach.
-        LoadError, UnfitArtifactError: nothing here can run it.
+        StoreError: a required signature is missing, or a file is invalid or unavailable.
+        LoadError, UnfitArtifactError: no backend on this machine can run it.
     """
     options.trust.check(store, manifest, artifact)
     for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
@@ -314,10 +314,10 @@ def read_artifact(
 
 
 def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
-    """The Python step of a version that may be loaded here, its digest checked; None without one.
+    """Reads the Python step of a version that may be loaded here, and verifies its digest.
 
     Raises:
-        StoreError: its file is broken or out of reach.
+        StoreError: its file is invalid or unavailable.
     """
     step = manifest.python_step
     return (
@@ -344,7 +344,7 @@ def _open(
 
 
 def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
-    """Bytes that an artifact's own process may allocate; 0 for no limit."""
+    """Returns the memory limit of an artifact's worker process; 0 for no limit."""
     if options.needs is None or options.backend.device != CPU:
         return 0
     return options.needs.allowed_bytes(artifact)
@@ -369,8 +369,8 @@ def _open_and_prove(
     golden: GoldenRows,
     options: LoadOptions,
 ) -> _Proven:
-    # Whether a run happens only in the calling thread: then that thread may have low priority, and
-    # its CPU time is the run's, whatever else uses the core meanwhile.
+    # If a run happens only in the calling thread, that thread may have low priority, and its CPU
+    # time is the run's, regardless of other work on the core.
     alone = options.backend.runs_in_the_calling_thread and not options.isolate
     clock = time.thread_time if alone else time.monotonic
 
@@ -391,7 +391,7 @@ def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Ar
     """Replays the golden inputs.
 
     Raises:
-        LoadError: they do not give the golden outputs within the artifact's tolerance.
+        LoadError: the outputs differ from the golden ones by more than the artifact's tolerance.
     """
     tolerance = artifact.verification.tolerance
     parity = replay(backend, golden, manifest.signature.max_batch_size, tolerance.embeddings)

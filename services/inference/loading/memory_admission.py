@@ -1,10 +1,10 @@
-"""Which loaded versions fit into a device's memory, by what loading them was measured to take.
+"""Admits versions to a device's memory, by the measured memory of their loads.
 
-In: the limit, and the bytes of each version as it was measured. Out: room, the idle versions to
-unload for it, or a refusal with the figures. Pure: measuring is done by the caller.
+In: the limit, and the measured bytes of each version. Out: the free memory, the idle versions to
+unload, or a refusal with the figures. Pure: the caller measures.
 
-What the first version of a runtime took holds that runtime too, which stays when the version
-leaves: what is the server's own is told anew before each load.
+The memory of the first version of a runtime includes that runtime, which stays when the version is
+unloaded: the server's own memory is determined anew before each load.
 """
 
 from collections.abc import Iterable
@@ -23,8 +23,8 @@ class MemoryAdmission:
     """The account of one device.
 
     Args:
-        limit_bytes: the most that may be used.
-        base_bytes: what was used before any version was loaded.
+        limit_bytes: the most memory that may be used.
+        base_bytes: memory that was used before any version was loaded.
     """
 
     def __init__(self, limit_bytes: int, base_bytes: int) -> None:
@@ -33,51 +33,51 @@ class MemoryAdmission:
         self._measured: dict[Lane, int] = {}
         self._loaded: set[Lane] = set()
         self._left: set[Lane] = set()
-        """Unloaded since it was last told what is in use."""
+        """Lanes that were unloaded since the last `in_use`."""
 
     def expected_bytes(self, lane: Lane, file_bytes: int) -> int:
-        """What loading a version should take: as measured before, or at least its file."""
+        """Returns the expected memory of a version: as measured before, or else its file size."""
         return self._measured.get(lane, file_bytes)
 
     def room_bytes(self, lane: Lane) -> int:
-        """What is free for a version, itself not counted; at least one byte."""
+        """Returns the memory available to a version, counting its own as free; at least a byte."""
         others = sum(self._measured[other] for other in self._loaded if other != lane)
         return max(self._limit_bytes - self._base_bytes - others, 1)
 
     def in_use(self, used_bytes: int) -> None:
-        """Tells what is used now, while nothing loads or leaves: the rest is the server's own."""
+        """Updates the server's own memory from the total usage; no lane may load or unload then."""
         versions = sum(self._measured[lane] for lane in self._loaded)
         base_bytes = max(used_bytes - versions, self._first_base_bytes)
         stayed = max(base_bytes - self._base_bytes, 0)
-        for lane in self._left:  # too low a guess costs a try: what loading takes is measured
+        for lane in self._left:  # a low estimate costs one attempt: the next load is measured
             self._measured[lane] = max(self._measured[lane] - stayed, 0)
         self._left.clear()
         self._base_bytes = base_bytes
 
     def loaded(self, lane: Lane, measured_bytes: int) -> None:
-        """Enters a version that has been loaded."""
+        """Adds a version that was loaded."""
         self._measured[lane] = measured_bytes
         self._loaded.add(lane)
         self._left.discard(lane)
 
     def unloaded(self, lane: Lane) -> None:
-        """Takes a version out; what it took is remembered, less what stays of it."""
+        """Removes a version; keeps its measured memory, less what stays allocated after it."""
         self._loaded.discard(lane)
         self._left.add(lane)
 
     def to_unload(self, lane: Lane, need_bytes: int, idle: Iterable[Lane]) -> list[Lane]:
-        """The fewest idle versions, least recently used first, that make room.
+        """Returns the fewest idle versions, least recently used first, that make room.
 
         Args:
-            lane: what is to be loaded, or has just been.
-            need_bytes: what it takes.
+            lane: lane to be loaded, or just loaded.
+            need_bytes: memory that it takes.
             idle: versions that may be unloaded, least recently used first.
 
         Returns:
-            Empty when it fits as it is.
+            The versions to unload; empty if none is necessary.
 
         Raises:
-            OutOfMemoryError: it does not fit even then.
+            OutOfMemoryError: it does not fit even without all of them.
         """
         others = sum(self._measured[other] for other in self._loaded if other != lane)
         missing = self._base_bytes + others + need_bytes - self._limit_bytes
@@ -101,5 +101,5 @@ class MemoryAdmission:
 
 
 def _mebibytes(count: int) -> str:
-    """Rounded up, so that the parts of a sum that is too large never add up to the limit."""
+    """Formats bytes, rounded up: the parts of an excessive sum must not add up to the limit."""
     return f"{-(-count // MEBIBYTE)} MiB"

@@ -1,9 +1,9 @@
-"""Failures of one model, of whichever type: what is said of them, and how a thread hands them on.
+"""Failures of one model, of any type: formats their message, and raises them out of a thread.
 
-In: work on the files of one model, which are anybody's. Out: its result, or an `Exception`.
+In: work on the files of one model, which are untrusted. Out: its result, or an `Exception`.
 
-Rule kept here: some libraries raise what is no `Exception` (a panic in Rust code, `exit()` in a
-model's own code); left as it is, asyncio would end the process for it.
+Rule: some libraries raise a `BaseException` that is no `Exception` (a panic in Rust code, `exit()`
+in a model's own code); asyncio would end the process for it, so it is converted.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from services.errors import BackendError
 from services.inference.loading.loader import LoadError
 
 MAX_TOLD = 2_000
-"""Characters of a reason, which is logged, announced and told to whoever asks for the model."""
+"""Maximum characters of a reason, which is logged, announced and returned to clients."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,13 +25,13 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     """Runs work on one model in a thread.
 
     Raises:
-        Exception: what it raises; a `LoadError` in the place of what is none.
+        Exception: the exception of the work; a `LoadError` in place of any other `BaseException`.
     """
     return await asyncio.to_thread(lambda: guarded(work, *args, **kwargs))
 
 
 def guarded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Does work on one model in the thread that calls.
+    """Runs work on one model in the calling thread.
 
     Raises:
         Exception: as `in_thread`.
@@ -45,12 +45,12 @@ def guarded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def told(error: BaseException) -> str:
-    """What is said of a failure: its message, and its type where that was not foreseen."""
+    """Returns the message of a failure, preceded by its type if it is unexpected."""
     text = str(error) if is_expected(error) else f"{type(error).__name__}: {error}"
-    text = text.encode(errors="replace").decode()  # names of files may be no text
+    text = text.encode(errors="replace").decode()  # file names may not be valid text
     return text if len(text) <= MAX_TOLD else text[: MAX_TOLD - 3] + "..."
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether an error has a message for people, because it was foreseen."""
+    """Returns True if an error is of a known type, with a message for users."""
     return isinstance(error, StoreError | LoadError | BackendError)

@@ -1,9 +1,9 @@
-"""What artifacts were found to need, in a small JSON file, so that each is tried once a machine.
+"""Caches the needs of artifacts in a small JSON file, so that each is probed once per machine.
 
     {"schema": 1, "needs": {KEY: {"peak_bytes": 4194304, ...}}}
 
-Rules kept here: the file is only ever a hint, read within limits: one that is broken counts as
-empty, and one that cannot be written is said once and costs nothing else; the oldest leave first.
+Rules: the file is only a hint, read within limits: an invalid file counts as empty, and a failure
+to write it is logged once and has no other effect; the oldest entries are evicted first.
 """
 
 import json
@@ -27,14 +27,14 @@ LIMITS = DocumentLimits(2**20, 25_000)
 
 
 class Need(StrictModel):
-    """What an artifact took, or that it asked for more than it was given."""
+    """Measured needs of an artifact, or the limits that it exceeded."""
 
     peak_bytes: int | None = Field(default=None, ge=0)
-    """At its largest batch; None if it did not get so far."""
+    """Peak memory at its largest batch; None if the probe failed before that."""
     over_bytes: int = Field(default=0, ge=0)
-    """It needs more than this; 0 if that is not known."""
+    """Memory limit that it exceeded; 0 for none."""
     over_s: float = Field(default=0.0, ge=0)
-    """It takes more CPU time than this; 0 if that is not known."""
+    """Limit of CPU time that it exceeded; 0 for none."""
 
 
 class _Contents(StrictModel):
@@ -45,10 +45,10 @@ class _Contents(StrictModel):
 
 
 class NeedsMemory:
-    """What is known, in this process and in a file. Any thread may ask.
+    """The known needs, in this process and in a file. Thread-safe.
 
     Args:
-        path: of the file, `~` for the user's folder; empty for this process alone.
+        path: path of the file, `~` for the user's folder; empty to keep them in this process only.
     """
 
     def __init__(self, path: str) -> None:
@@ -62,13 +62,13 @@ class NeedsMemory:
         self._known = self._read()
 
     def recall(self, key: str) -> Need | None:
-        """What is known of an artifact."""
+        """Returns the needs of an artifact; None if unknown."""
         return self._known.get(key)
 
     def remember(self, key: str, need: Need) -> None:
-        """Keeps what was found."""
+        """Stores the needs of an artifact."""
         with self._lock:
-            known = self._read() | self._known  # another process may have found out more
+            known = self._read() | self._known  # another process may have added entries
             known.pop(key, None)
             self._known = dict([*known.items(), (key, need)][-MAX_NEEDS:])
             self._write()

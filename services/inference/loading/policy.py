@@ -1,4 +1,4 @@
-"""What of a store to serve, and how. Plain values; the defaults are in `config.py`."""
+"""Serving policy: which models of a store to serve, and how. Plain values, set by `config.py`."""
 
 import os
 from collections.abc import Mapping
@@ -10,43 +10,43 @@ from services.inference.loading.loader import LoadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePolicy:
-    """How the versions of one model are run."""
+    """Options for running the versions of one model."""
 
     load: LoadOptions = field(default_factory=LoadOptions)
     batch_wait_s: float = 0.0
-    """How long the first request of a batch may wait for company."""
+    """Longest time that the first request of a batch waits for a fuller batch."""
     execution_timeout_s: float = 60.0
-    """How long one run of a backend may take before its worker is replaced."""
+    """Timeout of one run of a backend, after which its instance is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPolicy:
-    """What of a store to serve, and how."""
+    """Models of a store to serve, and options for running them."""
 
     models: tuple[str, ...] = ()
-    """Only these; empty for every model of the store."""
+    """Models to serve; empty for every model of the store."""
     newest_versions: int
-    """How many of the newest versions to keep loaded beside those a pointer names."""
+    """Number of newest versions to keep loaded beside those that a pointer names."""
     poll_interval_s: float
-    """Pause between passes: how late a moved pointer is seen."""
+    """Pause between passes: the delay before a moved pointer is noticed."""
     retry_failed_s: float
-    """How long a version that failed to load is left alone."""
+    """Delay before a version that failed to load is retried."""
     lane: LanePolicy = field(default_factory=LanePolicy)
-    """For every model without its own."""
+    """Policy of every model without its own."""
     by_model: Mapping[str, LanePolicy] = field(default_factory=dict)
     max_memory_bytes: int = 0
-    """The most a device may use; 0 for nine tenths of what it has."""
+    """Memory limit of a device; 0 for nine tenths of its memory."""
     unload_idle: bool = False
-    """Whether a version that does not fit may push out the idle one used longest ago."""
+    """True if a version that does not fit may evict the least recently used idle one."""
     max_concurrent_runs: int = 0
-    """Batches that run at once on a device; 0 chooses by its cores."""
+    """Maximum number of concurrent batches on a device; 0 for a default by its cores."""
 
     def lane_of(self, model: str) -> LanePolicy:
-        """How a model is run."""
+        """Returns the policy of a model."""
         return self.by_model.get(model, self.lane)
 
     def slots(self, device: Device) -> int:
-        """Batches that run at once on a device: as many as it has cores for, or one on a GPU."""
+        """Returns the concurrent batches of a device: cores divided by threads, or 1 on a GPU."""
         if self.max_concurrent_runs:
             return self.max_concurrent_runs
         if device.kind == "cuda":

@@ -1,20 +1,20 @@
-"""Makes what this process serves agree with the store, again and again.
+"""Reconciles the models that this process serves with the store, in a loop.
 
 In: the store's versions and pointers. Out: loaded workers, and announcements in the directory.
 
 One pass, in order:
 1. list the store;
-2. for each model apart, read its pointers if they moved;
-3. load what should be served and is not: read, check, replay, warm up;
+2. for each model separately, read its pointers if they moved;
+3. load the versions that should be served and are not: read, check, replay, warm up;
 4. make the wanted version live, once it is ready;
-5. withdraw what should no longer be served, let its worker finish, and unload it;
-6. beside all that, load the further artifacts that are to be kept of what is served;
-7. after the first pass, have measured in the background which artifact of each is the fastest.
+5. withdraw the versions that should no longer be served, drain their workers, and unload them;
+6. concurrently, load the further artifacts to keep of the versions that are served;
+7. after the first pass, measure in the background the fastest artifact of each version.
 
-Rules kept here: a version becomes live only when it is ready, and the old one goes only after
-that, so moving a pointer fails no request; a version that failed is named with its reason and
-tried again after `retry_failed_s`; a store that cannot be reached changes nothing. Whatever a model
-raises, of whichever type, is that model's alone: its files are anybody's.
+Rules: a version becomes live only when it is ready, and the old one is unloaded only after that, so
+moving a pointer fails no request; a version that failed is announced with its reason and retried
+after `retry_failed_s`; a store that is unavailable changes nothing. An exception of a model, of any
+type, affects only that model: its files are untrusted.
 """
 
 import asyncio
@@ -45,18 +45,18 @@ from services.tracing.tracer import Tracer
 logger = logging.getLogger("flambeau.reconciler")
 
 MAX_GENERATIONS_TRIED = 8
-"""Of a model's pointers, the newest first, in one pass: where all of them are broken, the store was
-written to by hand, and reading more of them at every pass would hold up the rest."""
+"""Most generations of a model's pointers that one pass reads, the newest first: if all are invalid,
+the store was edited manually, and reading more at every pass would delay the other models."""
 
 
 @dataclass(slots=True)
 class _Model:
-    """What the last pass saw of one model."""
+    """State of one model after the last pass."""
 
     pointers: Pointers | None = None
     failed_at: dict[int, float] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    """Why a version was refused, as it was logged last."""
+    """Last logged reason why a version was refused, by version."""
 
 
 class Reconciler:
@@ -78,30 +78,30 @@ class Reconciler:
         self._choosing: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._kept: set[Lane] = set()
-        """Versions whose further artifacts were loaded, or refused, in the last round."""
+        """Versions whose further artifacts were loaded, or refused, in the last pass."""
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
         self._go_live = go_live or self._go_live_at_once
-        """Told, again and again, which ready version should be live, by which generation."""
+        """Called at every pass with the ready version that should be live, and its generation."""
         self._models: dict[str, _Model] = {}
         self._converging: dict[str, asyncio.Task[None]] = {}
         self._complaints: dict[str, str] = {}
         self.converged_once = False
-        """Whether one pass has finished, further artifacts included: a request that asks for one
-        of them must find it. Before that the server is not ready, unless any model will do."""
+        """True if one pass has finished, including further artifacts: a request that asks for one
+        of them must find it. Before that the server is not ready, unless any model suffices."""
         self.look = Look(started=False)
-        """What the last pass found that should be served, and is not."""
+        """Models that should be served and are not, as of the last pass."""
         self._listings: dict[str, ModelListing] = {}
         self._unknown: Mapping[str, str] = {}
-        """Models that have settings of their own and are not in the store, with the reasons."""
+        """Models with own settings that are not in the store, with the reasons."""
 
     async def run(self, stop: asyncio.Event, after_pass: Callable[[], None]) -> None:
-        """Passes until told to stop, then lets every worker finish.
+        """Makes passes until `stop` is set, then drains every worker.
 
         Args:
-            stop: set when the process drains.
-            after_pass: called after every pass, when readiness may have changed.
+            stop: event that is set when the process drains.
+            after_pass: callback after every pass, when readiness may have changed.
         """
         if told_of_store := self._store.storage.how_new():
             logger.warning("store created", extra={"reason": told_of_store})
@@ -120,15 +120,15 @@ class Reconciler:
                 self._lanes.unload(lane)
 
     def abandon_runs(self) -> None:
-        """Waits for no run any more: the time to drain is over and every caller is answered."""
+        """Abandons all running batches: the drain has timed out and every request is answered."""
         self._lanes.abandon_runs()
 
     def row_s(self) -> dict[Lane, float]:
-        """By lane, seconds by which each row that waits delays the next; 0 if unknown."""
+        """Returns by lane the seconds by which each waiting row delays the next; 0 if unknown."""
         return self._lanes.row_s()
 
     async def _pass(self, tasks: asyncio.TaskGroup) -> None:
-        """Looks at the store and converges every model that is not still being converged."""
+        """Lists the store and converges every model that is not converging already."""
         try:
             listings = await in_thread(self._store.listing)
         except Exception as error:
@@ -137,7 +137,7 @@ class Reconciler:
                 self.look = Look(started=False, fault=told(error))
             return
         if self._lanes.loaded() and not listings:
-            # An unmounted folder looks like an empty one, and nobody empties a store on purpose.
+            # An unmounted folder looks like an empty one, and a store is not emptied on purpose.
             self._complain("store", "is empty or gone; serving what is loaded", self._store.url)
             return
         self._complaints.pop("store", None)
@@ -151,13 +151,13 @@ class Reconciler:
         for lane in [lane for lane in self._lanes.loaded() if lane.model not in listings]:
             self._lanes.unload(lane)
         if self._converging:
-            # A model that loads for minutes must not hold up the others, nor the next look.
+            # A model that loads for minutes must not delay the others, nor the next pass.
             await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
         await self._keep(tasks)
         self.look = await self._look()
 
     async def _keep(self, tasks: asyncio.TaskGroup) -> None:
-        """Has further artifacts loaded; the first time, waits a while for them."""
+        """Starts to load further artifacts; until the first convergence, waits a while for them."""
         if self._keeping is None or self._keeping.done():
             self._keeping = tasks.create_task(self._load_kept(tasks), name="kept artifacts")
         if not self.converged_once and not self._converging:
@@ -180,7 +180,7 @@ class Reconciler:
         self._kept = kept
 
     def _log_unknown(self, listings: Mapping[str, ModelListing]) -> None:
-        """Names each model that has settings of its own and is not in the store, once."""
+        """Logs, only once, each model with own settings that is not in the store."""
         unknown = missing_models(tuple(self._policy.by_model), listings, self._store.url)
         for name in unknown.keys() - self._unknown.keys():
             reason = f"model_settings: {unknown[name]}"
@@ -188,7 +188,7 @@ class Reconciler:
         self._unknown = unknown
 
     async def _look(self) -> Look:
-        """What should be served, and is not."""
+        """Returns the models that should be served and are not."""
         listings, refused, served = self._listings, {}, 0
         for name in self._wanted_models(listings):
             if name not in listings:
@@ -213,14 +213,14 @@ class Reconciler:
         )
 
     async def _foreign_layout(self) -> str:
-        """What a store without a version holds instead."""
+        """Describes what a store without a version contains instead."""
         try:
             return await in_thread(self._store.foreign_layout)
         except Exception as error:
             return told(error)
 
     def _choose(self, tasks: asyncio.TaskGroup) -> None:
-        """Has what was loaded by the publisher's figures measured, beside what is served."""
+        """Starts to measure, in the background, versions loaded by the publisher's figures."""
         idle = self._choosing is None or self._choosing.done()
         if self.converged_once and idle and self._lanes.next_unchosen() is not None:
             self._choosing = tasks.create_task(self._background_choice.run(tasks), name="choice")
@@ -233,7 +233,7 @@ class Reconciler:
     async def _converge_alone(
         self, name: str, listing: ModelListing, workers: asyncio.TaskGroup
     ) -> None:
-        """Converges one model; what it raises changes nothing, and ends nothing else."""
+        """Converges one model; an exception changes nothing and affects no other model."""
         try:
             if listing.unreadable:
                 raise StorageError(listing.unreadable)
@@ -259,7 +259,7 @@ class Reconciler:
                 self._lanes.unload(lane)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
-        """Reads the newest generation, unless it has been read; a broken one changes nothing."""
+        """Reads the newest valid generation, unless it has been read; skips invalid ones."""
         topic, reasons = f"pointers of {name}", []
         for generation in reversed(listing.generations[-MAX_GENERATIONS_TRIED:]):
             if model.pointers and model.pointers.generation >= generation:
@@ -274,7 +274,7 @@ class Reconciler:
             self._complaints.pop(topic, None)
 
     def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
-        """What pointers name first, the newest after, so that production is up soonest."""
+        """Returns versions that pointers name, then the newest: production is up soonest."""
         pointed = sorted(model.pointers.aliases.values()) if model.pointers else []
         keep = max(self._policy.newest_versions, 0 if pointed else 1)
         newest = listing.versions[max(len(listing.versions) - keep, 0) :]
@@ -299,7 +299,7 @@ class Reconciler:
             model.reasons.pop(lane.version, None)
 
     def _announce_failure(self, model: _Model, lane: Lane, error: Exception) -> None:
-        """Says that a version is refused; the log hears of it when the reason is new."""
+        """Announces that a version is refused; logs it if the reason is new."""
         reason, labels = told(error), (lane.model, str(lane.version))
         self._metrics.model_ready.labels(*labels).set(0)
         self._metrics.expect_lane(lane.model, lane.version)
@@ -317,7 +317,7 @@ class Reconciler:
         )
 
     def _switch(self, model: _Model, name: str) -> None:
-        """Makes production's version live, or the newest when nothing says production."""
+        """Makes production's version live, or the newest if no pointer names production."""
         ready = [lane.version for lane in self._lanes.loaded(name)]
         target = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
         if target is None and ready:
@@ -326,7 +326,7 @@ class Reconciler:
             self._go_live(Lane(name, target), model.pointers.generation if model.pointers else 0)
 
     def _go_live_at_once(self, lane: Lane, generation: int) -> None:
-        """The rule of a process that serves alone."""
+        """Makes a version live at once: the default in a process without a fleet."""
         if lane.version != self._directory.live_version(lane.model):
             self._directory.make_live(lane)
             logger.info("version live", extra={"model": lane.model, "version": lane.version})
@@ -339,5 +339,5 @@ class Reconciler:
 
 
 def _topic(model: str) -> str:
-    """What complaints of a model as a whole are kept under."""
+    """Returns the key of the complaints about a model as a whole."""
     return f"model {model}"

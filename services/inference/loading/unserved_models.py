@@ -1,9 +1,9 @@
-"""Which models a process should serve and does not, with the reasons. Pure.
+"""Finds the models that a process should serve and does not, with the reasons. Pure.
 
-In: the store's listing, the pointers that were read, and what the directory says of the versions.
+In: the store's listing, the pointers that were read, and the directory's states of the versions.
 Out: reasons by model. A model is served if the version that `production` names is loaded; without
-that pointer, if any version of it is. One that was pushed out of memory is loaded when it is asked
-for, and counts as served.
+that pointer, if any version of it is. A version that was unloaded to free memory is loaded again
+on request, and counts as served.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ from services.queueing.records import ServedVersion
 def missing_models(
     named: Sequence[str], listings: Mapping[str, ModelListing], url: str
 ) -> dict[str, str]:
-    """Models that were named and that the store does not have, with the nearest name it has.
+    """Returns named models that the store does not have, with the nearest name that it has.
 
     Args:
         named: the setting `models`.
-        listings: of the store.
-        url: of the store, for the reasons.
+        listings: models of the store.
+        url: URL of the store, for the reasons.
     """
     there = [name for name, one in listings.items() if one.versions or one.unreadable]
     return {
@@ -35,12 +35,12 @@ def missing_models(
 def refusal(
     listing: ModelListing, pointers: Pointers | None, known: Iterable[ServedVersion]
 ) -> str:
-    """Why a model is not served; empty if it is, or is still being loaded.
+    """Returns why a model is not served; empty if it is, or is still being loaded.
 
     Args:
-        listing: of the model.
-        pointers: the newest that could be read.
-        known: what the directory says of its versions.
+        listing: listing of the model.
+        pointers: newest pointers that could be read.
+        known: the directory's states of its versions.
     """
     versions = {served.lane.version: served for served in known}
     if listing.unreadable:

@@ -1,6 +1,6 @@
-"""Runs a backend that was just opened at growing batch sizes, and measures how long each takes.
+"""Warms up a newly opened backend at growing batch sizes, and measures the latency of each.
 
-In: a backend, its golden inputs, the largest batch, a clock. Out: seconds by batch size.
+In: a backend, its golden inputs, the maximum batch size, a clock. Out: seconds by batch size.
 """
 
 import time
@@ -12,7 +12,7 @@ from model_store.golden import GoldenRows
 from services.inference.backends.backend import Backend
 
 BUDGET_S = 0.3
-"""How long it may take: every batch size in turn, doubling, until it is spent."""
+"""Time budget of the batch sizes, which double until it is spent."""
 
 Clock = Callable[[], float]
 
@@ -26,15 +26,15 @@ def warm_up(
     repeats: int = 1,
     budget_s: float = BUDGET_S,
 ) -> dict[int, float]:
-    """Runs every batch size, so that no caller pays for lazy set-up.
+    """Runs every batch size, so that no request pays for lazy initialization.
 
     Args:
-        backend: what to run.
-        golden: its inputs, repeated as often as a batch has need of.
-        max_batch_size: the most rows to run at once.
-        clock: gives seconds.
-        repeats: runs of a size that are measured, after one that is not.
-        budget_s: no further size is begun once this is spent.
+        backend: backend to run.
+        golden: golden inputs, repeated to fill a batch.
+        max_batch_size: most rows to run at once.
+        clock: clock that returns seconds.
+        repeats: number of measured runs per size, after one that is not measured.
+        budget_s: time after which no further size is started.
 
     Returns:
         Seconds of the fastest measured run by the clock, by batch size.
@@ -57,7 +57,7 @@ def warm_up(
 def with_certificate(
     measured_s: dict[int, float], certificate_ms: Mapping[int, float]
 ) -> dict[int, float]:
-    """Adds the certificate's larger batch sizes, scaled by how the two machines compare."""
+    """Adds the certificate's larger batch sizes, scaled by the speed ratio of the two machines."""
     known = [size for size in measured_s if certificate_ms.get(size)]
     if not known:
         return measured_s
@@ -67,5 +67,5 @@ def with_certificate(
 
 
 def row_ms(latency_s: Mapping[int, float]) -> float:
-    """Milliseconds a row at the best batch size; infinite if nothing was measured."""
+    """Returns milliseconds per row at the best batch size; infinity if nothing was measured."""
     return min((s / rows * 1000 for rows, s in latency_s.items()), default=float("inf"))

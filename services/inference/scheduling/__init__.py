@@ -1,1 +1,1 @@
-"""Requests to batches, and batches to instances of a model."""
+"""Schedules requests into batches, and batches onto instances of a model."""

@@ -1,8 +1,8 @@
-"""The arrays of a batch: joined, padded and filled in before the run, and split after it.
+"""Arrays of a batch: concatenates and pads inputs before the run, and splits outputs after it.
 
-In: the inputs of each entry. Out: one array an input, and each entry's own rows of the outputs.
-This is the one copy between the wire and the backend; a batch of one request that needs nothing
-filled in is handed over as it came.
+In: the inputs of each entry. Out: one array per input, and each entry's own rows of the outputs.
+This is the only copy between the wire and the backend; a batch of one request that needs no
+padding and no optional input is passed on without a copy.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from services.queueing.memory_queue import Entry
 from services.queueing.records import Lane
 
 COPIED_BYTES = 32 * 1024
-"""Of one output of one request. To copy so many takes 2 µs, and 1 MB some 0.1 ms."""
+"""Outputs of a request from this size on are copied: 2 µs for so many bytes, ~0.1 ms for 1 MB."""
 
 Buffer = Callable[[str, tuple[int, ...], np.dtype[np.generic]], Array]
-"""`Backend.buffer`: memory for one input."""
+"""`Backend.buffer`: allocates memory for one input."""
 
 
 class BatchArrays:
-    """Joins and splits for one signature."""
+    """Concatenates and splits the arrays of one signature."""
 
     def __init__(self, lane: Lane, signature: Signature) -> None:
         self._lane = lane
@@ -33,11 +33,11 @@ class BatchArrays:
         self._outputs = [spec.name for spec in signature.outputs]
 
     def join(self, batch: Batch, buffer: Buffer) -> Mapping[str, Array]:
-        """Every input of the signature, [padded rows, ...].
+        """Returns every input of the signature, [padded rows, ...].
 
         Args:
-            batch: whose entries to join, in order.
-            buffer: where to write what must be copied.
+            batch: entries to concatenate, in order.
+            buffer: allocator of the memory that inputs are copied into.
         """
         entries = batch.entries
         if len(entries) == 1 and batch.padded_rows == batch.rows:
@@ -55,18 +55,18 @@ class BatchArrays:
             else:
                 whole = inputs[spec.name] = self._join_padded(batch, spec, dtype, buffer)
             if padded:
-                # A real row once more: zeros may be what no model takes, such as a length of 0.
+                # Repeats a real row: a model may reject zeros, such as a length of 0.
                 whole[batch.rows :] = whole[batch.rows - 1]
         return inputs
 
     def split(self, outputs: Mapping[str, Array], batch: Batch) -> list[Mapping[str, Array]]:
-        """Each entry's own rows of what it asked for, cut back where they were padded.
+        """Returns each entry's rows of the outputs that it requested, without their padding.
 
-        Small ones are views, and large ones copies: an answer may wait for its caller for long, and
-        a view would keep the whole batch, or memory that the runtime wants for its next run.
+        Small outputs are views and large ones copies: a response may wait long for a slow client,
+        and a view would retain the whole batch, or memory that the runtime needs for its next run.
 
         Raises:
-            BackendError: an output is missing, or has not the batch's rows.
+            BackendError: an output is missing, or its row count differs from the batch's.
         """
         for name in self._outputs:
             if name not in outputs:
@@ -84,7 +84,7 @@ class BatchArrays:
         for entry in batch.entries:
             stop = start + entry.request.rows
             names = entry.request.outputs or self._outputs
-            if len(names) == 1:  # as most are
+            if len(names) == 1:  # the usual case
                 part = {names[0]: outputs[names[0]][start:stop]}
             else:
                 part = {name: outputs[name][start:stop] for name in names}
@@ -106,7 +106,7 @@ class BatchArrays:
     def _join_padded(
         self, batch: Batch, spec: TensorSpec, dtype: "np.dtype[np.generic]", buffer: Buffer
     ) -> Array:
-        """One input of entries whose lengths differ; the mask or lengths filled in."""
+        """Returns one input of entries of different lengths; fills in an absent mask or length."""
         padding, length = self._padding, batch.length
         assert padding is not None
         assert length is not None
@@ -119,7 +119,7 @@ class BatchArrays:
             stop = start + entry.request.rows
             given = entry.request.inputs.get(spec.name)
             own = entry.request.length
-            if given is None:  # what a request may leave out: a mask of ones, or the length
+            if given is None:  # an optional input: a mask of ones, or the length
                 given = np.asarray(1 if spec.name == padding.mask else own, dtype)
             rows = whole[start:stop]
             (rows if axis is None else rows[(slice(None),) * axis + (slice(own),)])[...] = given
@@ -129,7 +129,7 @@ class BatchArrays:
     def _tail(
         self, spec: TensorSpec, entries: list[Entry], axis: int | None, length: int
     ) -> tuple[int, ...]:
-        """Dimensions behind the rows: those of the requests, with the padded one set."""
+        """Returns the requests' dimensions after the rows, with the padded axis set to `length`."""
         given = [e.request.inputs[spec.name] for e in entries if spec.name in e.request.inputs]
         tail = list(given[0].shape[1:] if given else spec.shape[1:])
         if axis is not None:

@@ -1,4 +1,4 @@
-"""What a batch leaves behind for the traces of its requests: moments that were taken anyway."""
+"""Records a batch in the traces of its requests, from timestamps that the worker already took."""
 
 from services.errors import BackendError
 from services.inference.scheduling.batcher import Batch
@@ -10,14 +10,14 @@ from services.tracing.tracer import BatchFacts, Tracer, ns_of
 def trace_batch(
     tracer: Tracer, lane: Lane, batch: Batch, report: BatchReport, given_at: float
 ) -> None:
-    """Tells the tracer of a batch, unless none of its requests is traced.
+    """Reports a batch to the tracer, if any of its requests is traced.
 
     Args:
-        tracer: told.
-        lane: that ran it.
-        batch: what ran.
-        report: how it went.
-        given_at: when its instance got it; a `time.monotonic()` second.
+        tracer: receiver of the batch's facts.
+        lane: the lane that ran the batch.
+        batch: the batch that ran.
+        report: outcome of the run.
+        given_at: time at which the instance received the batch; a `time.monotonic()` second.
     """
     traced = [
         (entry.request.trace, entry.request.rows)

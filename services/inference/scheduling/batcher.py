@@ -1,17 +1,17 @@
-"""Forms batches out of waiting entries. Pure: the time comes from outside; no I/O, no threads.
+"""Forms batches of waiting entries. Pure: callers pass the time; no I/O, no threads.
 
-In: entries as they arrive. Out: batches of compatible entries, and entries that are hopeless.
+In: entries as they arrive. Out: batches of compatible entries, and entries that are infeasible.
 
-Rules kept here:
+Rules:
 - the most urgent entry is always in the next batch. Urgency is one number, fixed on arrival:
   `min(deadline, arrival + HORIZON_S) + (priority - 1) * PRIORITY_STEP_S`; so the earliest
-  deadline goes first, and nothing is overtaken by what arrives more than
+  deadline runs first, and no entry is overtaken by one that arrives more than
   `HORIZON_S + 9 * PRIORITY_STEP_S` after it: no starvation;
-- only entries of one shape share a batch, or of one padding bucket;
-- a batch is never larger than allowed, nor than the size at which the most rows a second come
-  out (but to learn whether that is still so), nor so large that its earliest deadline would pass;
-- an entry that can no longer make its deadline is handed back, never run;
-- dead entries (answered, cancelled, out of time) never reach a batch.
+- only entries of one shape, or of one padding bucket, share a batch;
+- a batch is never larger than the maximum, nor than the size with the highest throughput in rows
+  (except to probe whether that has changed), nor so large that it misses its earliest deadline;
+- an entry that can no longer meet its deadline is returned to the caller, never run;
+- dead entries (answered, cancelled, expired) never reach a batch.
 """
 
 import math
@@ -26,22 +26,22 @@ from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest
 
 HORIZON_S = 10.0
-"""A deadline further away than this counts as this far away."""
+"""Deadlines further away than this count as this far away."""
 MAX_BATCH_BYTES = 64 * 2**20
-"""Of inputs that are joined, the largest request by default: beyond it a batch saves nothing, and
-takes as much memory again."""
+"""Most bytes of inputs that are concatenated; the largest request by default. A larger batch saves
+no time, and takes as much memory again."""
 PRIORITY_STEP_S = 10.0
-"""What one step of priority is worth, in seconds of deadline."""
+"""One step of priority, in seconds of deadline."""
 
 NEAR_S = 1.0
 NEAR_RUNS = 4.0
-"""A deadline is near if it lies within so much, and so many times what all that waits takes."""
+"""A deadline is near within `NEAR_S` plus `NEAR_RUNS` times the time to drain the queue."""
 
 _ORDER = attrgetter("order")
 _Key = tuple[tuple[str, tuple[int, ...]], ...]
-"""Input names and the dimensions behind the rows, with the length raised to its bucket."""
+"""Input names and the dimensions after the rows, with the length raised to its bucket."""
 _FIXED: _Key = ()
-"""The group of a model all of whose inputs have one shape."""
+"""Key of the only group of a model with fixed input shapes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,38 +50,38 @@ class Batch:
 
     entries: list[Entry]
     rows: int
-    """Of all entries."""
+    """Rows of all entries."""
     padded_rows: int
-    """What the backend is given."""
+    """Rows that the backend receives."""
     length: int | None
-    """What varying lengths are padded to; None when nothing is."""
+    """Length that sequences are padded to; None without padding."""
     curve: LatencyCurve
-    """Where to learn from the run."""
+    """Latency curve to update with the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
-    """What batches one lane may form."""
+    """Limits of the batches that one lane may form."""
 
     max_rows: int
     preferred_rows: tuple[int, ...] = ()
-    """Sizes to pad a batch up to, for engines built for fixed ones; ascending."""
+    """Batch sizes to pad up to, for engines built for fixed sizes; ascending."""
     wait_s: float = 0.0
-    """How long the first entry may wait for company; 0 waits for nothing."""
+    """Longest time that the first entry waits for a fuller batch; 0 does not wait."""
     padding: Padding | None = None
     shapes_vary: bool = False
-    """Whether any dimension but the batch differs from request to request."""
+    """True if any dimension except the batch differs between requests."""
     only_lengths_vary: bool = False
-    """Whether those that do are all the length, which `padding` makes one of a few."""
+    """True if only the length differs, which `padding` rounds up to a bucket."""
     row_elements: int = 1
-    """Input elements of a row, where shapes do not vary."""
+    """Input elements of a row, if shapes do not vary."""
 
     def padded_rows(self, rows: int) -> int:
-        """What a batch of so many rows is filled up to."""
+        """Returns the size that a batch of `rows` rows is padded to."""
         return next((size for size in self.preferred_rows if size >= rows), rows)
 
     def alone(self, entry: Entry, batch: Batch) -> Batch:
-        """A batch of one of a batch's entries."""
+        """Returns a batch of one entry of a batch."""
         static = self.padding is not None and self.padding.static
         length = batch.length if static else entry.request.length
         rows = entry.request.rows
@@ -91,7 +91,7 @@ class BatchRules:
 def batch_rules(
     signature: Signature, *, preferred_rows: tuple[int, ...] = (), wait_s: float = 0.0
 ) -> BatchRules:
-    """The rules a signature gives, and what the operator chose beside it."""
+    """Returns the batch rules of a signature and of the operator's settings."""
     tails = [spec.shape[1:] for spec in signature.inputs]
     vary = any(-1 in tail for tail in tails)
     padding = signature.padding
@@ -121,13 +121,13 @@ class _Group:
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
     most_rows: int = 1
-    """Of one batch, by `MAX_BATCH_BYTES`."""
+    """Most rows of one batch, by `MAX_BATCH_BYTES`."""
     soonest: float = math.inf
-    """The earliest deadline of all that have been here; a `time.monotonic()` second."""
+    """Earliest deadline of all entries ever added; a `time.monotonic()` second."""
 
     @property
     def fills_batch(self) -> bool:
-        """Whether there are as many rows as are best run together."""
+        """True if there are enough rows for a batch of the best size."""
         return self.rows >= min(self.curve.best_rows, self.most_rows)
 
 
@@ -135,8 +135,8 @@ class Batcher:
     """The entries of one lane that wait for a batch.
 
     Args:
-        rules: what batches may be formed.
-        latency: how long they take; learned by whoever runs them.
+        rules: limits of a batch.
+        latency: latency estimates, which the runner of the batches updates.
     """
 
     def __init__(self, rules: BatchRules, latency: LatencyModel) -> None:
@@ -144,26 +144,26 @@ class Batcher:
         self._latency = latency
         self._groups: dict[_Key, _Group] = {}
         self._only = None if rules.shapes_vary else latency.curve(_FIXED, rules.row_elements)
-        """The curve of a model all of whose inputs have one shape."""
+        """The curve of a model with fixed input shapes."""
         self._only_most_rows = 0
-        """The most rows of a batch of such a model; 0 until its first request."""
+        """Most rows of a batch of such a model; 0 until its first request."""
         self._by_length: dict[int, _Key] = {}
-        """Keys, where the length alone decides."""
+        """Cached keys by length, if only lengths vary."""
         self._hopeless: list[Entry] = []
         self.waiting = 0
-        """Entries that wait."""
+        """Number of waiting entries."""
         self.rows = 0
-        """Rows that wait."""
+        """Number of waiting rows."""
         self._last_s = 0.0
-        """What the last batch takes, about."""
+        """Approximate seconds of the last batch."""
 
     def add(self, entry: Entry) -> None:
-        """Sorts an entry in; its deadline and arrival decide where."""
+        """Adds an entry, in the order of its urgency."""
         request = entry.request
         deadline, order = request.deadline, entry.enqueued_at + HORIZON_S
         if deadline < order:
             order = deadline
-        # As `urgency` gives it, two calls less.
+        # Equals `urgency`, inlined to save two calls.
         order += (request.priority - 1) * PRIORITY_STEP_S
         entry.order = order
         key = _FIXED if self._only is not None and not request.alone else self._group_key(request)
@@ -181,7 +181,7 @@ class Batcher:
         self.waiting += 1
 
     def remove(self, entry: Entry) -> bool:
-        """Forgets an entry. Returns whether it was waiting here."""
+        """Removes an entry. Returns True if it was waiting here."""
         group = self._groups.get(self._group_key(entry.request))
         if group is None:
             return False
@@ -195,10 +195,10 @@ class Batcher:
         return False
 
     def is_far(self, request: InferRequest, slack: float) -> bool:
-        """Whether a deadline is in no danger, so that `finish_s` need not be asked.
+        """Returns True if a deadline is so far away that `finish_s` need not be computed.
 
         Args:
-            request: not yet added.
+            request: a request that is not added yet.
             slack: seconds until its deadline.
         """
         if slack < NEAR_S:
@@ -208,17 +208,17 @@ class Batcher:
         return slack >= NEAR_S + NEAR_RUNS * (batches * curve.best_s + self._last_s)
 
     def finish_s(self, request: InferRequest, now: float, runs_at_once: float = 1.0) -> float:
-        """Seconds from when the lane is free until a request that arrives now would be done.
+        """Returns the seconds from when the lane is free until this request would be answered.
 
-        Its batch, and those ahead, are taken to be as large as is best and leaves time for one
-        such batch to run and another to be waited for. Judged as if it ran alone, it would be let
-        in with so little time that its batch had to stay small: that makes those behind it late,
-        whose batches then stay small too, and under overload little is done.
+        Its batch and those ahead are assumed to have the best size that still leaves time to wait
+        for one such batch and to run another. If a request were judged as if it ran alone, it would
+        be admitted with so little time that its batch had to stay small: that delays the requests
+        behind it, whose batches then stay small too, so that throughput collapses under overload.
 
         Args:
-            request: not yet added.
+            request: a request that is not added yet.
             now: `time.monotonic()` second.
-            runs_at_once: batches of this lane that the device runs side by side; below 1 when
+            runs_at_once: batches of this lane that the device runs concurrently; below 1 if
                 other lanes share it.
         """
         curve = self._curve(self._key(request))
@@ -232,16 +232,16 @@ class Batcher:
 
     @property
     def row_s(self) -> float:
-        """Seconds a row takes in the batch that is best, as learned; 0 where shapes vary."""
+        """Learned seconds per row in a batch of the best size; 0 if shapes vary."""
         curve = self._only
         return curve.best_s / curve.best_rows if curve is not None else 0.0
 
     def decay_estimate(self, request: InferRequest) -> None:
-        """Expects less of requests like this one: it was refused by an idle lane."""
+        """Lowers the estimate for requests like this one, which an idle lane refused."""
         self._curve(self._key(request)).decay_estimate(self._rules.padded_rows(request.rows))
 
     def ready_at(self, now: float) -> float | None:
-        """When to form the next batch: now, later (`wait_s`), or None when nothing waits."""
+        """Returns when to form the next batch: now, later (`wait_s`), or None if nothing waits."""
         if not self._groups:
             return None
         if not self._rules.wait_s:
@@ -249,7 +249,7 @@ class Batcher:
         return min(self._group_ready_at(group, now) for group in self._groups.values())
 
     def next_s(self, now: float) -> float:
-        """About how long the batch takes that `next_batch` would give; infinity for none."""
+        """Returns the expected seconds of the batch that `next_batch` would form, or infinity."""
         group = self._most_urgent(now)
         if group is None:
             return math.inf
@@ -257,20 +257,19 @@ class Batcher:
         return group.curve.expected_s(self._rules.padded_rows(rows))
 
     def fills_batch(self, now: float) -> bool:
-        """Whether waiting would make the batch that `next_batch` would give no larger."""
+        """Returns True if waiting would not enlarge the batch that `next_batch` would return."""
         group = self._most_urgent(now)
         return group is not None and group.fills_batch
 
     def next_batch(self, now: float, within_s: float = math.inf) -> Batch | None:
-        """The most urgent entry and all that should run with it; None when nothing is ready.
+        """Returns a batch of the most urgent entry and those to run with it; None if none is ready.
 
-        An entry that does not fit ends the batch, so that a large request is never overtaken for
-        ever by small ones.
+        An entry that does not fit ends the batch, so that small requests do not starve a large one.
 
         Args:
             now: `time.monotonic()` second.
-            within_s: the most a run may take; None is returned if the most urgent entry alone
-                takes longer.
+            within_s: longest time that a run may take; None is returned if the most urgent entry
+                alone takes longer.
         """
         while (group := self._most_urgent(now)) is not None:
             if within_s < math.inf:
@@ -279,7 +278,7 @@ class Batcher:
                     return None
             count, rows = self._fill(group, now, within_s)
             if not count:
-                continue  # its most urgent entries were hopeless, and are gone
+                continue  # its most urgent entries were dead or infeasible, and were removed
             entries = group.entries[:count]
             self._took(group, 0, count)
             self._last_s = group.curve.best_s
@@ -293,24 +292,24 @@ class Batcher:
         return None
 
     def take_hopeless(self) -> list[Entry]:
-        """Entries found, while forming batches, to have no chance of making their deadline."""
+        """Returns, and forgets, the entries that batch formation found to miss their deadline."""
         hopeless, self._hopeless = self._hopeless, []
         return hopeless
 
     def _fill(self, group: _Group, now: float, within_s: float) -> tuple[int, int]:
-        """How many of the most urgent entries form the batch, and their rows.
+        """Returns how many of the most urgent entries form the batch, and their rows.
 
-        Dead and hopeless entries met on the way are removed; if that changed the group, (0, 0).
+        Removes the first dead or infeasible entry that it meets, and then returns (0, 0).
         """
         curve = group.curve
         most = min(curve.rows_to_run(group.rows), group.most_rows)
         if within_s < math.inf:
             most = min(most, curve.rows_within(within_s))
         padded = self._rules.padded_rows
-        # A deadline beyond this can neither be missed nor shrink the batch.
+        # A deadline after this cannot be missed and does not limit the batch size.
         far = now + curve.longest_s()
         if group.soonest >= far and group.rows == len(group.entries):
-            # The usual case: rows of one, all of them with time to spare.
+            # The usual case: all entries have one row and a far deadline.
             together = group.entries[:most]
             for entry in together:
                 if entry.dead:
@@ -347,7 +346,7 @@ class Batcher:
         return max(entry.request.length or 0 for entry in entries)
 
     def _took(self, group: _Group, start: int, stop: int) -> None:
-        """Removes entries from a group, and an empty group from the lane."""
+        """Removes entries from a group, and the group if it is empty then."""
         rows = sum([entry.request.rows for entry in group.entries[start:stop]])
         del group.entries[start:stop]
         group.rows -= rows
@@ -357,7 +356,7 @@ class Batcher:
             del self._groups[group.key]
 
     def _most_urgent(self, now: float) -> _Group | None:
-        """The group, among those that wait for no company any more, with the most urgent entry."""
+        """Returns the group with the most urgent entry, among those that have waited `wait_s`."""
         groups: Iterable[_Group] = self._groups.values()
         if self._rules.wait_s:
             groups = [group for group in groups if self._group_ready_at(group, now) <= now]
@@ -366,10 +365,10 @@ class Batcher:
         return min(groups, key=lambda group: group.entries[0].order, default=None)
 
     def _group_ready_at(self, group: _Group, now: float) -> float:
-        """When a group has waited enough: it fills a batch, or its first has waited its time.
+        """Returns when a group is ready: it fills a batch, or an entry has waited long enough.
 
-        That is `wait_s`, but no more than half of what a run leaves of its deadline: the other
-        half is for the way there and back.
+        That is `wait_s`, but at most half of the time that the run leaves until the deadline: the
+        other half is for the transfer of the request and the response.
         """
         rules, curve = self._rules, group.curve
         if group.fills_batch:
@@ -382,7 +381,7 @@ class Batcher:
         )
 
     def _rows_before(self, order: float) -> int:
-        """Rows that wait and are at least as urgent; about so many, where rows differ."""
+        """Returns the waiting rows that are at least as urgent; approximate if rows differ."""
         before = 0
         for group in self._groups.values():
             entries = group.entries
@@ -415,12 +414,12 @@ class Batcher:
         return padding.bucket_of(request.length)
 
     def _group_key(self, request: InferRequest) -> _Key:
-        """What entries of a group have in common; one that runs alone has nobody's."""
+        """Returns the key of an entry's group; an entry that runs alone has a unique key."""
         key = self._key(request)
         return (*key, (request.request_id, ())) if request.alone else key
 
     def _key(self, request: InferRequest) -> _Key:
-        """What must agree within a batch: every shape, with the length raised to its bucket."""
+        """Returns what a batch has in common: all shapes, with the length raised to its bucket."""
         rules, length = self._rules, request.length
         if not rules.shapes_vary:
             return _FIXED
@@ -438,7 +437,7 @@ class Batcher:
             shape = request.inputs[name].shape[1:]
             if padding is not None and bucket is not None:
                 if padding.is_optional(name):
-                    continue  # it follows from the length, and may be left out
+                    continue  # derived from the length, and may be absent
                 axis = padding.inputs.get(name)
                 if axis is not None:
                     shape = (*shape[: axis - 1], bucket, *shape[axis:])
@@ -447,12 +446,12 @@ class Batcher:
 
 
 def _most_rows(request: InferRequest) -> int:
-    """How many rows like those of a request are joined at most."""
+    """Returns the maximum batch size for rows of a request's size, by `MAX_BATCH_BYTES`."""
     row_bytes = sum([array.nbytes for array in request.inputs.values()]) // request.rows
     return max(1, MAX_BATCH_BYTES // max(1, row_bytes))
 
 
 def urgency(request: InferRequest, enqueued_at: float) -> float:
-    """Where a request stands in line: smaller runs earlier (the rules are at the top)."""
+    """Returns a request's place in the queue: a smaller number runs earlier (see the module)."""
     due = min(request.deadline, enqueued_at + HORIZON_S)
     return due + (request.priority - 1) * PRIORITY_STEP_S

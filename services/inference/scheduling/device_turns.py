@@ -1,91 +1,91 @@
-"""Who may run next on a device that several lanes share: fair by measured time, not by count.
+"""Schedules the batches of several lanes on one device: fair by measured time, not by count.
 
-In: lanes that ask, and how long their batches took. Out: turns. Pure but for calling the lanes.
+In: lanes that ask, and durations of their batches. Out: turns. Pure, except that it calls lanes.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996): each lane has a virtual time that grows by the
-seconds it used; the one with the least goes next; a lane that was idle starts from the present
-virtual time, so that it cannot save up turns. A lane alone is never held back.
+seconds it used; the lane with the smallest runs next; a lane that was idle starts at the current
+virtual time, so that it cannot accumulate turns. A lane that is alone is never delayed.
 
-A batch cannot be interrupted, so a lane of short ones would wait many times its own length for a
-long one. One batch that takes a small part of what runs may therefore go beside it; the system's
-scheduler shares the device between the two, and its time counts as ever (docs/adr/0007).
+A batch cannot be preempted, so a lane of short batches would wait many times its own run time for a
+long one. One batch that is much shorter than those that run may therefore run concurrently; the
+operating system shares the device between them, and its time is counted as usual (docs/adr/0007).
 """
 
 import math
 from typing import Protocol
 
 LATELY_S = 60.0
-"""For so long after a request that had little time, batches that may wait are kept short."""
+"""Background batches are kept short for this long after a request with a tight deadline."""
 EXPRESS_SHARE = 0.1
-"""The most a batch may take, of the shortest that runs, to go beside it."""
+"""Longest run time of an express batch, as a share of the shortest running batch's."""
 
 
 class Runner(Protocol):
-    """A lane, as the device sees it."""
+    """The device's view of a lane."""
 
     def next_s(self) -> float:
-        """Seconds the next batch should run; infinity when none may go beside another's now."""
+        """Returns the next batch's expected seconds; infinity if it may not run as express now."""
 
     def take_turn(self) -> float | None:
         """Starts one batch.
 
         Returns:
-            The seconds it should run, or None when there is nothing to run now.
+            The expected seconds of its run, or None if there is nothing to run now.
         """
 
     def take_background_turn(self) -> float | None:
-        """Starts one batch of what may wait for an idle device; otherwise as `take_turn`."""
+        """Starts one background batch, on an idle device; otherwise as `take_turn`."""
 
     def frees_at(self) -> float:
-        """The `time.monotonic()` second at which the first of its batches that run should end."""
+        """Returns the expected end of its first running batch; a `time.monotonic()` second."""
 
 
 class DeviceTurns:
     """The turns of one device.
 
     Args:
-        slots: batches that run at once.
+        slots: maximum number of batches that run at once.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.free = slots
-        """Slots in which nothing runs."""
+        """Number of free slots."""
         self._asking: dict[Runner, None] = {}
         self._virtual_s: dict[Runner, float] = {}
         self._running: dict[Runner, int] = {}
         self._expected_s: dict[Runner, float] = {}
-        """Of the last batch each running lane began."""
+        """Expected seconds of the last batch that each running lane started."""
         self._express: Runner | None = None
-        """Whose batch goes beside the slots."""
+        """Lane whose batch runs outside the slots."""
         self._background: dict[Runner, None] = {}
-        """Lanes that have what may wait for an idle device."""
+        """Lanes with background batches, which wait for an idle device."""
         self.tightest_s = math.inf
-        """The least time that any request had lately, when it came."""
+        """The shortest time to a deadline that any recent request had on arrival."""
         self.tight_until = -math.inf
-        """Until when that is what there was lately; a `time.monotonic()` second."""
+        """Expiry of `tightest_s`; a `time.monotonic()` second."""
         self._now_s = 0.0
 
     @property
     def wanted(self) -> bool:
-        """Whether any lane waits for a turn."""
+        """True if any lane waits for a turn."""
         return bool(self._asking)
 
     def ask(self, lane: Runner) -> None:
-        """Gives the lane its turns, now if a slot is free and nobody is before it."""
+        """Requests turns for a lane; grants one at once if a slot is free and no lane is ahead."""
         if lane not in self._asking:
             self._asking[lane] = None
             self._virtual_s[lane] = max(self._virtual_s.get(lane, 0.0), self._now_s)
         self._grant()
 
     def done(self, lane: Runner, expected_s: float, took_s: float, *, asks: bool = False) -> None:
-        """A batch has ended; the slot goes to whoever is due.
+        """Frees the slot of a batch that ended, and grants it to the next lane.
 
         Args:
-            lane: whose batch it was.
-            expected_s: what `take_turn` said.
-            took_s: what it ran, or held its slot where that is not known.
-            asks: whether the lane asks for another turn.
+            lane: the lane of the batch.
+            expected_s: the value that `take_turn` returned.
+            took_s: duration of the run, or of holding the slot if that is unknown.
+            asks: True if the lane asks for another turn.
         """
         if lane is self._express:
             self._express = None
@@ -94,20 +94,20 @@ class DeviceTurns:
         self._running[lane] -= 1
         if not self._running[lane]:
             del self._running[lane], self._expected_s[lane]
-        if lane in self._virtual_s:  # else it left meanwhile
+        if lane in self._virtual_s:  # else the lane has left meanwhile
             self._virtual_s[lane] += took_s - expected_s
         if asks and lane not in self._asking:
             self._asking[lane] = None
         self._grant()
 
     def ask_background(self, lane: Runner) -> None:
-        """Gives the lane turns for what may wait, whenever nobody else asks for one."""
+        """Requests turns for a lane's background batches, granted while no lane asks for a turn."""
         self._background[lane] = None
         self._virtual_s[lane] = max(self._virtual_s.get(lane, 0.0), self._now_s)
         self._grant()
 
     def tighten(self, slack_s: float, now: float) -> None:
-        """Notes that a request came which had less time than any lately.
+        """Records a request with a tighter deadline than any recent one.
 
         Args:
             slack_s: seconds until its deadline.
@@ -116,9 +116,9 @@ class DeviceTurns:
         self.tightest_s, self.tight_until = slack_s, now + LATELY_S
 
     def background_s(self, now: float) -> float:
-        """Seconds a batch that may wait may take: half of what the tightest request had lately.
+        """Returns the most seconds of a background batch: half of the tightest recent slack.
 
-        The other half is for that request's own run, should one like it come meanwhile.
+        The other half is for the run of a similar request that may arrive meanwhile.
 
         Args:
             now: `time.monotonic()` second.
@@ -128,19 +128,19 @@ class DeviceTurns:
         return self.tightest_s / 2
 
     def leave(self, lane: Runner) -> None:
-        """Forgets a lane, which asks no more."""
+        """Removes a lane that asks for no more turns."""
         self._asking.pop(lane, None)
         self._background.pop(lane, None)
         self._virtual_s.pop(lane, None)
 
     def share_of(self, lane: Runner) -> float:
-        """The slots a lane gets for itself beside the lanes that run or wait for a turn now."""
+        """Returns a lane's share of the slots among the lanes that run or wait for a turn now."""
         if not self._asking and self._running.keys() <= {lane}:
             return self.slots
         return self.slots / len(self._asking.keys() | self._running.keys() | {lane})
 
     def frees_at(self, run_s: float) -> float:
-        """The `time.monotonic()` second at which a batch of `run_s` may start; 0 for now."""
+        """Returns the `time.monotonic()` second when a batch of `run_s` may start; 0 for now."""
         if self.free or self._may_express(run_s):
             return 0.0
         return min((lane.frees_at() for lane in self._running), default=0.0)
@@ -161,7 +161,7 @@ class DeviceTurns:
             self._grant_background()
 
     def _grant_background(self) -> None:
-        """Fills idle slots with what may wait, a batch of each lane in turn."""
+        """Fills idle slots with background batches, one of each lane in turn."""
         while self.free and self._background:
             lane = next(iter(self._background))
             del self._background[lane]
@@ -172,8 +172,8 @@ class DeviceTurns:
                 self._begin(lane, expected_s)
 
     def _grant_express(self) -> None:
-        """Lets the first lane whose batch is short enough go beside those that run."""
-        # Not one that has had more of the device than who runs: that would be more than its share.
+        """Starts the first sufficiently short batch concurrently with those that run."""
+        # A lane that used more of the device than the running ones would exceed its fair share.
         most_s = min(self._virtual_s.get(lane, 0.0) for lane in self._running)
         for lane in sorted(self._asking, key=self._virtual_s.__getitem__):
             if self._virtual_s[lane] < most_s and self._may_express(lane.next_s()):

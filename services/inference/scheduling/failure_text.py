@@ -1,18 +1,18 @@
-"""One plain line of what a runtime or a model's own code said when it failed.
+"""Reduces the error text of a runtime or of a model's own code to one line.
 
-In: the text of an error, which may be a traceback with names of files and lines of source, as that
-of TorchScript is. Out: the line that says what went wrong, for callers; the log keeps all of it.
+In: the text of an error, which may be a traceback with file names and lines of source, as
+TorchScript's is. Out: the line that states the error, for clients; the log keeps the whole text.
 """
 
 import re
 
 MAX_LINE = 500
-"""Characters of the line."""
+"""Maximum length of the line, in characters."""
 _ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
 
 
 def plain_line(text: str) -> str:
-    """The error at the end of a traceback, or the first line of any other text."""
+    """Returns the error at the end of a traceback, or the first line of any other text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "it did not say why"

@@ -1,12 +1,12 @@
-"""One instance of a model: a backend and the thread it runs in.
+"""One instance of a model: a backend and the thread that it runs in.
 
-In: batches, one at a time. Out: a report of each, called back on the event loop.
+In: batches, one at a time. Out: a report of each batch, passed to a callback on the event loop.
 
-Rules kept here: the backend is only ever used by this thread; a batch that fails for its inputs'
-sake is run again entry by entry, so that one bad item never harms its neighbours; one that fails
-because the device did is not, unless the device was a process of its own that died: then it is
-started anew, and each entry gets one more try; an entry nobody waits for is not run again; where
-both want the same core, the event loop goes before the backend (docs/adr/0034).
+Rules: only this thread runs the backend; a batch that fails because of its inputs is rerun entry
+by entry, so that one bad request never fails the others; a batch that fails because of the device
+is not rerun, unless the device was a worker process that died: the process is restarted, and each
+entry is retried once; a dead entry is not rerun; the event loop has CPU priority over the thread
+of the backend (docs/adr/0034).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from services.queueing.records import Lane
 logger = logging.getLogger("flambeau.worker")
 
 Result = Mapping[str, Array] | BackendError
-"""An entry's outputs, or why there are none."""
+"""An entry's outputs, or the error of its run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,27 +44,27 @@ class BatchReport:
     """Outcome of a batch."""
 
     results: list[Result]
-    """One an entry, in order."""
+    """One result per entry, in order."""
     started_at: float
-    """A `time.monotonic()` second."""
+    """Start of the run; a `time.monotonic()` second."""
     seconds: float
-    """From then to the last result."""
+    """Duration from `started_at` to the last result."""
     together: bool
-    """Whether all entries were answered by that one run."""
+    """True if one run of the whole batch answered all entries."""
 
 
 class Instance:
     """A backend in a thread.
 
     Args:
-        lane: for names and logs.
-        arrays: joins and splits the batches.
-        rules: what a batch of one entry looks like.
-        backend: an open one, or None to open one first.
-        reopen: opens another, as proven as the first.
-        finished: called on the loop with each batch and its report; or with an exception instead
-            when no backend could be opened, after which the instance is of no more use.
-        restarted: called on the loop when a backend that died has been replaced.
+        lane: model version, for thread names and logs.
+        arrays: converter between entries and the arrays of a batch.
+        rules: batch rules, used to form a batch of one entry.
+        backend: an open backend, or None to open one first.
+        reopen: opener of another backend of the same verified artifact.
+        finished: callback on the event loop with each batch and its report; or with an exception
+            instead if no backend could be opened, after which the instance is unusable.
+        restarted: callback on the event loop after a backend that died was replaced.
     """
 
     def __init__(
@@ -87,29 +87,29 @@ class Instance:
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self.batch: Batch | None = None
-        """What runs; set and cleared by the loop."""
+        """The running batch; set and cleared by the event loop."""
         self.expected_s = 0.0
         self.given_at = 0.0
-        """When the loop handed the present batch over; a `time.monotonic()` second."""
+        """Time at which the loop submitted the current batch; a `time.monotonic()` second."""
         self.started_at = 0.0
-        """When the present run of the backend began; a `time.monotonic()` second."""
+        """Start of the current run of the backend; a `time.monotonic()` second."""
         self.abandoned = False
         self.retired = False
-        """Whether it is to end after its present batch; set by the loop."""
+        """True if the instance ends after its current batch; set by the event loop."""
         self._opening = False
         name = f"worker-{lane.model}-{lane.version}"
-        # A thread that never comes back from its model must not keep the process from ending.
+        # A thread that blocks in its model for ever must not prevent the process from exiting.
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     def run(self, batch: Batch, expected_s: float) -> None:
-        """Runs a batch; `finished` is called when it is done."""
+        """Submits a batch to the thread, which calls `finished` after the run."""
         self.batch, self.expected_s = batch, expected_s
         self.given_at = self.started_at = time.monotonic()
         self._inbox.put(batch)
 
     def abandon(self) -> None:
-        """Gives the thread up: nothing it still finishes counts. A process of its own is killed."""
+        """Abandons the thread: its later results are ignored. Kills an isolated worker process."""
         self.abandoned = True
         if self._backend is not None:
             self._backend.kill()
@@ -120,11 +120,11 @@ class Instance:
         self._inbox.put(None)
 
     def join(self) -> None:
-        """Waits for the thread; not for an abandoned one."""
+        """Waits until the thread has ended; an abandoned thread may never end."""
         self._thread.join()
 
     def running_s(self, now: float) -> float:
-        """Seconds that the present run of the backend has taken; 0 while it is opened anew."""
+        """Returns the duration of the current run in seconds; 0 while the backend is reopened."""
         return 0.0 if self._opening else now - self.started_at
 
     def _main(self) -> None:
@@ -132,7 +132,7 @@ class Instance:
         if self._backend is None:
             try:
                 self._backend = self._reopen()
-            except Exception as error:  # whatever a runtime raises
+            except Exception as error:  # a runtime may raise any exception
                 self._tell(None, error)
                 return
             self._tell(None, None)
@@ -141,21 +141,21 @@ class Instance:
             if self.abandoned:
                 break
             self._tell(batch, report)
-            del batch, report  # an idle model must not hold on to the arrays of its last batch
-        with contextlib.suppress(Exception):  # nothing is left to be told of it
+            del batch, report  # an idle model must not retain the arrays of its last batch
+        with contextlib.suppress(Exception):  # no caller is left to report it to
             self._backend.close()
 
     def _tell(self, batch: Batch | None, report: BatchReport | Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the process ends
+        with contextlib.suppress(RuntimeError):  # the event loop has closed: the process exits
             self._loop.call_soon_threadsafe(self._finished, self, batch, report)
 
     def _execute(self, batch: Batch) -> BatchReport:
-        """Runs a batch; one result an entry, in order."""
+        """Runs a batch and returns one result per entry, in order."""
         started_at, together = time.monotonic(), True
         results: list[Result]
         try:
             results = [*self._run(batch)]
-        except BaseException as error:  # whatever a model raises becomes an answer, even SystemExit
+        except BaseException as error:  # any exception is answered, even a model's SystemExit
             results, together = self._after_failure(batch, error), False
         return BatchReport(results, started_at, time.monotonic() - started_at, together)
 
@@ -190,7 +190,7 @@ class Instance:
             return self._failure(entry, error)
 
     def _replace(self, error: DeviceError) -> bool:
-        """Opens the backend anew if it was a process that died. Returns whether it did."""
+        """Reopens the backend if its worker process died. Returns True if that succeeded."""
         if not isinstance(error, WorkerProcessDiedError):
             return False
         assert self._backend is not None
@@ -213,7 +213,7 @@ class Instance:
 
     def _failure(self, entry: Entry, error: BaseException) -> BackendError:
         if isinstance(error, InputRefusedError):
-            return error  # the caller's fault, and nothing to look into here
+            return error  # the client's error: not logged as a failure of the backend
         logger.error(
             "backend failed",
             extra={"model": self._lane.model, "version": self._lane.version,

@@ -1,13 +1,13 @@
-"""How long a batch takes, learned from the batches that ran. Pure: no clock, no I/O.
+"""Estimates the latency of a batch from the batches that ran. Pure: no clock, no I/O.
 
 In: seconds by batch size, first from the version's certificate and its warm-up, then from every
-batch. Out: expected seconds of a batch, and the size at which the most rows a second come out.
+batch. Out: expected seconds of a batch, and the batch size with the highest throughput in rows/s.
 
-A curve is kept at powers of two and interpolated between. An observation scales its two
-neighbours by how far it lay from the expectation, bounded, so that one interrupted run does not
-unteach what a thousand taught; and all others by nearly as much, for a machine that has become
-faster or slower is that for all sizes. Without this, whichever size ran in the fastest minute
-looked best ever after: no other one ran any more to show that it, too, was faster now.
+A curve is kept at powers of two and interpolated between them. An observation scales its two
+neighbours by the ratio of measured to expected time. The ratio is bounded, so that one interrupted
+run does not undo what a thousand taught. All other sizes are scaled by nearly as much, because a
+machine that becomes faster or slower does so for all sizes. Without this, the size that ran in the
+fastest minute stayed the best for ever: no other size ran to show that it was faster now, too.
 """
 
 import itertools
@@ -17,29 +17,29 @@ from collections.abc import Hashable, Mapping
 
 LEARNING_RATE = 0.2
 CROSS_SIZE_WEIGHT = 0.9
-"""How much of what a run teaches its own size counts for the others, on a logarithmic scale.
+"""Share of a run's correction that also applies to the other sizes, on a logarithmic scale.
 
-What is left tells the sizes apart, and so is learned ten times slower than the machine's speed:
-runs differ by a twentieth, sizes near the best one by a hundredth or two.
+The remainder distinguishes the sizes, and so is learned ten times slower than the machine's speed:
+runs differ by 5 %, the throughput of sizes near the best one by 1 to 2 %.
 """
 MAX_OBSERVATION_RATIO = 2.0
-"""One observation counts as at most twice, and at least half, of what was expected."""
+"""One observation counts as at most twice, and at least half, of the expected time."""
 FIRST_SPREAD = 0.1
 SPREADS_OF_CAUTION = 2.0
-"""How many mean deviations a promise is kept clear of its deadline."""
+"""Safety margin between a cautious estimate and the expected time, in mean deviations."""
 MAX_CURVES = 64
 DOUBT = 0.9
 MAX_DOUBTS = 44
-"""Doubts in a row that still count: together they come to a hundredth of what was learned."""
+"""Most decays in a row that count: together they reduce an estimate to a hundredth."""
 PROBE_EVERY = 64
-"""Runs from one try of a size beside the best to the next."""
+"""Runs from one probe of a size next to the best to the next probe."""
 FAMILIAR = 100
 HANDLING_S = 1e-4
-"""What a batch costs beside its run, in the event loop, where models are tiny."""
+"""Cost of a batch in the event loop, beside its run, for tiny models."""
 COLD_SHARE = 0.05
 MOST_COLD_S = 4e-4
-"""And more where a run pushes what the loop needs out of the caches: that share of the run, up to
-so many seconds (docs/adr/0035)."""
+"""Additional cost where a run evicts the event loop's data from the CPU caches: `COLD_SHARE` of
+the run, up to this many seconds (docs/adr/0035)."""
 SHORTEST_S = 1e-9
 
 
@@ -47,8 +47,8 @@ class LatencyCurve:
     """Seconds of one run by batch size, for inputs of one shape.
 
     Args:
-        max_rows: the largest batch there can be.
-        seeds: seconds by batch size; empty when nothing is known yet, and then every expectation
+        max_rows: the maximum batch size.
+        seeds: seconds by batch size; empty if nothing is known yet, and then every expectation
             is 0 until the first observation.
     """
 
@@ -58,16 +58,16 @@ class LatencyCurve:
         self.begin_anew(seeds)
 
     def begin_anew(self, seeds: Mapping[int, float]) -> None:
-        """Forgets every run, for other ones come now; see the class."""
+        """Discards every observation and starts from new seeds; see the class."""
         self._seconds: list[float] = []
         self._spread = FIRST_SPREAD
         self._doubts = [0] * len(self._sizes)
         self.runs = 0
-        """Runs learned from."""
+        """Number of runs observed."""
         self._probe_at = PROBE_EVERY - 1
         self._probe_step = 1
         self.best_rows = self._sizes[-1]
-        """The size with the most rows a second, with what a batch costs beside its run."""
+        """The size with the most rows a second, including the cost of a batch beside its run."""
         self.best_s = 0.0
         """Expected seconds of a batch of `best_rows`."""
         known = sorted((rows, s) for rows, s in seeds.items() if rows > 0 and s > 0)
@@ -76,7 +76,7 @@ class LatencyCurve:
             self._choose_best()
 
     def expected_s(self, rows: int) -> float:
-        """Seconds that a batch of so many rows should take; 0 while nothing is known."""
+        """Returns the expected seconds of a batch of `rows` rows; 0 while nothing is known."""
         seconds = self._seconds
         if not seconds:
             return 0.0
@@ -91,21 +91,21 @@ class LatencyCurve:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
     def cautious_s(self, rows: int) -> float:
-        """Seconds within which a batch of so many rows finishes nearly always."""
+        """Returns the seconds within which a batch of `rows` rows finishes nearly always."""
         return self.expected_s(rows) * self._caution
 
     def longest_s(self) -> float:
-        """Seconds within which any batch finishes nearly always.
+        """Returns the seconds within which any batch finishes nearly always.
 
-        Not always those of the largest: what was learned of sizes that seldom run may be old.
+        This need not be the time of the largest size: estimates of sizes that seldom run get old.
         """
         return max(self._seconds, default=0.0) * self._caution
 
     def rows_within(self, limit_s: float) -> int:
-        """The largest size up to the best that nearly always finishes in so long; 1 if none does.
+        """Returns the largest size up to the best that nearly always finishes in time, or else 1.
 
         Args:
-            limit_s: seconds one batch may take.
+            limit_s: seconds that one batch may take.
         """
         caution = self._caution
         for rows, seconds in zip(reversed(self._sizes), reversed(self._seconds), strict=False):
@@ -114,10 +114,10 @@ class LatencyCurve:
         return 1 if self._seconds else self.best_rows
 
     def rows_to_run(self, waiting: int) -> int:
-        """The best size; now and then, where as much waits, one beside it: machines change.
+        """Returns the best size, or at times a neighbouring one as a probe: machines change.
 
         Args:
-            waiting: rows there are.
+            waiting: rows in the queue; a larger size is not probed.
         """
         if self.runs < self._probe_at:
             return self.best_rows
@@ -133,22 +133,22 @@ class LatencyCurve:
         """Learns from one run.
 
         Args:
-            rows: of the batch, padding included.
-            seconds: what it took.
+            rows: rows of the batch, padding included.
+            seconds: duration of the run.
         """
         self.runs += 1
         seconds = max(seconds, SHORTEST_S)
         if self._seconds:
             self._correct(rows, seconds / self.expected_s(rows))
         else:
-            # Half fixed cost, half by the row: wrong, and soon corrected where it matters.
+            # Half fixed cost, half per row: a guess, soon corrected for the sizes that run.
             self._seconds = [seconds * (0.5 + 0.5 * size / rows) for size in self._sizes]
         self._choose_best()
 
     def decay_estimate(self, rows: int) -> None:
-        """Expects a tenth less of batches about as large, which are refused and so teach nothing.
+        """Lowers the estimate of this size by a tenth: refused requests give no observations.
 
-        What was learned wrongly, or from a slower machine, is so tried again some day.
+        So an estimate that is wrong, or from a slower machine, is eventually tried again.
         """
         for index, share in self._neighbours(rows) if self._seconds else ():
             if share and self._doubts[index] < MAX_DOUBTS:
@@ -159,21 +159,21 @@ class LatencyCurve:
 
     @property
     def _caution(self) -> float:
-        """By how much a promise is longer than what is expected."""
+        """Factor between a cautious estimate and the expected time."""
         return 1 + SPREADS_OF_CAUTION * self._spread
 
     def _correct(self, rows: int, ratio: float) -> None:
-        """Scales all sizes by what a run took, as a multiple of what was expected."""
+        """Scales all sizes by the ratio of a run's measured to its expected time."""
         bounded = min(max(ratio, 1 / MAX_OBSERVATION_RATIO), MAX_OBSERVATION_RATIO)
         shares = dict(self._neighbours(rows))
         for index, share in shares.items():
             if self._doubts[index] and share >= 0.5:
-                # A guess is not worth a slow change; with one, many a run would come late.
+                # A decayed estimate is a guess: correcting it slowly would make many runs late.
                 self._doubts[index] = 0
                 self._seconds[index] *= ratio
                 bounded = 1.0
-        # Powers of one factor: with sums, noise that leaves the size that runs where it is would
-        # move the others a little each time, and there are thousands of runs a second.
+        # Powers of one factor: with sums, noise that cancels out for the size that runs would
+        # shift the others a little each time, and there are thousands of runs a second.
         factor = 1 + LEARNING_RATE * (bounded - 1)
         for index in range(len(self._seconds)):
             share = CROSS_SIZE_WEIGHT + (1 - CROSS_SIZE_WEIGHT) * shares.get(index, 0.0)
@@ -181,7 +181,7 @@ class LatencyCurve:
         self._spread += LEARNING_RATE * (abs(bounded - 1) - self._spread)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], ...]:
-        """The sizes of the curve beside a number of rows, as indices, and each one's share."""
+        """Returns the curve's sizes next to a number of rows, as indices, with their weights."""
         sizes = self._sizes
         right = min(bisect_left(sizes, rows), len(sizes) - 1)
         if sizes[right] <= rows:
@@ -197,12 +197,12 @@ class LatencyCurve:
 
 
 class LatencyModel:
-    """The curves of one version, one for each shape its rows come in.
+    """The curves of one model version, one for each shape of its rows.
 
     Args:
-        max_rows: the largest batch there can be.
+        max_rows: the maximum batch size.
         seeds: seconds by batch size for rows of `seed_elements` elements.
-        seed_elements: input elements of the rows the seeds were measured with.
+        seed_elements: input elements of the rows that the seeds were measured with.
     """
 
     def __init__(
@@ -213,23 +213,23 @@ class LatencyModel:
         self._seed_elements = max(seed_elements, 1)
         self._curves: OrderedDict[Hashable, LatencyCurve] = OrderedDict()
         self._elements: dict[Hashable, int] = {}
-        """Of a row of each curve."""
+        """Input elements of a row of each curve."""
 
     def begin_anew(self, seeds: Mapping[int, float], seed_elements: int) -> None:
-        """Forgets what was learned: another artifact runs from now on; see the class."""
+        """Discards all observations because another artifact runs from now on; see the class."""
         self._seeds, self._seed_elements = dict(seeds), max(seed_elements, 1)
         for shape, curve in self._curves.items():
             curve.begin_anew(self._seeds_for(self._elements[shape]))
 
     def curve(self, shape: Hashable, elements: int) -> LatencyCurve:
-        """The curve of one shape; a new one starts from the seeds.
+        """Returns the curve of one shape; a new curve starts from the seeds.
 
-        Of these, what each row adds is scaled by its elements, and what every batch costs is not:
-        or a tiny row's overhead would make a large one hopeless. Of rows more than `FAMILIAR` times
-        as large the seeds say nothing.
+        The cost per row is scaled by the row's elements. The fixed cost of a batch is not, since a
+        tiny row's overhead would make a large row infeasible. The seeds are not used for rows more
+        than `FAMILIAR` times as large.
 
         Args:
-            shape: what tells shapes apart.
+            shape: key of the shape.
             elements: input elements of one row of that shape.
         """
         curve = self._curves.get(shape)
@@ -244,7 +244,7 @@ class LatencyModel:
         return curve
 
     def _seeds_for(self, elements: int) -> dict[int, float]:
-        """The seeds, scaled to rows of so many elements."""
+        """Returns the seeds, scaled to rows of `elements` elements."""
         scale = elements / self._seed_elements
         known = self._seeds if scale <= FAMILIAR else {}
         fixed_s = _fixed_s(known)
@@ -252,18 +252,18 @@ class LatencyModel:
 
 
 def _fixed_s(seeds: Mapping[int, float]) -> float:
-    """Of the seconds by batch size, those that no row adds; by the smallest and the largest."""
+    """Returns the fixed cost of a batch in seconds, from the smallest and the largest size."""
     if not seeds:
         return 0.0
     fewest, most = min(seeds), max(seeds)
     if fewest == most:
-        return seeds[most] / 2  # nobody knows
+        return seeds[most] / 2  # a guess: one size does not separate the two costs
     row_s = max((seeds[most] - seeds[fewest]) / (most - fewest), 0.0)
     return max(min(seeds.values()) - row_s * fewest, 0.0)
 
 
 def _interpolate(known: list[tuple[int, float]], size: int) -> float:
-    """Seconds at a size: between its neighbours, or in proportion beyond the known ones."""
+    """Returns the seconds at a size: interpolated, or in proportion beyond the largest seed."""
     for (low, low_s), (high, high_s) in itertools.pairwise(known):
         if low <= size <= high:
             return low_s + (size - low) / (high - low) * (high_s - low_s)

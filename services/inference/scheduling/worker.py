@@ -1,11 +1,11 @@
-"""The worker of one lane: takes requests in, forms batches, runs them, answers each once.
+"""The worker of one lane: accepts requests, forms batches, runs them, answers each request once.
 
-Work-conserving: when an instance is idle and the device has a slot, what is there runs at once;
-while all are busy, requests gather. The loop below is the hot path: accept, take a turn, finish.
+Work-conserving: if an instance is idle and the device has a free slot, waiting requests run at
+once; while all are busy, requests queue. The hot path is below: accept, take a turn, finish.
 
-Rules kept here: a request that cannot make its deadline, by what was measured, is refused when it
-arrives; an instance that blocks past `execution_timeout_s` is given up and replaced, its requests
-answered with an error; everything but the backend's run happens on the event loop.
+Rules: a request that would miss its deadline, by measured latency, is refused on arrival; an
+instance that blocks past `execution_timeout_s` is abandoned and replaced, and its requests are
+answered with an error; everything except the backend's run happens on the event loop.
 """
 
 import asyncio
@@ -34,34 +34,34 @@ from services.tracing.tracer import Tracer
 logger = logging.getLogger("flambeau.worker")
 
 REOPEN_AFTER_S = 5.0
-"""Pause before another try to open a backend that could not be opened."""
+"""Delay before a retry to open a backend that could not be opened."""
 DOUBT_EVERY_S = 1.0
-"""An idle lane that refuses doubts what it learned, a tenth at a time, at most so often."""
+"""Shortest interval at which an idle lane that refuses a request lowers its estimate by a tenth."""
 ANSWERS_AT_ONCE = 32
-"""An answer takes some 10 µs of the event loop, which is to be free again within 1 ms."""
+"""A response takes about 10 µs of the event loop, which must be free again within 1 ms."""
 BACKGROUND_AGAIN_S = 1.0
-"""Jobs that may not run now, because others lately had little time, ask again after so long."""
+"""Retry interval of jobs that may not run now because recent requests had tight deadlines."""
 RUN_SHARE_RATE = 0.1
-"""How fast the share of a batch's time that is spent in the backend is learned."""
+"""Learning rate of the share of a batch's time that is spent in the backend."""
 PAUSE = 2.0
-"""Times what its last batch took, a lane waits before it goes beside another's again, unless what
-waits fills a batch. Batches of one or two rows would cost the event loop more than is gained."""
+"""Pause before a lane's next express batch, as a multiple of its last batch's time, unless a full
+batch waits. Batches of one or two rows would cost the event loop more than they gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """How one lane is to be run."""
+    """Configuration of one lane's worker."""
 
     lane: Lane
     signature: Signature
     rules: BatchRules
     latency: LatencyModel
     backends: list[Backend]
-    """Open ones; an instance each."""
+    """Open backends, one for each instance."""
     reopen: Callable[[], Backend]
-    """Opens another, as proven as the first."""
+    """Opens another backend of the same verified artifact."""
     execution_timeout_s: float
-    """How long one run of the backend may take."""
+    """Timeout of one run of the backend."""
 
 
 class Worker:
@@ -80,7 +80,7 @@ class Worker:
         self._tracer = tracer
         self._batcher = Batcher(plan.rules, plan.latency)
         self._background = Batcher(plan.rules, plan.latency)
-        """Jobs: what runs when the device has nothing else to do."""
+        """Jobs, which run while no other requests wait for the device."""
         self._arrays = BatchArrays(plan.lane, plan.signature)
         self._datatypes = {spec.name: spec.datatype for spec in plan.signature.outputs}
         self._loop = asyncio.get_running_loop()
@@ -88,25 +88,25 @@ class Worker:
         self._busy: set[Instance] = set()
         self._opening: set[Instance] = set()
         self._leaving: list[Instance] = []
-        """Of an artifact that runs no more; each ends when its last batch has."""
+        """Instances of a replaced artifact; each ends after its last batch."""
         self._answering = 0
-        """Batches that have run, and of whose answers some are not written yet."""
+        """Batches that have run and still have unwritten responses."""
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._background_timer: asyncio.TimerHandle | None = None
         self._pauses_until = 0.0
-        """When a batch may go beside another lane's again; a `time.monotonic()` second."""
+        """Earliest start of the next express batch; a `time.monotonic()` second."""
         self._run_share = 1.0
-        """Of the time a batch takes, what the backend runs. The rest is spent on the way there and
-        back, which takes nothing of the device."""
+        """Share of a batch's time that the backend runs. The rest is spent between the event loop
+        and the thread, and does not use the device."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._closing = False
         self._emptied = asyncio.Event()
         self._doubted_at = 0.0
-        """When what is expected was last doubted; a `time.monotonic()` second."""
+        """Time of the last decay of an estimate; a `time.monotonic()` second."""
         self.last_used_at = time.monotonic()
-        """When a request last came; a `time.monotonic()` second."""
+        """Arrival of the last request; a `time.monotonic()` second."""
         labels = (plan.lane.model, str(plan.lane.version))
         self._metrics, self._labels = metrics, labels
         self._queue_seconds = metrics.queue_seconds.labels(*labels)
@@ -116,40 +116,40 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Entries that wait for a batch."""
+        """Number of entries that wait for a batch, without jobs."""
         return self._batcher.waiting
 
     @property
     def capacity(self) -> int:
-        """Entries worth holding: those that run at once, and one batch more."""
+        """Most entries to hold here: those that run at once, and one batch more."""
         return (len(self._plan.backends) + 1) * self._plan.rules.max_rows
 
     @property
     def spare_capacity(self) -> int:
-        """Jobs worth holding: as many, while nothing else waits for the device; else none."""
+        """Most jobs to hold here: `capacity`, or 0 while requests wait for the device."""
         return 0 if self._batcher.waiting or self._turns.wanted else self.capacity
 
     @property
     def row_s(self) -> float:
-        """Seconds by which each row that waits delays the next, as learned; 0 if unknown."""
+        """Seconds by which each waiting row delays the next, as learned; 0 if unknown."""
         return self._batcher.row_s / len(self._plan.backends)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits, nothing runs, and all answers are written."""
+        """True if nothing waits, nothing runs, and all responses are written."""
         return not (
             self._batcher.waiting or self._background.waiting or self._busy or self._answering
         )
 
     def accept(self, entry: Entry) -> None:
-        """Takes an entry in, or refuses it because it would be late."""
+        """Queues an entry, or refuses it if it would miss its deadline."""
         now = self.last_used_at = entry.enqueued_at
         if entry.request.priority > LOWEST_PRIORITY:
             self._background.add(entry)
             self._loop.call_soon(self._turns.ask_background, self)
             return
         slack = entry.request.deadline - now
-        # Others may hold the whole device, and hold it long.
+        # Batches of other lanes may occupy the whole device, and for long.
         displaced = not self._turns.free and not self._busy
         near = displaced or not self._batcher.is_far(entry.request, slack)
         if near and self._is_late(entry, slack):
@@ -158,18 +158,18 @@ class Worker:
             self._turns.tighten(slack, now)
         self._batcher.add(entry)
         if not self._asked:
-            # In the next turn of the loop, so that all that has arrived by now shares the batch.
+            # Deferred to the next loop iteration, so that all requests read by now share a batch.
             self._asked = True
             self._loop.call_soon(self._ask)
 
     def discard(self, entry: Entry, reason: str) -> None:
-        """Forgets an entry that died while it waited."""
+        """Removes a dead entry from the queue; ignores one that is in a batch."""
         if self._remove(entry):
             self._count_dropped(reason)
             self._look_whether_emptied()
 
     def release(self, entry: Entry) -> bool:
-        """Gives up an entry that is in no batch yet. Returns whether it was there."""
+        """Removes an entry that is not in a batch yet. Returns True if it was queued here."""
         was_here = self._remove(entry)
         self._look_whether_emptied()
         return was_here
@@ -179,7 +179,7 @@ class Worker:
         return (self._background if is_job else self._batcher).remove(entry)
 
     def next_s(self) -> float:
-        """Seconds the next batch should run, if it may go beside another lane's; see `Runner`."""
+        """Returns the next batch's expected seconds, if it may run as express; see `Runner`."""
         if not self._idle:
             return math.inf
         now = time.monotonic()
@@ -190,7 +190,7 @@ class Worker:
         return self._batcher.next_s(now) * self._run_share
 
     def take_turn(self) -> float | None:
-        """Starts the next batch, if there is one and an instance for it; see `Runner`."""
+        """Starts the next batch, if there is one and an instance is idle; see `Runner`."""
         if not self._idle:
             return None
         now = time.monotonic()
@@ -219,7 +219,7 @@ class Worker:
         return self._begin(batch, now)
 
     def _begin(self, batch: Batch, now: float) -> float:
-        """Starts a batch on an idle instance. Returns the seconds it should run."""
+        """Starts a batch on an idle instance. Returns the expected seconds of its run."""
         instance = self._idle.pop()
         self._busy.add(instance)
         expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
@@ -236,13 +236,13 @@ class Worker:
         latency_s: Mapping[int, float],
         row_elements: int,
     ) -> None:
-        """Runs every later batch on other backends of the same signature; those that run finish.
+        """Runs all later batches on new backends of the same signature; running batches finish.
 
         Args:
-            backends: open ones; an instance each.
-            reopen: opens another, as proven as the first.
+            backends: open backends, one for each instance.
+            reopen: opener of another backend of the same verified artifact.
             latency_s: seconds of one run by batch size.
-            row_elements: input elements of the rows that this was measured with.
+            row_elements: input elements of the rows that `latency_s` was measured with.
         """
         self._plan = dataclasses.replace(self._plan, backends=backends, reopen=reopen)
         self._plan.latency.begin_anew(latency_s, row_elements)
@@ -257,7 +257,7 @@ class Worker:
         self._turns.ask(self)
 
     async def run(self) -> None:
-        """Waits until the lane is closed and all is answered, then closes the backends."""
+        """Waits until the lane is closed and all requests are answered; closes the backends."""
         await self._emptied.wait()
         self._turns.leave(self)
         for timer in (self._timer, self._pause, self._watchdog, self._background_timer):
@@ -270,12 +270,12 @@ class Worker:
                 await asyncio.to_thread(instance.join)
 
     def close(self) -> None:
-        """Nothing more will come; `run` ends once all is answered."""
+        """Closes the lane to new requests; `run` ends once all requests are answered."""
         self._closing = True
         self._look_whether_emptied()
 
     def abandon_runs(self) -> None:
-        """Gives up what runs, whose callers have been answered: the process is about to end."""
+        """Abandons running batches whose requests were answered, because the process is exiting."""
         for instance in list(self._busy):
             self._busy.discard(instance)
             instance.abandon()
@@ -298,7 +298,7 @@ class Worker:
         self._turns.ask(self)
 
     def _ask_at(self, moment: float | None) -> None:
-        """Asks again when a batch that waits for company is due, if there is one."""
+        """Schedules the next request for a turn: when a delayed batch is due, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -306,7 +306,7 @@ class Worker:
             self._timer = self._loop.call_at(moment, self._ask)
 
     def _is_late(self, entry: Entry, slack: float) -> bool:
-        """Refuses an entry whose deadline leaves less than the backlog and its own run take."""
+        """Refuses an entry if the backlog and its own run take longer than its deadline allows."""
         now = entry.enqueued_at
         at_once = min(len(self._idle) + len(self._busy) or 1, self._turns.share_of(self))
         run_s = self._batcher.finish_s(entry.request, now, at_once)
@@ -326,7 +326,7 @@ class Worker:
         return True
 
     def frees_at(self) -> float:
-        """When the first of the batches that run should have ended; see `Runner`."""
+        """Returns a cautious estimate of the first running batch's end; see `Runner`."""
         return min(
             (
                 i.started_at + i.batch.curve.cautious_s(i.batch.padded_rows)
@@ -337,18 +337,18 @@ class Worker:
         )
 
     def _free_in(self, now: float, run_s: float) -> float:
-        """Seconds until an instance and a slot of the device should be free."""
+        """Returns the expected seconds until an instance and a slot of the device are free."""
         instance_at = 0.0 if self._idle else self.frees_at()
         turns = self._turns
         slot_at = turns.frees_at(run_s * self._run_share)
-        if not slot_at and not turns.free:  # it may go beside a longer one
+        if not slot_at and not turns.free:  # it may run beside a longer batch
             slot_at = min(self._pauses_until, turns.frees_at(math.inf))
         return max(instance_at - now, slot_at - now, 0.0)
 
     def _finished(
         self, instance: Instance, batch: Batch | None, report: BatchReport | Exception | None
     ) -> None:
-        """An instance has run a batch, or has opened its backend, or could not."""
+        """Handles an instance's callback: a batch was run, or a backend was or was not opened."""
         if instance.abandoned:
             return
         if batch is None or not isinstance(report, BatchReport):
@@ -365,7 +365,7 @@ class Worker:
             instance.stop()
         else:
             self._idle.append(instance)
-        # The next batch first: it runs while these answers are written.
+        # Starts the next batch first: it runs while these responses are written.
         self._give_turn_back(instance, report.seconds)
         self._answering += 1
         self._answer(batch, report, 0)
@@ -373,7 +373,7 @@ class Worker:
             trace_batch(self._tracer, self._lane, batch, report, given_at)
 
     def _answer(self, batch: Batch, report: BatchReport, start: int) -> None:
-        """Writes the answers of a batch from one entry on, some in each turn of the loop."""
+        """Writes the responses of a batch from one entry on, a few in each loop iteration."""
         stop = start + ANSWERS_AT_ONCE
         entries, results = batch.entries[start:stop], report.results[start:stop]
         for entry, result in zip(entries, results, strict=True):
@@ -404,7 +404,7 @@ class Worker:
             self._turns.done(self, instance.expected_s, seconds)
 
     def _learn(self, batch: Batch, report: BatchReport, took_s: float) -> None:
-        """Counts a batch, and learns how long one like it keeps a slot, with the way to and fro."""
+        """Counts a batch, and learns its latency, including the time to and from the thread."""
         if not report.together:
             for entry in batch.entries:
                 self._batch_rows.observe(entry.request.rows)
@@ -412,7 +412,7 @@ class Worker:
         self._batch_rows.observe(batch.rows)
         self._execution_seconds.observe(report.seconds)
         batch.curve.observe(batch.padded_rows, took_s)
-        if took_s:  # a coarse clock may not have moved
+        if took_s:  # 0 with a coarse clock
             self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
 
     def _refuse_hopeless(self) -> None:
@@ -441,7 +441,7 @@ class Worker:
         self._watchdog = self._loop.call_later(delay_s, self._look_for_blocked)
 
     def _look_for_blocked(self) -> None:
-        """Gives up instances that block, and looks again while any runs."""
+        """Abandons instances that block, and reschedules itself while any instance is running."""
         self._watchdog = None
         limit_s, now = self._plan.execution_timeout_s, time.monotonic()
         for instance in [i for i in self._busy if i.running_s(now) >= limit_s]:
@@ -480,7 +480,7 @@ class Worker:
     def _opened(self, instance: Instance, error: Exception | None) -> None:
         self._opening.discard(instance)
         if self._emptied.is_set() or instance.retired:
-            return  # it has been told to stop
+            return  # it was stopped
         if error is None:
             self._idle.append(instance)
             self._ask_background()

@@ -8,6 +8,7 @@ from services.errors import QueueFullError
 from services.gateway.request_accounting import FAILURES_LOGGED_A_SECOND, RequestAccounting
 from services.queueing.directory import Directory
 from services.telemetry.metrics import Metrics
+from tests.fixtures.inferences import open_inference
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def accounting(caplog: pytest.LogCaptureFixture) -> RequestAccounting:
 def test_a_failed_request_has_a_line(
     accounting: RequestAccounting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    accounting.open("rest", "mine", "m", "3").close_failed("503", QueueFullError("full"))
+    open_inference(accounting, "rest", "mine", "m", "3").fail(QueueFullError("full"))
     (line,) = caplog.records
     assert line.getMessage() == "request failed"
     facts = vars(line)
@@ -44,7 +45,7 @@ def test_a_flood_of_failures_has_few_lines_and_one_that_counts_the_rest(
 
 def test_all_of_a_flood_are_counted(accounting: RequestAccounting) -> None:
     for _ in range(3 * FAILURES_LOGGED_A_SECOND):
-        accounting.open("rest", "", "m", "").close_failed("503", QueueFullError("full"))
+        open_inference(accounting).fail(QueueFullError("full"))
     counted = [
         sample.value
         for family in accounting.metrics.registry.collect()
@@ -62,4 +63,5 @@ def test_a_request_for_no_model_is_closed_without_a_search_for_names(
 
     monkeypatch.setattr("services.queueing.directory.nearest_name", nearest_name)
     for model in ("", "unknown"):
-        accounting.open("grpc", "", model, "").close_failed("CANCELLED", QueueFullError("gone"))
+        gone = open_inference(accounting, "grpc", "", model)
+        gone.cancel("CANCELLED", QueueFullError("gone"))

@@ -28,13 +28,18 @@ class Request:
     def __init__(self, number: int, log: list[tuple[int, str]]) -> None:
         self.number = number
         self.is_over = self.fails = False
-        self.waited_s = -1.0
+        self.received_at = 0.0
+        self.has_waited = False
         self.error: ServingError | None = None
         self._log = log
 
-    def begin_in_turn(self, body: Body, waited_s: float) -> None:
+    @property
+    def has_begun(self) -> bool:
+        return self.received_at > 0
+
+    def begin_in_turn(self, body: Body, received_at: float) -> None:
         assert bytes(body).rstrip() == b"%d" % self.number
-        self.waited_s = waited_s
+        self.received_at = received_at
         self._log.append((self.number, "begun"))
         if self.fails:
             raise RuntimeError("a fault of this request")
@@ -56,6 +61,7 @@ class Place:
         self.requests += asked
         for request in asked:
             self.share.begin(request, (b"%d" % request.number).ljust(size), connection)
+            request.has_waited = not request.has_begun
         return asked
 
     def begun(self) -> list[int]:
@@ -73,7 +79,7 @@ async def test_a_few_requests_begin_at_once() -> None:
         place.ask(BEGUN_A_TURN // 2)
         assert place.begun() == list(range(len(place.requests)))
         await turns(2)
-    assert all(request.waited_s == 0 for request in place.requests)
+    assert not any(request.has_waited for request in place.requests)
 
 
 async def test_small_requests_go_before_hundreds_of_large_ones() -> None:
@@ -84,7 +90,7 @@ async def test_small_requests_go_before_hundreds_of_large_ones() -> None:
     begun = len(place.begun())
     small = place.ask(connection="neighbour")
     await turns(2)
-    assert small[0].waited_s >= 0
+    assert small[0].has_begun
     assert 0 < len(place.begun()) - begun < 20
 
 
@@ -97,7 +103,7 @@ async def test_large_requests_begin_although_small_ones_never_end() -> None:
         for number in range(BEGUN_A_TURN):
             place.ask(connection=number)
         await turns(1)
-    assert all(request.waited_s >= 0 for request in large)
+    assert all(request.has_begun for request in large)
 
 
 async def test_a_turn_begins_no_more_than_its_share_and_in_their_order() -> None:
@@ -109,13 +115,13 @@ async def test_a_turn_begins_no_more_than_its_share_and_in_their_order() -> None
         await turns(1)
     await turns(3)
     assert place.begun() == list(range(3 * BEGUN_A_TURN + 8))
-    assert place.requests[-1].waited_s > 0
+    assert place.requests[-1].has_waited
     await turns(2)
     place.ask()  # and once nobody waits, it need not
-    assert place.requests[-1].waited_s == 0
+    assert not place.requests[-1].has_waited
 
 
-async def test_a_request_is_told_how_long_it_has_waited() -> None:
+async def test_a_request_is_told_when_it_came() -> None:
     clock = Clock()
     with patch.object(request_pacer, "time", clock):
         place = Place()
@@ -124,8 +130,8 @@ async def test_a_request_is_told_how_long_it_has_waited() -> None:
         await turns(1)
         clock.now += 0.5
         await turns(1)
-    waits_s = [request.waited_s for request in place.requests[::BEGUN_A_TURN]]
-    assert waits_s == [0, 0.25, 0.75]
+    assert len(place.begun()) == 3 * BEGUN_A_TURN
+    assert {request.received_at for request in place.requests} == {100.0}
 
 
 async def test_a_request_that_nobody_waits_for_is_passed_over() -> None:
@@ -135,7 +141,7 @@ async def test_a_request_that_nobody_waits_for_is_passed_over() -> None:
         request.is_over = True
     last = place.ask()[0]
     await turns(1)
-    assert last.waited_s > 0
+    assert last.has_begun
     assert len(place.log) == BEGUN_A_TURN + 1
 
 

@@ -23,6 +23,7 @@ from services.tracing import tracer as tracing
 from services.tracing.context import Parent, TraceContext, read_traceparent
 from services.tracing.setting import open_tracer
 from services.tracing.tracer import EdgeFacts, Facts, Tracer
+from tests.fixtures.inferences import open_inference
 
 IDS = st.tuples(
     st.binary(min_size=16, max_size=16).filter(any),
@@ -157,14 +158,15 @@ def test_records_say_how_a_request_ended(caplog: pytest.LogCaptureFixture) -> No
         Metrics("test"), Directory(), access_log=True, tracer=place.tracer
     )
     good, bad, silent = (
-        accounting.open("rest", "", "digits", "", header) for header in (SAMPLED, SAMPLED, "")
+        open_inference(accounting, "rest", "", "digits", "", header)
+        for header in (SAMPLED, SAMPLED, "")
     )
     reply = InferReply(
         lane=LANE, outputs={}, datatypes={}, batch_rows=1, queue_s=0.0, execution_s=0.0
     )
-    good.close("200", reply)
-    bad.close_failed("404", UnknownModelError("no such model"))
-    silent.close("200", reply)
+    good.answered(reply)
+    bad.fail(UnknownModelError("no such model"))
+    silent.answered(reply)
     with place.tracer.exporting():
         pass
     told = [(fact.version, fact.code, fact.error) for fact in place.kept.facts

@@ -76,7 +76,7 @@ def test_a_key_is_shown_with_type_limits_default_and_help() -> None:
     page = reference(recipe_schema()).splitlines()
     assert (
         "| `epochs` | whole number, ≥ 1, ≤ 100,000 | `20` | Passes over the training rows. "
-        "Raise it while the validation metric still climbs. |"
+        "Raise it while the validation metric still improves. |"
     ) in page
     assert "One of these, `adamw` unless given:" in page
     assert any(

@@ -1,1 +1,1 @@
-"""Pruning, removal of channels, and the phases behind the training itself."""
+"""Pruning, removal of channels, and the phases after the training."""

@@ -1,12 +1,12 @@
-"""Structured pruning: whole channels leave, and the layers around them become smaller.
+"""Structured pruning: removes whole channels, and shrinks the layers around them.
 
-In: a trained network. Out: the same network, in place, with fewer channels where that is proven to
-be possible: between a layer and the only layer that reads what it makes, with nothing but
-operations on single channels between them (norms, activations, pooling, dropout, flattening).
+In: a trained network. Out: the same network, in place, with fewer channels where the removal is
+safe: between a layer and the only layer that reads its output, with only operations on single
+channels between them (norms, activations, pooling, dropout, flattening).
 
-Rules kept here: what cannot be followed is left whole, and a network that is cut is run beside one
-in which the readers ignore the same channels: both must give the same. Channels are ranked by the
-Euclidean norm of their weights (Li et al., 2017, with the L2 norm).
+Rules: layers that torch.fx cannot follow stay whole, and a pruned network is compared with a copy
+in which the readers ignore the same channels: both must give the same outputs. Channels are ranked
+by the Euclidean norm of their weights (Li et al., 2017, with the L2 norm).
 """
 
 import copy
@@ -48,7 +48,7 @@ POOLING = tuple(
 )
 FUNCTIONS = (torch.relu, functional.relu, functional.gelu, functional.silu, torch.tanh)
 LARGEST_GAP = 1e-4
-"""Between the two networks, as a share of the largest output: sums in another order differ."""
+"""Largest accepted gap, as a share of the largest output: another order of sums differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Link:
 
     writer: str
     norms: tuple[str, ...]
-    """Between the two."""
+    """Norms between the two."""
     reader: str
 
 
@@ -68,15 +68,15 @@ def remove_channels(
 
     Args:
         model: the trained network; it is left in evaluation mode.
-        part: how many, and of which layers.
-        example: some inputs in order, each [rows, ...], on which the proof runs.
+        part: the share of channels to remove, and the layers.
+        example: some inputs in order, each [rows, ...], for the comparison.
 
     Returns:
-        For each layer, how many channels it had and has.
+        The number of channels of each layer, before and after.
 
     Raises:
-        RecipeError: the model cannot be followed, a pattern fits no layer that can lose channels,
-            or the smaller network does not do what it should.
+        RecipeError: torch.fx cannot follow the model, a pattern matches no layer that can lose
+            channels, or the smaller network's outputs differ.
     """
     links = {link.writer: link for link in removable(model.eval())}
     chosen = chosen_layers({name: model.get_submodule(name) for name in links}, part)
@@ -96,14 +96,14 @@ def remove_channels(
 
 
 def removable(model: nn.Module) -> list[Link]:
-    """The layers whose channels can be removed, in the order they run.
+    """Returns the layers whose channels can be removed, in execution order.
 
     Raises:
         RecipeError: torch.fx cannot follow the model.
     """
     was_training, found = model.training, []
     try:
-        # Some models do other things in training: a link must hold in both modes.
+        # Some models behave differently in training: a link must hold in both modes.
         for training in (True, False):
             graph = fx.symbolic_trace(model.train(training)).graph
             found.append(_links(model, graph))
@@ -118,11 +118,11 @@ def removable(model: nn.Module) -> list[Link]:
 
 
 def resize_like(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Gives each layer the size that its weights have, in place; their values are not read.
+    """Resizes each layer to the shapes of the weights, in place; does not read their values.
 
     Args:
-        model: with the layers of the recipe.
-        weights: by name, as a checkpoint has them.
+        model: the model, with the layers of the recipe.
+        weights: weights by name, as in a checkpoint.
     """
     for name, layer in model.named_modules():
         prefix = f"{name}." if name else ""
@@ -136,7 +136,7 @@ def resize_like(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def _links(model: nn.Module, graph: fx.Graph) -> list[Link]:
     layers = dict(model.named_modules())
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-    # Weights that are read beside the call of their layer, or by two layers, stay as they are.
+    # Weights that are read outside the call of their layer, or by two layers, stay as they are.
     read = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
     owners = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
     free = {
@@ -155,7 +155,7 @@ def _links(model: nn.Module, graph: fx.Graph) -> list[Link]:
 
 
 def _follow(start: fx.Node, layers: Mapping[str, nn.Module], free: set[str]) -> Link | None:
-    """From a layer to the only one that reads it, if nothing between them mixes channels."""
+    """Finds the only reader of a layer, if no operation between the two mixes channels."""
     writer, norms, flat = layers[str(start.target)], [], False
     convolves, node = isinstance(writer, CONVOLUTIONS), start
     while len(node.users) == 1:
@@ -188,7 +188,7 @@ def _ungrouped(layer: nn.Module | None) -> bool:
 
 
 def _columns(reader: nn.Module, kept: Tensor, channels: int) -> Tensor:
-    """Which inputs of the reader belong to the kept channels: several each behind a flattening."""
+    """Returns the reader's inputs for the kept channels: several each after a flattening."""
     assert isinstance(reader.weight, Tensor), "a reader has weights"
     each = reader.weight.shape[1] // channels
     return (kept[:, None] * each + torch.arange(each)).flatten()
@@ -216,7 +216,7 @@ def _cut(model: nn.Module, link: Link, kept: Tensor, channels: int) -> None:
 
 
 def _replace(layer: nn.Module, key: str, value: Tensor) -> None:
-    """Puts a tensor in the place of another, and has the layer say its new size."""
+    """Replaces a tensor of a layer, and updates the layer's sizes."""
     old = getattr(layer, key)
     if isinstance(old, nn.Parameter):
         setattr(layer, key, nn.Parameter(value.clone(), requires_grad=old.requires_grad))

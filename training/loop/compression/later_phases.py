@@ -1,8 +1,8 @@
-"""What comes behind the training: pruning, and training for 8 bits.
+"""Phases after the training: pruning, and quantization-aware training.
 
-Pure but for the model it is given. In: the recipe and the trained model. Out: the model as the next
-phase begins with it, and the recipe of that phase. What cannot work fails here before anything is
-trained.
+Pure except for the model. In: the recipe and the trained model. Out: the model at the start of the
+next phase, and the recipe of that phase. A combination that cannot work fails here before the
+training.
 """
 
 import copy
@@ -24,14 +24,14 @@ from training.recipe.parts.compression import PrunePart
 from training.recipe.recipe import Recipe
 
 EXAMPLE_ROWS = 2
-"""torch.export makes 0 and 1 rows special cases."""
+"""torch.export treats 0 and 1 rows as special cases."""
 
 
 def try_compression(model: nn.Module, recipe: Recipe, rows: Split, signature: Signature) -> None:
-    """Goes through the later phases with a copy of the untrained model.
+    """Runs the later phases on a copy of the untrained model.
 
     Raises:
-        RecipeError: the model cannot be pruned or trained for 8 bits as the recipe says.
+        RecipeError: the model cannot be pruned or quantized as the recipe says.
     """
     if recipe.prune is None and recipe.qat is None:
         return
@@ -45,17 +45,17 @@ def try_compression(model: nn.Module, recipe: Recipe, rows: Split, signature: Si
 
 
 def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Recipe:
-    """The recipe of a phase: the same run with epochs and a learning rate of its own.
+    """Returns the recipe of a phase: the same run with its own epochs and learning rate.
 
     Args:
-        recipe: of the run.
-        phase: stands behind its name while it trains.
-        epochs: how many.
+        recipe: the recipe of the run.
+        phase: the suffix of the run's name in this phase.
+        epochs: the number of epochs.
         lr_share: its peak learning rate, as a share of the training's.
     """
     train: dict[str, Any] = {"epochs": epochs}
-    # A rewritten network has other names, no batch norms, its ranges have no average, it rounds
-    # FP32, and has constants in the host's memory.
+    # A rewritten network has other names, no batch norms and constants in host memory, its ranges
+    # have no average, and it rounds FP32.
     rewritten = phase == "qat"
     model: dict[str, Any] = {}
     debug: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
         debug |= {"gradients": (), "activations": (), "backward": ()}
     if rewritten or recipe.model.unfreeze_at is not None:
         model |= {"freeze": (), "unfreeze_at": None}
-    # What went within the training stays away, and does not go again.
+    # Weights pruned within the training stay 0, and are not pruned again.
     part = recipe.prune and recipe.prune.model_copy(update={"at": None})
     if (forcing := recipe.train.teacher_forcing) is not None:
         train["teacher_forcing"] = forcing.model_copy(update={"first": forcing.last})
@@ -82,13 +82,13 @@ def fine_tuning(recipe: Recipe, phase: str, epochs: int, lr_share: float) -> Rec
 
 
 def prune(model: nn.Module, part: PrunePart, example: tuple[Tensor, ...]) -> str:
-    """Takes weights or channels from the model, in place.
+    """Removes weights or channels of the model, in place.
 
     Returns:
-        What was taken, in words.
+        A message with the removed weights or channels.
 
     Raises:
-        RecipeError: no layer fits, or no channel can go.
+        RecipeError: no layer matches, or no channel can be removed.
     """
     network = network_of(model)
     if not part.structured:
@@ -105,16 +105,16 @@ def prune(model: nn.Module, part: PrunePart, example: tuple[Tensor, ...]) -> str
 def quantization_aware(
     model: nn.Module, recipe: Recipe, rows: Split, signature: Signature
 ) -> nn.Module:
-    """The model with rounding between its operations; it itself stays as it is.
+    """Returns a copy of the model with rounding between its operations.
 
     Args:
-        model: in evaluation mode.
-        recipe: of the run.
-        rows: of training data.
-        signature: says which axes vary.
+        model: the model, in evaluation mode.
+        recipe: the recipe of the run.
+        rows: rows of training data.
+        signature: has the variable axes.
 
     Raises:
-        RecipeError: torch.export cannot take the model.
+        RecipeError: torch.export cannot trace the model.
     """
     from training.exporters.quantization_aware import QuantizationAware
 
@@ -124,13 +124,13 @@ def quantization_aware(
         return QuantizationAware(for_export(model), example, signature, recipe.data.batch_size)
     except TrainingError as error:
         reason = str(error)
-    except Exception as error:  # torch raises anything for a model it cannot take
+    except Exception as error:  # torch raises many types for a model that it cannot trace
         reason = root_cause(error)
     raise RecipeError(f"qat needs a model that torch.export takes: {reason}; drop qat") from None
 
 
 def example_of(rows: Split) -> tuple[Tensor, ...]:
-    """Some training rows, as the model's arguments."""
+    """Returns some training rows, as the model's arguments."""
     return tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in rows.inputs.values())
 
 

@@ -1,11 +1,11 @@
-"""Magnitude pruning of single weights: the smallest become 0 and stay 0 while the rest learns on.
+"""Magnitude pruning of single weights: the smallest become 0 and stay 0 while others still train.
 
 In: a trained network. Out: the same network, in which a share of each chosen layer's weights is 0.
 
-Rule kept here: a weight that is 0 gets no gradient, so AdamW neither moves it nor remembers
-anything about it; what it remembered before goes with the weight. There is no mask beside the
-weights: nothing has to be removed before export, checkpoints are those of any network, and a
-resumed run finds the zeros where they were. The choice is that of
+Rule: a weight that is 0 gets no gradient, so AdamW neither updates it nor keeps moments of it;
+earlier moments are cleared with the weight. There is no separate mask: nothing has to be removed
+before export, checkpoints are those of any network, and a resumed run finds the same zeros. The
+choice of weights is that of
 `torch.nn.utils.prune.l1_unstructured` (Han et al., 2015).
 """
 
@@ -31,7 +31,7 @@ def zero_smallest(model: nn.Module, part: PrunePart) -> None:
     """Sets the smallest weights of each chosen layer to 0, in place.
 
     Raises:
-        RecipeError: a pattern of `part.layers` fits no layer.
+        RecipeError: a pattern of `part.layers` matches no layer.
     """
     with torch.no_grad():
         for weight in _weights(chosen_layers(prunable_layers(model), part).values()):
@@ -42,13 +42,13 @@ def zero_smallest(model: nn.Module, part: PrunePart) -> None:
 
 @contextlib.contextmanager
 def zeros_held(model: nn.Module) -> Iterator[None]:
-    """While the block lasts, matrices and kernels keep the zeros they have at its start."""
+    """Holds the zeros that matrices and kernels have at the start of the block."""
     hooks = []
     for weight in _weights(model.modules()):
         kept = weight.detach() != 0
         if kept.all():
             continue
-        learns = weight.requires_grad  # what is frozen for now is held once it learns
+        learns = weight.requires_grad  # a frozen weight keeps its zeros after unfreezing
         hook = partial(_held, kept)
         hooks.append(weight.requires_grad_().register_hook(hook))  # type: ignore[no-untyped-call]
         weight.requires_grad_(learns)
@@ -60,18 +60,18 @@ def zeros_held(model: nn.Module) -> Iterator[None]:
 
 
 class MidwayPruning:
-    """Pruning within the training, where the recipe has `prune.at`.
+    """Pruning within the training, if the recipe has `prune.at`.
 
     Args:
         recipe: the run.
         epoch_steps: steps of each epoch.
-        model: what is trained.
-        average: of its weights, or the same.
-        optimizer: of them; it forgets what it knew of those that go.
-        console: is told what was taken.
+        model: the model that is trained.
+        average: the average of its weights, or the same model.
+        optimizer: its optimizer; the state of pruned weights is cleared.
+        console: shows the pruned share.
 
     Raises:
-        RecipeError: the training is over before.
+        RecipeError: the training ends before the pruning.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class MidwayPruning:
             )
 
     def go_on(self, step: int) -> None:
-        """Holds the zeros that are there, if so many steps are behind the pruning."""
+        """Holds the existing zeros, if this step comes after the pruning."""
         if self._step is not None and step > self._step:
             self._stack.enter_context(zeros_held(self._model))
 
     def before_step(self, step: int) -> None:
-        """Takes the weights away, if this step, counted from 0, is the first without them."""
+        """Prunes the weights, if this step, counted from 0, is the first without them."""
         if self._part is None or step != self._step:
             return
         network = network_of(self._model)
@@ -116,43 +116,43 @@ class MidwayPruning:
                 for kept in self._optimizer.state.get(weight, {}).values():
                     if isinstance(kept, Tensor) and kept.shape == weight.shape:
                         kept[gone] = 0
-        if isinstance(self._optimizer, torch.optim.LBFGS):  # it remembers all weights as one
+        if isinstance(self._optimizer, torch.optim.LBFGS):  # its state has all weights in one
             self._optimizer.state.clear()
         self._stack.enter_context(zeros_held(self._model))
         say(self._console, in_words(network))
 
     def close(self) -> None:
-        """Lets all weights learn again."""
+        """Lets all weights train again."""
         self._stack.close()
 
 
 def in_words(model: nn.Module) -> str:
-    """What pruning has taken."""
+    """Returns a message with the share of pruned weights."""
     return f"pruned: {100 * zero_share(model):.1f} % of the weights of all layers are 0"
 
 
 def _held(kept: Tensor, gradient: Tensor) -> Tensor:
-    if gradient.is_sparse:  # of rows of an embedding, which is not pruned
+    if gradient.is_sparse:  # of an embedding, which is not pruned
         return gradient
     return gradient * kept.to(gradient.device)
 
 
 def zero_share(model: nn.Module) -> float:
-    """The share of all weights of prunable layers that are 0."""
+    """Returns the share of zeros in the weights of prunable layers."""
     weights = _weights(prunable_layers(model).values())
     return sum(int((w == 0).sum()) for w in weights) / max(sum(w.numel() for w in weights), 1)
 
 
 def prunable_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers whose weights may become 0, by name."""
+    """Returns the layers that can be pruned, by name."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, PRUNABLE)}
 
 
 def chosen_layers(layers: Mapping[str, nn.Module], part: PrunePart) -> dict[str, nn.Module]:
-    """Those of the layers that a pattern fits, by name or by type.
+    """Returns the layers that match a pattern, by name or by type.
 
     Raises:
-        RecipeError: there are no layers, or a pattern fits none.
+        RecipeError: there are no layers, or a pattern matches none.
     """
     chosen: dict[str, nn.Module] = {}
     for pattern in part.layers:
@@ -173,7 +173,7 @@ def chosen_layers(layers: Mapping[str, nn.Module], part: PrunePart) -> dict[str,
 
 
 def _weights(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Matrices and kernels, each once; biases stay."""
+    """Returns matrices and kernels, each once; biases are not pruned."""
     found: dict[int, nn.Parameter] = {}
     for layer in layers:
         found |= {id(p): p for p in layer.parameters(recurse=False) if p.ndim >= 2}

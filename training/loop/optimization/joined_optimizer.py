@@ -1,6 +1,6 @@
-"""Two optimizers as one: each moves its own parameters, and they are saved and told rates together.
+"""Two optimizers as one: each updates its own parameters; state and learning rates are shared.
 
-In: optimizers that share no parameter. Out: one, whose groups and memory are those of both.
+In: optimizers that share no parameter. Out: one optimizer with the groups and the state of both.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """Moves what each of its parts would.
+    """Updates the parameters of all its parts.
 
     Args:
         parts: optimizers that have not made a step yet.
@@ -22,10 +22,10 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of each part, from the gradients there are.
+        """Makes one step of each part, from the current gradients.
 
         Args:
-            closure: gives the loss, and leaves the gradients.
+            closure: computes the loss, and sets the gradients.
         """
         loss = None
         if closure is not None:
@@ -36,12 +36,12 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores a state that `state_dict` returned."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Gives the parts the groups and the memory that are here, which they change in place."""
+        """Gives the parts the joint groups and state, which they change in place."""
         start = 0
         for part in self._parts:
             stop = start + len(part.param_groups)

@@ -1,9 +1,9 @@
-"""One step of the optimizer: from a window of batches to changed weights.
+"""Makes one step of the optimizer: from a window of batches to updated weights.
 
-In: the batches whose gradients make one step. Out: the loss, and how large the gradient was.
+In: the batches whose gradients make one step. Out: the loss, and the norm of the gradient.
 
-Rule kept here: a window moves the weights as one batch of all its rows would, short ones too: each
-batch counts by what its labels weigh.
+Rule: a window updates the weights as one batch of all its rows would, even with short batches: each
+batch counts by the weight of its labels.
 """
 
 import collections
@@ -34,13 +34,13 @@ from training.recipe.recipe import Recipe
 from training.recipe.targets import target_failure
 
 NORMS_TOLD = 5
-"""Gradient norms of earlier steps, and of parameters, that a message about a lost run names."""
+"""Gradient norms of earlier steps, and of parameters, that a divergence message lists."""
 ROWS_TOLD = 64
-"""Rows of a batch that it names."""
+"""Rows of a batch that the message lists."""
 LOOK_EVERY = 16
-"""Steps of an epoch from one look at the gradient's norm to the next, where nothing needs it: each
-look costs a small network a sixth of a step. A gradient that is no number in between shows in the
-loss of the next step, or in the weights before they are saved."""
+"""Steps of an epoch between two checks of the gradient's norm, if nothing needs it: each check
+costs a small network a sixth of a step. A non-finite gradient in between shows in the loss of the
+next step, or in the weights before they are saved."""
 NOTHING_LEARNS = (
     "model.target {}: what it returns in training depends on no parameter that learns, so there is "
     "no gradient; look for detach(), no_grad(), .data or NumPy in its forward, and at model.freeze"
@@ -49,34 +49,34 @@ BY_ANOMALY = "debug.anomaly=true shows from which operation"
 
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What layers that are safe in it compute in, by `train.precision`."""
+"""Dtype of layers that are safe in it, by `train.precision`."""
 
 
 class Stepped(NamedTuple):
-    """What one step saw."""
+    """The figures of one step."""
 
     loss: float
-    """The mean over the window; of several ranks, what this one adds to their average."""
+    """The mean over the window; with several ranks, this one's contribution to their average."""
     weight: float
-    """What that mean weighs beside those of other ranks and other steps; of a sum of losses, what
-    the first one's does."""
+    """The weight of that mean among those of other ranks and steps; for a sum of losses, the weight
+    of the first one's mean."""
     gradient_norm: float | None
-    """Before clipping; None where nothing looked at it."""
+    """Before clipping; None if it was not computed."""
     learning_rate: float
-    """The peak's share at this step, before the factors of groups."""
+    """The learning rate of this step, before the factors of groups."""
 
 
 class Stepper:
-    """Moves a model by one window after another.
+    """Updates a model by one window after another.
 
     Args:
-        model: what is trained, in training mode.
-        optimizer: of its parameters.
+        model: the model, in training mode.
+        optimizer: the optimizer of its parameters.
         recipe: the run.
-        loss: what is minimised.
+        loss: the objective.
         epoch_steps: steps of one epoch.
-        average: follows every step.
-        replica: of the model, where other processes train it too.
+        average: weight average, updated after every step.
+        replica: the model's replica, if other processes train it too.
 
     Raises:
         RecipeError: the model's device cannot train in this precision.
@@ -103,19 +103,19 @@ class Stepper:
         self._precision = AUTOCAST[recipe.train.precision]
         self._scaler = _scaler(recipe.train.precision, self._device.type)
         self._norms: collections.deque[float] = collections.deque(maxlen=NORMS_TOLD)
-        # Ranks that have shares of the weights must all find the same, in the same step.
+        # Ranks with shards of the weights must all find the same, in the same step.
         clips, shared = recipe.optim.clip is not None, self.replica.is_sharded
         self._looks_always = clips or shared or self._scaler.is_enabled()
         self._last: tuple[Places, int, float] | None = None
         """Rows, number and learning rate of the step before."""
 
     def step(self, window: Sequence[TrainingBatch], step: int, rate_factor: float) -> Stepped:
-        """Moves the weights once.
+        """Updates the weights once.
 
         Args:
             window: the batches of this step, in the host's memory.
             step: its number in the run, from 0.
-            rate_factor: what `schedule.plateau` has made of the learning rate.
+            rate_factor: factor of `schedule.plateau` on the learning rate.
 
         Raises:
             DivergedError: the loss is no longer a number.
@@ -153,10 +153,10 @@ class Stepper:
         return Stepped(loss, weight, norm, rate)
 
     def check_weights(self) -> None:
-        """Sees to it that nothing is evaluated or saved which the last step has lost.
+        """Checks that the last step left finite weights, before they are evaluated or saved.
 
         Raises:
-            DivergedError: the weights are no numbers.
+            DivergedError: a weight is not finite.
         """
         if self._last is None or self._looks_always:
             return
@@ -166,12 +166,12 @@ class Stepper:
             raise self._diverged(lost, *self._last, BY_ANOMALY)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it, of the average and of the device's random numbers."""
+        """Returns the state of the scaler, the average and the device's random numbers."""
         random = random_state(self._device)
         return {"scaler": self._scaler.state_dict(), **random, **self._average.state()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         self._scaler.load_state_dict(saved["scaler"])
         restore_random_state(self._device, saved)
         self._average.restore(saved)
@@ -183,7 +183,7 @@ class Stepper:
         step: int,
         rate: float,
     ) -> float:
-        """Leaves the gradient of the step's mean loss in the parameters, and returns the loss."""
+        """Sets the parameters' gradients to those of the step's mean loss, and returns the loss."""
         for parameter in self._parameters:
             parameter.grad = None
         losses: list[Tensor] = []
@@ -191,7 +191,7 @@ class Stepper:
             with self.replica.held_back(last=batch is window[-1], counts=batch.counts):
                 try:
                     loss = self._forward(self.replica.run, batch, step, share)
-                except Exception as error:  # the model is the user's: it may raise anything
+                except Exception as error:  # the user's model may raise any exception
                     self._tell(error, step)
                 losses.append(loss)
                 if not loss.requires_grad:
@@ -199,17 +199,17 @@ class Stepper:
                 part = self._scaler.scale(loss)
                 try:
                     part.backward()  # type: ignore[no-untyped-call]
-                except Exception as error:  # so may a backward pass of its own
+                except Exception as error:  # and so may its own backward pass
                     if not (torch.is_anomaly_enabled() and isinstance(error, RuntimeError)):
                         self._tell(error, step)
                     self._values(losses, window, step, rate)
                     lost = "a gradient is no number"
                     raise self._diverged(lost, batch.rows, step, rate, str(error)) from error
-        # A device that is asked for a number is waited for, so it is asked when all work is given.
+        # Reading a number waits for the device, so it comes after all work is submitted.
         return sum(self._values(losses, window, step, rate))
 
     def _tell(self, error: Exception, step: int) -> NoReturn:
-        """Raises what the network's code raised, in words; what is not the code's as it is."""
+        """Raises a user-code error with its location; re-raises other errors unchanged."""
         lost = self.replica.ranks.world > 1 and isinstance(error, RuntimeError)
         ours = isinstance(error, TrainingError) or is_of_memory(error)
         if lost or ours or type(error).__module__.startswith("torch._dynamo"):
@@ -220,7 +220,7 @@ class Stepper:
     def _values(
         self, losses: Sequence[Tensor], window: Sequence[TrainingBatch], step: int, rate: float
     ) -> list[float]:
-        """The losses as numbers, which all must be."""
+        """Returns the losses as numbers, and checks that all are finite."""
         values = [loss.item() for loss in losses]
         if all(map(math.isfinite, values)):
             return values
@@ -241,7 +241,7 @@ class Stepper:
         step: int,
         shares: Weights | None = None,
     ) -> Tensor:
-        """What is minimised over a batch; see `Objective.of`."""
+        """Returns the objective over a batch; see `Objective.of`."""
         batch = batch.on(self._device)
         told = self._told(batch.labels, step)
         if self._precision is torch.float32:
@@ -252,12 +252,12 @@ class Stepper:
         return self._loss.of(outputs, batch.every_labels(), shares)
 
     def _shares(self, window: Sequence[TrainingBatch]) -> tuple[list[Weights | None], float]:
-        """How much of the labels of a step each batch has, and what the step's mean weighs.
+        """Returns each batch's share of a step's labels, and the weight of the step's mean.
 
-        Processes average their gradients, so the shares of all of them add up to how many they are.
+        Processes average their gradients, so the shares of all of them add up to their number.
         """
         ranks = self.replica.ranks
-        if len(window) == ranks.world == 1:  # of a small network, sums are a thirtieth of a step
+        if len(window) == ranks.world == 1:  # sums take a thirtieth of a small network's step
             (batch,) = window
             labels = batch.every_labels()
             return [None], self._loss.first_weight(labels) if batch.counts else 0.0
@@ -274,7 +274,7 @@ class Stepper:
         return shares, float(total[0]) / ranks.world
 
     def _told(self, labels: Tensor, step: int) -> dict[str, Any]:
-        """What a model that writes sequences is given in training, beside its inputs."""
+        """Returns the training-only arguments of a sequence model, in addition to its inputs."""
         forcing = self._recipe.train.teacher_forcing
         if forcing is None:
             return {}
@@ -284,7 +284,7 @@ class Stepper:
     def _checked(
         self, norm: float, window: Sequence[TrainingBatch], step: int, rate: float
     ) -> float:
-        """A gradient that is no number must not reach the weights; a scaler leaves it out."""
+        """Keeps a non-finite gradient from the weights; a scaler skips such a step."""
         if math.isfinite(norm):
             return norm
         if self._scaler.is_enabled():
@@ -293,7 +293,7 @@ class Stepper:
         raise self._diverged(lost, _rows_of(window), step, rate, BY_ANOMALY)
 
     def _largest_gradients(self) -> list[tuple[str, float]]:
-        """Names of parameters with the norms of their gradients; what is no number comes first."""
+        """Returns the largest gradient norms by parameter; those that are NaN come first."""
         if self.replica.is_sharded:  # all ranks would have to sum up their shares
             return []
         parameters = named_parameters(self._model).items()
@@ -317,7 +317,7 @@ class Stepper:
         )
 
     def _what_to_do(self, step: int) -> str:
-        """What may be the cause: not the learning rate, where no step was taken."""
+        """Returns likely causes: not the learning rate, if no step was taken."""
         optim = self._recipe.optim
         if step > 0 or self._last is not None or optim.lbfgs is not None:
             return (
@@ -339,7 +339,7 @@ class Stepper:
 
 
 def _scaler(precision: str, device: str) -> torch.amp.GradScaler:
-    """Keeps small gradients of FP16 above 0; it does nothing in other precisions."""
+    """Returns a scaler that keeps small FP16 gradients above 0; disabled in other precisions."""
     if precision == "fp16" and device == "cpu":
         raise RecipeError(
             "train.precision fp16 needs a GPU, and the model is on the CPU, where torch is slower "
@@ -349,10 +349,10 @@ def _scaler(precision: str, device: str) -> torch.amp.GradScaler:
 
 
 def clip_gradient(parameters: Sequence[nn.Parameter], clip: ClipPart | None) -> float:
-    """Limits the gradient in place.
+    """Clips the gradient in place.
 
     Returns:
-        Its norm before.
+        Its norm before clipping.
     """
     found = [_numbers_of(p) for p in parameters if p.grad is not None]
     norm = _total_norm(found)
@@ -371,7 +371,7 @@ def clip_gradient(parameters: Sequence[nn.Parameter], clip: ClipPart | None) -> 
 
 
 def _numbers_of(parameter: nn.Parameter) -> Tensor:
-    """Those of a gradient that may not be 0; changed in place, they change it."""
+    """Returns the stored values of a gradient; changing them in place changes the gradient."""
     gradient = parameter.grad
     assert gradient is not None, "it has one"
     if not gradient.is_sparse:
@@ -381,15 +381,15 @@ def _numbers_of(parameter: nn.Parameter) -> Tensor:
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """The norm of the whole gradient."""
+    """Returns the norm of the whole gradient."""
     return clip_gradient(parameters, None)
 
 
 def _total_norm(gradients: list[Tensor]) -> Tensor:
-    """What `torch.nn.utils.get_total_norm` gives, bit for bit, in a third of its time.
+    """Returns the result of `torch.nn.utils.get_total_norm`, bit for bit, in a third of its time.
 
-    That one sorts gradients by device and type first, which for a small network takes longer than
-    the norm.
+    That function first sorts gradients by device and type, which for a small network takes longer
+    than the norm.
     """
     if not _alike(gradients):
         return nn.utils.get_total_norm(gradients)
@@ -398,12 +398,12 @@ def _total_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _number(norm: Tensor) -> float:
-    # Of shares of a tensor, the norm of the whole.
+    # For shards of a tensor, the norm of the whole.
     return float(whole_tensors(norm).item())
 
 
 def _alike(gradients: Sequence[Tensor]) -> bool:
-    """Whether they are plain tensors of one device and type."""
+    """Returns True if they are plain tensors of one device and type."""
     return len({(type(g), g.device, g.dtype) for g in gradients}) == 1 and (
         type(gradients[0]) is Tensor
     )

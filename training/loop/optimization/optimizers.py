@@ -1,6 +1,6 @@
-"""Makes the optimizer of a recipe: which parameters it moves, and how fast each.
+"""Makes the optimizer of a recipe: its parameters, and the learning rate of each.
 
-In: a model and the recipe's `optim`. Out: an optimizer of torch, each of whose groups has a
+In: a model and the recipe's `optim`. Out: a torch optimizer, each of whose groups has a
 `lr_scale` beside torch's own keys: its factor on the learning rate of the schedule.
 """
 
@@ -21,21 +21,21 @@ NORMS = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
-"""Layers whose parameters `norm` in `no_decay` names."""
+"""Layers whose parameters the keyword `norm` in `no_decay` selects."""
 KEYWORDS = ("bias", "norm")
-"""Words of `no_decay` that are no patterns."""
+"""Keywords of `no_decay`, which are not patterns."""
 
 
 def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer:
-    """The optimizer of all parameters that are not frozen.
+    """Returns the optimizer of all parameters that are not frozen.
 
     Args:
-        model: what is trained.
-        optim: the recipe's.
+        model: the model to train.
+        optim: the recipe's part.
 
     Raises:
-        RecipeError: a pattern fits no parameter, nothing is left to train, or the optimizer cannot
-            take a parameter and there is no `rest` for it.
+        RecipeError: a pattern matches no parameter, nothing is left to train, or the optimizer
+            does not support a parameter and there is no `rest` for it.
     """
     trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
     if not trained:
@@ -53,7 +53,7 @@ def build_optimizer(model: nn.Module, optim: OptimPart) -> torch.optim.Optimizer
     assert optim.rest is not None, "else they were refused"
     rest = optim.model_copy(update={optim.choice: None, "adamw": optim.rest})
     others = parameter_groups(model, rest, left)
-    for group in others:  # the schedule's rate is that of the chosen one
+    for group in others:  # the schedule's rate is that of the chosen optimizer
         group["lr_scale"] *= optim.rest.lr / optim.chosen.lr
     return JoinedOptimizer(_made(optim, parameter_groups(model, optim, taken)), _made(rest, others))
 
@@ -68,15 +68,15 @@ def _made(optim: OptimPart, groups: list[dict[str, Any]]) -> torch.optim.Optimiz
 def parameter_groups(
     model: nn.Module, optim: OptimPart, names: Collection[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Groups of parameters that move alike, in the order in which the model has them.
+    """Returns groups of parameters with equal settings, in the order of the model.
 
     Args:
-        model: what is trained.
-        optim: the recipe's; not `lbfgs`, which has one group.
-        names: of parameters that it moves; None for all.
+        model: the model to train.
+        optim: the recipe's part; not `lbfgs`, which has one group.
+        names: names of the parameters; None for all.
 
     Raises:
-        RecipeError: a pattern fits no parameter.
+        RecipeError: a pattern matches no parameter.
     """
     parameters = named_parameters(model)
     spared = _spared(model, optim, parameters)
@@ -103,13 +103,13 @@ def parameter_groups(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Gives each group its share of the rate."""
+    """Sets the rate of each group: the rate times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_scale"]
 
 
 def _spared(model: nn.Module, optim: OptimPart, names: dict[str, nn.Parameter]) -> set[str]:
-    """Names of parameters without weight decay."""
+    """Returns names of parameters without weight decay."""
     in_norms = {
         id(p)
         for layer in model.modules()
@@ -127,7 +127,7 @@ def _spared(model: nn.Module, optim: OptimPart, names: dict[str, nn.Parameter]) 
 
 
 def _layer_scales(model: nn.Module, layer_decay: float | None) -> dict[str, float]:
-    """Factors by parameter; a layer begins with each matrix or kernel, and owns what follows it."""
+    """Returns factors by parameter; a layer starts at each matrix or kernel."""
     names = named_parameters(model)
     if layer_decay is None:
         return dict.fromkeys(names, 1.0)
@@ -145,10 +145,10 @@ def _layer_scales(model: nn.Module, layer_decay: float | None) -> dict[str, floa
 def _taken(
     model: nn.Module, trained: Mapping[str, nn.Parameter], optim: OptimPart
 ) -> Collection[str]:
-    """Names of the parameters that the chosen optimizer takes.
+    """Returns names of the parameters that the chosen optimizer supports.
 
     Raises:
-        RecipeError: it takes none of them, or not all and there is nothing for the rest.
+        RecipeError: it supports none of them, or not all and there is no `rest`.
     """
     sparse = _sparse_embeddings(model, trained)
     if optim.sparse_adam is not None:
@@ -178,7 +178,7 @@ def _taken(
 
 
 def _sparse_embeddings(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> list[str]:
-    """Names of what is read by sparse embeddings only, so that its gradient is sparse."""
+    """Returns names of parameters that only sparse embeddings read: their gradients are sparse."""
     owners: dict[int, set[bool]] = {}
     for module in model.modules():
         sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse

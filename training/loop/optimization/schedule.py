@@ -1,7 +1,7 @@
-"""What changes from step to step: the learning rate, and how often a decoder is told the answer.
+"""Schedules over the steps of a run: the learning rate, and the share of teacher forcing.
 
-Pure: a step number goes in, so resuming needs no state. A schedule that waits for the metric has
-its factor in the train state (see `training.loop.train_state`).
+Pure: functions of the step number, so resuming needs no state. The factor of a schedule that waits
+for the metric is in the train state (see `training.loop.train_state`).
 """
 
 import math
@@ -13,15 +13,15 @@ from training.recipe.recipe import TeacherForcing
 def learning_rate_factor(
     step: int, total_steps: int, schedule: SchedulePart, epoch_steps: int = 1
 ) -> float:
-    """The factor on the peak learning rate at one step.
+    """Returns the factor on the peak learning rate at one step.
 
-    It climbs linearly over the first `warmup_share` of all steps, reaches 1, and then follows the
-    schedule: half a cosine, for one, reaches `final_lr_share` at the last step.
+    It rises linearly to 1 over the first `warmup_share` of all steps, and then follows the
+    schedule: a half cosine, for example, reaches `final_lr_share` at the last step.
 
     Args:
         step: from 0 to `total_steps` - 1.
         total_steps: steps of the whole run.
-        schedule: the recipe's.
+        schedule: the recipe's part.
         epoch_steps: steps of one epoch.
 
     Returns:
@@ -48,12 +48,12 @@ def learning_rate_factor(
 
 
 def teacher_forcing_share(step: int, total_steps: int, forcing: TeacherForcing) -> float:
-    """The share of symbols that a decoder is told at one step, 0 to 1.
+    """Returns the share of symbols that a decoder gets from the labels at one step, 0 to 1.
 
     Args:
         step: from 0 to `total_steps` - 1.
         total_steps: steps of the whole run.
-        forcing: the recipe's.
+        forcing: the recipe's part.
     """
     progress = step / max(total_steps - 1, 1)
     return forcing.first + (forcing.last - forcing.first) * progress
@@ -64,7 +64,7 @@ def _half_cosine(first: float, last: float, progress: float) -> float:
 
 
 def _one_cycle(step: int, total_steps: int, part: OneCycle) -> float:
-    """Half a cosine up and another one down, as `OneCycleLR` of torch."""
+    """Rises and falls by half a cosine each, as torch's `OneCycleLR`."""
     peak = part.climb_share * total_steps - 1
     if step <= peak:
         return _half_cosine(part.first_lr_share, 1.0, step / peak if peak > 0 else 1.0)

@@ -1,7 +1,7 @@
 """A moving average of the weights, which is often better than the weights themselves.
 
 In: a model, after every step. Out: the model that is evaluated, saved and published: the average,
-or the model itself where the recipe wants none. Norms' statistics are averaged with the weights.
+or the model itself if the recipe wants none. Norms' statistics are averaged with the weights.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ class WeightAverage:
     """The average of one model's weights.
 
     Args:
-        model: what is trained.
-        share: what each step keeps of the average; None for no average.
+        model: the model that is trained.
+        share: the share of the average that each step keeps; None for no average.
     """
 
     def __init__(self, model: nn.Module, share: float | None) -> None:
@@ -32,19 +32,19 @@ class WeightAverage:
         return self._model if self._average is None else self._average.module
 
     def update(self) -> None:
-        """Follows the model by one step."""
+        """Updates the average after one step of the model."""
         if self._average is not None:
             self._average.update_parameters(self._model)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights that are evaluated."""
+        """Returns the state that a checkpoint needs beside the evaluated weights."""
         if self._average is None:
             return {}
         averaged = self._average.n_averaged
         return {"trained_weights": self._model.state_dict(), "averaged_steps": averaged}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from a `state`, behind the weights that were evaluated."""
+        """Restores a `state`, after the evaluated weights were loaded."""
         if self._average is not None:
             self._model.load_state_dict(saved["trained_weights"])
             self._average.n_averaged.copy_(saved["averaged_steps"])

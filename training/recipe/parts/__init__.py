@@ -1,1 +1,1 @@
-"""The parts of a recipe, one file a key or two: pure rules, no I/O."""
+"""The parts of a recipe, one or two keys per file: pure rules, no I/O."""

@@ -1,6 +1,6 @@
-"""`export: auto` of a recipe: what may be tried, and for how long. Pure rules.
+"""`export: auto` of a recipe: the artifacts that may be tried, and the time budget. Pure rules.
 
-In: `export` as it stands in a recipe: a list of entries, `auto`, or `{auto: {budget_s: 900}}`. Out:
+In: `export` as written in a recipe: a list of entries, `auto`, or `{auto: {budget_s: 900}}`. Out:
 the entries, or an `AutoPart` with every default filled in.
 """
 
@@ -24,58 +24,58 @@ AutoPrecision = Literal["fp32", "bf16", "fp16", "int8"]
 
 
 class AutoTolerances(RecipePart):
-    """What artifacts must keep to be published, by precision."""
+    """Tolerances that artifacts must meet to be published, by precision."""
 
     fp32: Fp32Tolerance = Fp32Tolerance()
-    """Of those that compute in FP32. Widen it for outputs much larger than 1 to 10."""
+    """For artifacts that compute in FP32. Widen it for outputs much larger than 1 to 10."""
     bf16: Bf16Tolerance = Bf16Tolerance()
-    """Of those that compute in bfloat16. Change it knowing what a changed answer costs."""
+    """For artifacts that compute in bfloat16. Change it only if you know the cost of errors."""
     fp16: Fp16Tolerance = Fp16Tolerance()
-    """Of those that compute in FP16, on GPUs. Change it knowing what a changed answer costs."""
+    """For FP16 artifacts, on GPUs. Change it only if you know the cost of errors."""
     int8: Int8Tolerance = Int8Tolerance()
-    """Of quantized ones. Change it knowing what a changed answer costs."""
+    """For quantized artifacts. Change it only if you know the cost of errors."""
 
 
 class AutoExport(RecipePart):
-    """Tries what suits the model and the machine, and publishes what is worth it."""
+    """Tries artifacts that suit the model and the machine, and publishes those worth serving."""
 
     budget_s: float = Field(default=900.0, gt=0)
-    """Seconds for making and proving them all; what has the best prospects comes first. Raise it
-    for large models, whose attempts take longer; lower it where a run must end soon. The first
-    attempt may take as long as `export_limits` says."""
+    """Seconds for making and verifying all artifacts, the most promising first. Raise it for large
+    models, whose attempts take longer; lower it where a run must end soon. The first attempt may
+    take up to `export_limits`."""
     kinds: tuple[ArtifactKind, ...] = Field(
         default=("onnx", "openvino", "aoti", "pt2"), min_length=1
     )
-    """Kinds that may be tried. Drop those that no host of yours serves; add `torchscript` for hosts
-    that take nothing else."""
+    """Kinds that may be tried. Drop those that none of your hosts serves; add `torchscript` for
+    hosts that accept no other kind."""
     precisions: tuple[AutoPrecision, ...] = Field(
         default=("fp32", "bf16", "fp16", "int8"), min_length=1
     )
-    """Precisions that may be tried, beside ONNX in FP32, to which others are compared. Drop those
-    whose answers you do not want."""
+    """Precisions that may be tried, beside ONNX in FP32, which is the baseline. Drop precisions
+    whose answers you do not accept."""
     calibration_rows: int = Field(default=512, ge=1)
-    """Training rows that show the range of every activation. Raise it when the agreement of
+    """Training rows that measure the range of every activation. Raise it when the agreement of
     quantized artifacts is low."""
     tolerance: AutoTolerances = AutoTolerances()
-    """What artifacts must keep to be published. Change it knowing what a changed answer costs."""
+    """Tolerances for publishing. Change it only if you know the cost of a changed answer."""
 
 
 class AutoPart(RecipePart):
     """The mapping `{auto: ...}`."""
 
     auto: AutoExport
-    """What may be tried, and for how long. Change it where the defaults take too long, or try what
-    you do not serve."""
+    """The artifacts that may be tried, and the budget. Change it if the defaults take too long, or
+    try artifacts that you do not serve."""
 
 
 _ENTRIES: TypeAdapter[tuple[Export, ...]] = TypeAdapter(tuple[Export, ...])
 
 
 def _choice(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[Export, ...] | AutoPart:
-    """Reads either form.
+    """Validates either form.
 
-    Which one is meant is clear from the value, so that no error speaks of the other one, as
-    pydantic's own of a union would.
+    The value itself decides which form applies, so that an error never mentions the other one, as
+    pydantic's own union errors would.
     """
     if value == AUTO:
         return AutoPart(auto=AutoExport())

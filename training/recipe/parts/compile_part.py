@@ -1,4 +1,4 @@
-"""The part of a recipe that says whether training compiles the network. Pure."""
+"""The recipe keys that control `torch.compile` in training. Pure."""
 
 from typing import TYPE_CHECKING
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
 
 
 class CompilePart(RecipePart):
-    """Whether training compiles the network."""
+    """Compilation of the network for training."""
 
     compile: bool = False
-    """Whether torch compiles the network for training (`torch.compile`), once for each shape of a
-    batch; checkpoints, evaluation and exports are those of the network itself. It takes half a
-    minute or more at the start, and a C++ compiler, or Triton on a GPU. Set it when there are many
-    steps, and a trial of some epochs is faster with it; small networks on a CPU are not."""
+    """True if torch compiles the network for training (`torch.compile`), once for each batch shape;
+    checkpoints, evaluation and exports use the uncompiled network. Compiling takes half a minute or
+    more at the start, and needs a C++ compiler, or Triton on a GPU. Set it for long runs if a trial
+    of some epochs is faster with it; small networks on a CPU are not."""
 
 
 def check_compile(recipe: "Recipe") -> None:
-    """What a compiled network cannot do.
+    """Rejects recipe keys that a compiled network does not support.
 
     Raises:
-        ValueError: the recipe asks for it.
+        ValueError: the recipe combines such a key with `train.compile`.
     """
     if not recipe.train.compile:
         return

@@ -1,8 +1,8 @@
-"""The parts of a recipe that make a trained network smaller: pruning, and training for 8 bits.
+"""The parts of a recipe that shrink a trained network: pruning and quantization-aware training.
 
-Pure rules. Both are phases of their own behind the ordinary training: pruning changes the
-checkpoint, training for 8 bits leaves it as it is and yields a second file of weights. Pruning may
-also happen within the training.
+Pure rules. Both are separate phases after the ordinary training: pruning changes the checkpoint;
+quantization-aware training leaves it unchanged and yields a second weights file. Pruning may also
+happen within the training.
 """
 
 from collections.abc import Mapping
@@ -17,28 +17,28 @@ MOMENT = r"^([0-9]+(\.[0-9]+)?%|[0-9]+ epochs?|[0-9]+ steps?)$"
 
 
 class PrunePart(RecipePart):
-    """Takes away the smallest weights of the network, and trains what is left."""
+    """Removes the smallest weights of the network, and trains the remaining ones."""
 
     amount: float = Field(gt=0, lt=1)
-    """Share of each layer to take away: of its weights, or of its channels where `structured`.
-    Raise it until accuracy falls."""
+    """Share of each layer to remove: of its weights, or of its channels if `structured`. Raise it
+    until accuracy falls."""
     structured: bool = False
-    """Whether whole channels go, and the layers really become smaller: that makes every artifact
-    smaller and faster. Without it single weights become 0: the file packs better, and nothing
-    runs faster."""
+    """True to remove whole channels, so that layers become smaller: every artifact is then smaller
+    and faster. False sets single weights to 0: the file compresses better, and nothing runs
+    faster."""
     layers: tuple[str, ...] = Field(default=("*",), min_length=1)
-    """Patterns of names of layers, such as `features.*`, or of their types, such as `Conv2d`.
-    Narrow it to spare layers that accuracy depends on."""
+    """Patterns of layer names, such as `features.*`, or of layer types, such as `Conv2d`. Narrow it
+    to spare layers that accuracy depends on."""
     at: Annotated[str, Field(pattern=MOMENT)] | None = None
-    """When in the training single weights go: behind `60%` of its steps, `12 epochs` or `500
-    steps`; the rest of the training makes up for it. null takes them from the trained network. Give
-    it to train once, at full learning rates, and not to tune afterwards."""
+    """Moment of the training at which single weights are removed: after `60%` of its steps, `12
+    epochs` or `500 steps`; the rest of the training recovers accuracy. null prunes the trained
+    network. Give it to train once, at full learning rates, without fine-tuning afterwards."""
     fine_tune_epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Passes over the training rows, behind the training, that make up for what was taken: 5 unless
-    told, none with `at`. Raise it while the validation metric still climbs."""
+    """Passes over the training rows after pruning, to recover accuracy: default 5, none with `at`.
+    Raise it while the validation metric still improves."""
     lr_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Peak learning rate of these epochs, as a share of the training's: 0.1 unless told. Raise it
-    when much was taken."""
+    """Peak learning rate of these epochs, as a share of the training's: default 0.1. Raise it when
+    much was pruned."""
 
     @model_validator(mode="before")
     @classmethod
@@ -68,20 +68,20 @@ class PrunePart(RecipePart):
 
     @property
     def fine_tuning(self) -> tuple[int, float]:
-        """Epochs and share of the learning rate of the training behind it; not with `at`."""
+        """Epochs and learning rate share of the fine-tuning after pruning; not with `at`."""
         assert self.fine_tune_epochs is not None, "without `at` there are some"
         assert self.lr_share is not None, "without `at` there is one"
         return self.fine_tune_epochs, self.lr_share
 
     def first_step(self, epochs: int, epoch_steps: int) -> int | None:
-        """The step of the training, from 0, that is the first with fewer weights.
+        """Returns the first step of the training, counted from 0, with pruned weights.
 
         Args:
-            epochs: of the training.
-            epoch_steps: steps of each.
+            epochs: number of epochs of the training.
+            epoch_steps: steps per epoch.
 
         Returns:
-            None, if they go behind the training.
+            None if pruning follows the training.
         """
         if self.at is None:
             return None
@@ -95,7 +95,7 @@ class QatPart(RecipePart):
     """Fine-tunes with weights and activations rounded to 8 bits, for entries of `method: qat`."""
 
     epochs: int = Field(default=3, ge=1, le=100_000)
-    """Passes over the training rows. Raise it while the validation metric still climbs."""
+    """Passes over the training rows. Raise it while the validation metric still improves."""
     lr_share: float = Field(default=0.01, gt=0, le=1)
-    """Peak learning rate of these epochs, as a share of the training's. Raise it when quantizing
+    """Peak learning rate of these epochs, as a share of the training's. Raise it when quantization
     costs much accuracy; lower it when agreement with the checkpoint matters more."""

@@ -1,4 +1,4 @@
-"""The parts of a recipe that show what happens in training. Pure; they change no weight."""
+"""The parts of a recipe for diagnosing training. Pure; they change no weights."""
 
 from pydantic import Field
 
@@ -6,26 +6,26 @@ from training.recipe.parts.recipe_part import RecipePart
 
 
 class DebugPart(RecipePart):
-    """What is looked at in every step. It costs time."""
+    """Diagnostics of every step. They slow down training."""
 
     anomaly: bool = False
-    """Whether torch says which operation of forward made a gradient that is no number. Set it when
-    a run diverges for no reason you see; steps take several times as long."""
+    """True if torch reports the forward operation behind a NaN gradient. Set it when a run diverges
+    for no visible reason; steps take several times as long."""
     gradients: tuple[str, ...] = ()
-    """Patterns of names of parameters, such as `head.*`, whose gradients' norms are tracked, and
+    """Patterns of parameter names, such as `head.*`, whose gradient norms are tracked, with
     histograms in TensorBoard. Give it when a layer does not learn."""
     activations: tuple[str, ...] = ()
-    """Patterns of names of layers, such as `blocks.*`, whose outputs' sizes are tracked, and
-    histograms in TensorBoard. Give it when signals vanish or explode."""
+    """Patterns of layer names, such as `blocks.*`, whose output magnitudes are tracked, with
+    histograms in TensorBoard. Give it when activations vanish or explode."""
     backward: tuple[str, ...] = ()
-    """Patterns of names of layers whose outputs' gradients are tracked in the same way, as they
-    come back through the network. Give it to see where gradients vanish or explode."""
+    """Patterns of layer names whose output gradients are tracked in the same way in the backward
+    pass. Give it to see where gradients vanish or explode."""
 
 
 class ProfilePart(RecipePart):
-    """Which steps are profiled, once, from the start of the process."""
+    """Steps to profile, once, counted from the start of the process."""
 
     wait: int = Field(default=5, ge=0)
-    """Steps that are let pass first. Raise it when the first ones are not like the others."""
+    """Steps to skip first. Raise it when the first ones are not representative."""
     active: int = Field(default=3, ge=1, le=1000)
-    """Steps that are recorded. Raise it when they differ; the file grows with them."""
+    """Steps to record. Raise it when they differ; the file grows with them."""

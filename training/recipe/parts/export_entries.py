@@ -1,6 +1,6 @@
-"""The entries of a recipe's `export` list: which artifacts to make, and what each must keep.
+"""The entries of a recipe's `export` list: the artifacts to make and their tolerances.
 
-Pure rules. Each entry knows the name and the file of its artifact, so one recipe makes at most
+Pure rules. Each entry determines the name and the file of its artifact, so one recipe makes at most
 one of each.
 """
 
@@ -19,7 +19,7 @@ SUFFIXES: dict[ArtifactKind, str] = {
     "aoti": "aoti.pt2",
     "openvino": "xml",
 }
-"""How the file of each kind ends."""
+"""File suffix of each kind."""
 PRECISIONS: dict[ArtifactKind, tuple[Precision, ...]] = {
     "torchscript": ("fp32",),
     "onnx": ("fp32", "fp16", "int8"),
@@ -27,7 +27,7 @@ PRECISIONS: dict[ArtifactKind, tuple[Precision, ...]] = {
     "aoti": ("fp32", "bf16", "int8"),
     "openvino": ("fp32", "bf16", "int8"),
 }
-"""What each kind may compute in."""
+"""Precisions that each kind supports."""
 
 
 KIND = Field(description="Which kind of artifact this entry makes.")
@@ -113,7 +113,7 @@ Cosine = Annotated[
 
 
 class Fp32Tolerance(RecipePart):
-    """How far an artifact that computes in FP32 may lie from the checkpoint."""
+    """Limits on the deviation of an FP32 artifact from the checkpoint."""
 
     max_abs_difference: Difference = 1e-4
     min_agreement: Agreement = 0.999
@@ -125,7 +125,7 @@ class Fp32Tolerance(RecipePart):
 
 
 class Bf16Tolerance(RecipePart):
-    """How far an artifact that computes in bfloat16 may lie from the checkpoint."""
+    """Limits on the deviation of a bfloat16 artifact from the checkpoint."""
 
     max_abs_difference: Difference = 0.2
     min_agreement: Agreement = 0.98
@@ -137,7 +137,7 @@ class Bf16Tolerance(RecipePart):
 
 
 class Fp16Tolerance(RecipePart):
-    """How far an artifact that computes in FP16 may lie from the checkpoint."""
+    """Limits on the deviation of an FP16 artifact from the checkpoint."""
 
     max_abs_difference: Difference = 0.05
     min_agreement: Agreement = 0.98
@@ -149,7 +149,7 @@ class Fp16Tolerance(RecipePart):
 
 
 class Int8Tolerance(RecipePart):
-    """How far a quantized artifact may lie from the checkpoint: agreement means most here."""
+    """Limits on the deviation of a quantized artifact from the checkpoint, mainly agreement."""
 
     max_abs_difference: Difference = 0.5
     min_agreement: Agreement = 0.98
@@ -161,9 +161,9 @@ class Int8Tolerance(RecipePart):
 
 
 class QatTolerance(RecipePart):
-    """How far an artifact that was trained for 8 bits may lie from the checkpoint.
+    """Limits on the deviation of an artifact of quantization-aware training from the checkpoint.
 
-    Its weights moved on, so outputs lie farther away than those of `static`; the answers must not.
+    Its weights were trained further, so outputs deviate more than with `static`; answers must not.
     """
 
     max_abs_difference: Difference = 2.0
@@ -176,12 +176,12 @@ class QatTolerance(RecipePart):
 
 
 def _told_by(*keys: str) -> ConfigDict:
-    """The keys that the schema requires, so that an entry fits one kind of entry and no other."""
+    """Makes the schema require these keys, so that an entry matches exactly one entry class."""
     return ConfigDict(json_schema_extra={"required": list(keys)})
 
 
 class ExportEntry(RecipePart):
-    """What all entries have in common."""
+    """Fields common to all entries."""
 
     model_config = _told_by("kind")
 
@@ -190,18 +190,18 @@ class ExportEntry(RecipePart):
 
     @property
     def name(self) -> str:
-        """Of the artifact: `onnx`, `onnx-int8`. A version has one of each at most."""
+        """Name of the artifact: `onnx`, `onnx-int8`. A version has at most one of each."""
         return self.kind if self.precision == "fp32" else f"{self.kind}-{self.precision}"
 
     @property
     def file(self) -> str:
-        """Where the artifact lies in its version: `model.int8.onnx`."""
+        """File of the artifact in its version: `model.int8.onnx`."""
         precision = "" if self.precision == "fp32" else f".{self.precision}"
         return f"model{precision}.{SUFFIXES[self.kind]}"
 
     @property
     def weights_file(self) -> str | None:
-        """Where its weights lie, for a kind that has them in a second file."""
+        """File of the weights, for a kind that stores them separately; otherwise None."""
         return f"{self.file.removesuffix('xml')}bin" if self.kind == "openvino" else None
 
 
@@ -231,7 +231,7 @@ class Fp16Entry(ExportEntry):
 
 
 class Int8Entry(ExportEntry):
-    """An artifact whose weights, and perhaps activations, are 8 bits wide."""
+    """An artifact with 8-bit weights and, depending on the method, 8-bit activations."""
 
     model_config = _told_by("kind", "precision")
 
@@ -240,44 +240,44 @@ class Int8Entry(ExportEntry):
 
 
 class QatEntry(ExportEntry):
-    """An artifact of 8 bits, from weights that learned to be rounded in the recipe's `qat`."""
+    """An 8-bit artifact from the quantization-aware weights of the recipe's `qat`."""
 
     model_config = _told_by("kind", "precision", "method")
 
     precision: Annotated[Literal["int8"], PRECISION] = "int8"
     method: Literal["qat"] = "qat"
-    """Where the 8 bits come from. `qat` has an artifact of its own beside that of the other
-    methods, so that both can be compared."""
+    """Quantization method. `qat` makes a separate artifact beside that of the other methods, so
+    that both can be compared."""
     tolerance: Annotated[QatTolerance, TOLERANCE] = QatTolerance()
 
     @property
     def name(self) -> str:
-        """Of the artifact: `pt2-int8-qat`."""
+        """Name of the artifact: `pt2-int8-qat`."""
         return f"{super().name}-qat"
 
     @property
     def file(self) -> str:
-        """Where the artifact lies in its version: `model.int8-qat.pt2`."""
+        """File of the artifact in its version: `model.int8-qat.pt2`."""
         return super().file.replace(".int8.", ".int8-qat.")
 
 
 class TorchScriptExport(Fp32Entry):
-    """A module as TorchScript, for hosts that only take that. torch has deprecated it."""
+    """A TorchScript module, for hosts that accept no other kind. torch has deprecated it."""
 
     kind: Annotated[Literal["torchscript"], KIND] = "torchscript"
     method: Literal["trace", "script"] = "trace"
-    """How torch reads the model: by running it once, or by compiling its code. Take `script` for
-    control flow that depends on the data, which a trace would freeze."""
+    """Capture of the model: tracing one run, or compiling its code. Take `script` for control flow
+    that depends on the data, which a trace would freeze."""
 
 
 class OnnxExport(Fp32Entry):
-    """A portable graph, by the dynamo exporter."""
+    """An ONNX graph from torch's dynamo exporter."""
 
     kind: Annotated[Literal["onnx"], KIND] = "onnx"
 
 
 class OnnxFp16Export(Fp16Entry):
-    """The ONNX graph computing in FP16, for GPUs; made and proven where there is one."""
+    """The ONNX graph computing in FP16, for GPUs; made and verified on machines with a GPU."""
 
     kind: Annotated[Literal["onnx"], KIND] = "onnx"
 
@@ -287,15 +287,15 @@ class OnnxInt8Export(Int8Entry):
 
     kind: Annotated[Literal["onnx"], KIND] = "onnx"
     method: Literal["static", "dynamic"] = "static"
-    """When the range of an activation is measured: once, on training rows, or anew in every batch.
-    Take `dynamic` for models of matrix products whose activations vary from row to row, as
-    transformers' do; then a row's answer depends a little on the rows it shares a batch with."""
+    """Time at which activation ranges are measured: once, on training rows, or for every batch.
+    Take `dynamic` for models of matrix products whose activations vary from row to row, such as
+    transformers; an answer then depends slightly on the other rows of its batch."""
     calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
     op_types: tuple[Literal["Conv", "Gemm", "LSTM", "MatMul"], ...] = Field(
         default=("Conv", "Gemm", "MatMul"), min_length=1
     )
-    """ONNX operators to quantize. Drop one when it costs accuracy; add LSTM, for `dynamic`, where
-    the model has it. Others are not on offer because they are not worth what they cost."""
+    """ONNX operators to quantize. Drop one when it costs accuracy; add LSTM, for `dynamic`, if the
+    model has it. Quantizing other operators does not pay off, so they are not supported."""
 
     @model_validator(mode="after")
     def _lstm_is_dynamic(self) -> "OnnxInt8Export":
@@ -313,19 +313,19 @@ class OnnxInt8Export(Int8Entry):
 
 
 class Pt2Export(Fp32Entry):
-    """An archive of torch.export, torch's own interchange format."""
+    """A torch.export archive, torch's own interchange format."""
 
     kind: Annotated[Literal["pt2"], KIND] = "pt2"
 
 
 class Pt2Bf16Export(Bf16Entry):
-    """An archive of torch.export, torch's own interchange format, computing in bfloat16."""
+    """A torch.export archive, torch's own interchange format, computing in bfloat16."""
 
     kind: Annotated[Literal["pt2"], KIND] = "pt2"
 
 
 class Pt2Int8Export(Int8Entry):
-    """The archive with weights and activations quantized to 8 bits (pt2e)."""
+    """A torch.export archive with weights and activations quantized to 8 bits (pt2e)."""
 
     kind: Annotated[Literal["pt2"], KIND] = "pt2"
     method: Annotated[Literal["static", "weights"], PT2E_METHOD] = "static"
@@ -333,25 +333,25 @@ class Pt2Int8Export(Int8Entry):
 
 
 class Pt2QatExport(QatEntry):
-    """The archive in 8 bits, from weights that learned to be rounded (pt2e)."""
+    """A torch.export archive in 8 bits from quantization-aware weights (pt2e)."""
 
     kind: Annotated[Literal["pt2"], KIND] = "pt2"
 
 
 class AotiExport(Fp32Entry):
-    """Native code by AOTInductor, for processors that can what this one can."""
+    """Native code by AOTInductor, for CPUs with the instruction set of this machine."""
 
     kind: Annotated[Literal["aoti"], KIND] = "aoti"
 
 
 class AotiBf16Export(Bf16Entry):
-    """Native code by AOTInductor that computes in bfloat16, for processors like this one."""
+    """Native bfloat16 code by AOTInductor, for CPUs with this machine's instruction set."""
 
     kind: Annotated[Literal["aoti"], KIND] = "aoti"
 
 
 class AotiInt8Export(Int8Entry):
-    """The native code with weights and activations quantized to 8 bits (pt2e)."""
+    """Native code by AOTInductor with weights and activations quantized to 8 bits (pt2e)."""
 
     kind: Annotated[Literal["aoti"], KIND] = "aoti"
     method: Annotated[Literal["static", "weights"], PT2E_METHOD] = "static"
@@ -359,7 +359,7 @@ class AotiInt8Export(Int8Entry):
 
 
 class AotiQatExport(QatEntry):
-    """The native code in 8 bits, from weights that learned to be rounded (pt2e)."""
+    """Native code by AOTInductor in 8 bits from quantization-aware weights (pt2e)."""
 
     kind: Annotated[Literal["aoti"], KIND] = "aoti"
 
@@ -381,13 +381,13 @@ class OpenVinoInt8Export(Int8Entry):
 
     kind: Annotated[Literal["openvino"], KIND] = "openvino"
     method: Literal["static", "weights"] = "static"
-    """What becomes 8 bits wide: weights and activations, or `weights` alone, which saves memory
-    and moves the answers less, but saves less time."""
+    """Tensors that become 8 bits wide: weights and activations, or `weights` alone, which saves
+    memory and changes the answers less, but saves less time."""
     calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
 
 
 def _artifact_name(entry: object) -> str | None:
-    """The tag of the union: `onnx` for FP32, `onnx-int8` for other precisions, `pt2-int8-qat`."""
+    """Returns the tag of the union: `onnx` for FP32, `onnx-int8` for others, `pt2-int8-qat`."""
     if not isinstance(entry, dict):
         return entry.name if isinstance(entry, ExportEntry) else None
     kind, precision = entry.get("kind"), entry.get("precision", "fp32")
@@ -398,7 +398,7 @@ def _artifact_name(entry: object) -> str | None:
 
 
 def _of_known_kind(entry: object) -> object:
-    """An entry as it stands, once its kind and its precision are those of an artifact."""
+    """Returns the entry unchanged if its kind and precision exist."""
     if isinstance(entry, ExportEntry):
         return entry
     if not isinstance(entry, dict):

@@ -1,4 +1,4 @@
-"""The parts of a recipe that say which training rows come when, and how they are varied. Pure."""
+"""The parts of a recipe for sampling and augmenting training rows. Pure."""
 
 from typing import Annotated, Literal
 
@@ -12,49 +12,49 @@ SamplerName = Literal["plain", "balanced", "weighted", "bucketed"]
 
 
 class PlainSampler(RecipePart):
-    """Every row once, in an order of its own each epoch."""
+    """Every row once, shuffled anew each epoch."""
 
 
 class BalancedSampler(RecipePart):
-    """As many rows as there are, drawn with replacement, each class as often as the others."""
+    """As many draws as there are rows, with replacement, all classes equally often."""
 
 
 class WeightedSampler(RecipePart):
-    """As many rows as there are, drawn with replacement, each as often as its weight says."""
+    """As many draws as there are rows, with replacement, in proportion to the rows' weights."""
 
     target: str
     """`path/file.py:Name` or `package.module:Name`: a function `f(inputs, labels, **args)` of all
-    training rows that returns their weights, [rows], 0 or more. Change it to see other rows more
+    training rows that returns their weights, [rows], 0 or more. Change it to draw other rows more
     often."""
     args: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the target."""
 
 
 class BucketedSampler(RecipePart):
-    """Every row once; rows of like length share a batch, which is padded to its longest only."""
+    """Every row once; rows of similar length share a batch, padded only to its longest row."""
 
     window: int = Field(default=50, ge=2, le=100_000)
-    """Batches whose rows are sorted by length together. Raise it to save more padding; lower it
-    where the order must be more random."""
+    """Number of batches whose rows are sorted by length together. Raise it to save more padding;
+    lower it if the order must be more random."""
 
 
 class SamplerPart(OneOf):
-    """Which training rows come, and in which order."""
+    """Selection and order of the training rows."""
 
     choices = ("plain", "balanced", "weighted", "bucketed")
 
     plain: PlainSampler | None = None
     """Every row once, shuffled."""
     balanced: BalancedSampler | None = None
-    """Every class equally often. Take it when some are rare and must be found all the same."""
+    """All classes equally often. Take it when rare classes must be recognised too."""
     weighted: WeightedSampler | None = None
-    """By weights of your own. Take it when some rows matter more than others."""
+    """By your own weights. Take it when some rows matter more than others."""
     bucketed: BucketedSampler | None = None
-    """Rows of like length together. Take it with `padding`, when lengths vary much."""
+    """Rows of similar length together. Take it with `padding`, when lengths vary much."""
 
 
 def _named(value: object) -> object:
-    """`sampler: balanced` is short for `sampler: {balanced: {}}`."""
+    """Expands `sampler: balanced` to `sampler: {balanced: {}}`."""
     return {value: {}} if isinstance(value, str) else value
 
 
@@ -64,49 +64,49 @@ Sampler = Annotated[
 
 
 class OneArray(RecipePart):
-    """A change of one input of the training rows."""
+    """An augmentation of one input of the training rows."""
 
     input: TensorName | None = None
-    """Which input it changes; null for the only one. Give it when the data has several."""
+    """Input that it changes; null for the only one. Give it when the data has several."""
 
 
 class RandomCrop(OneArray):
-    """Images [..., height, width] moved about: padded with 0 all around, and cut back."""
+    """Random shift of images [..., height, width]: padded with 0 on all sides, and cropped back."""
 
     padding: int = Field(ge=1, le=4096)
-    """Pixels on each side. Raise it where things stand anywhere in the picture."""
+    """Pixels on each side. Raise it if objects may be anywhere in the image."""
 
 
 class RandomFlip(OneArray):
-    """Rows turned round along one axis."""
+    """Random flip of rows along one axis."""
 
     share: float = Field(default=0.5, ge=0, le=1)
-    """Of the rows that are turned. 0.5 suits most."""
+    """Share of rows that are flipped. 0.5 suits most data."""
     axis: Axis | None = None
-    """Which, counted with the rows as 0; null for the last: left and right of an image."""
+    """Axis of the flip, where the rows are axis 0; null for the last (an image's width)."""
 
 
 class RandomErase(OneArray):
-    """A rectangle of images [..., height, width] blotted out (Zhong et al., 2017)."""
+    """Random erasing of a rectangle of images [..., height, width] (Zhong et al., 2017)."""
 
     share: float = Field(default=0.5, ge=0, le=1)
-    """Of the rows that lose one."""
+    """Share of rows with an erased rectangle."""
     largest: float = Field(default=0.5, gt=0, le=1)
-    """The longest side it may have, as a share of the image's. Lower it where little is left."""
+    """Longest side of the rectangle, as a share of the image's. Lower it if too little remains."""
     value: float = 0.0
-    """What is put there."""
+    """Value of the erased pixels."""
 
 
 class Noise(OneArray):
-    """Normal noise on every element."""
+    """Gaussian noise added to every element."""
 
     deviation: float = Field(gt=0)
-    """Its standard deviation, in the input's unit. Raise it while the training loss falls far below
-    the validation loss."""
+    """Standard deviation, in the input's unit. Raise it while the training loss falls far below the
+    validation loss."""
 
 
 class RandomScale(OneArray):
-    """Each row times a factor of its own."""
+    """Multiplication of each row by a random factor."""
 
     least: float = 0.8
     """The smallest factor."""
@@ -121,11 +121,11 @@ class RandomScale(OneArray):
 
 
 class OwnChange(OneArray):
-    """A function of yours."""
+    """Your own augmentation function."""
 
     target: str
     """`path/file.py:Name` or `package.module:Name`: a function `f(row, random, **args)` of one
-    row's array, without the rows' axis, and a `numpy.random.Generator`; it returns an array of the
+    row's array, without the row axis, and a `numpy.random.Generator`; it returns an array of the
     same shape and type. All its randomness must come from `random`."""
     args: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the target."""
@@ -135,40 +135,40 @@ Change = RandomCrop | RandomFlip | RandomErase | Noise | RandomScale | OwnChange
 
 
 class AugmentStep(OneKey):
-    """One change: exactly one of these keys."""
+    """One augmentation: exactly one of these keys."""
 
     entry_name = "a change"
 
     random_crop: RandomCrop | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Moves images about."""
+    """Shifts images."""
     random_flip: RandomFlip | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Turns rows round along one axis."""
+    """Flips rows along one axis."""
     random_erase: RandomErase | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Blots out a rectangle."""
+    """Erases a rectangle."""
     noise: Noise | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Adds normal noise."""
+    """Adds Gaussian noise."""
     random_scale: RandomScale | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Multiplies each row."""
+    """Multiplies each row by a factor."""
     function: OwnChange | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Calls a function of yours for each row."""
+    """Calls your function for each row."""
 
     @property
     def change(self) -> Change:
-        """Its settings."""
+        """Settings of the augmentation."""
         found: Change = getattr(self, self.name)
         return found
 
 
 class LoadingFields(RecipePart):
-    """Fields of `data` that say how training rows reach the network."""
+    """Fields of `data` for loading training rows."""
 
     workers: int = Field(default=0, ge=0, le=256)
-    """Processes that prepare training batches ahead; 0 prepares them in the loop. Raise it while
-    `train/wait_share` is more than a few percent; it changes no bit."""
+    """Processes that prefetch training batches; 0 prepares them in the training loop. Raise it
+    while `train/wait_share` is more than a few percent; results stay bit-identical."""
     sampler: Sampler = SamplerPart()
-    """Which training rows come, and in which order: `plain`, `balanced`, `weighted`, `bucketed`.
-    Change it when classes or lengths are very uneven."""
+    """Selection and order of training rows: `plain`, `balanced`, `weighted`, `bucketed`. Change it
+    when classes or lengths are very uneven."""
     augment: tuple[AugmentStep, ...] = ()
-    """How training rows are varied, in order: `random_crop`, `random_flip`, `random_erase`,
-    `noise`, `random_scale`, `function`. It is no part of the model. Give it when the network does
-    well on training rows only."""
+    """Augmentations of training rows, in order: `random_crop`, `random_flip`, `random_erase`,
+    `noise`, `random_scale`, `function`. They are not part of the model. Give it when the network
+    overfits the training rows."""

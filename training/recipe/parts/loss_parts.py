@@ -1,7 +1,7 @@
-"""The part of a recipe that says what is minimised. Pure.
+"""The `loss` part of a recipe. Pure.
 
-Rules kept here: the loss says the task (`LossPart.judged_task`), and with it what labels are; of a
-sum, the first term is the one that the model is judged by.
+Rules: the loss determines the task (`LossPart.judged_task`), and with it the meaning of labels; the
+first term of a sum determines the task and the metrics of the model.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -15,85 +15,85 @@ from training.recipe.parts.task import Task
 Positive = Annotated[float, Field(gt=0)]
 ClassWeight = Literal["balanced"] | tuple[Positive, ...] | None
 LABELS = "labels"
-"""The name of the labels where the data has only one array of them, and of those that judge."""
+"""Name of the labels if the data has only one array of them, and of the labels of the metrics."""
 
 
 class ClassLoss(RecipePart):
-    """What every loss on whole-number labels is told."""
+    """Fields common to losses on whole-number labels."""
 
     ignore_index: int = -100
-    """The label of places that do not count, such as what follows the end of a sequence. Change it
-    when the data has a number of its own for them."""
+    """Label of positions that do not count, such as those after the end of a sequence. Change it
+    when the data uses another number for them."""
 
 
 class CrossEntropy(ClassLoss):
     """Softmax cross-entropy with whole-number labels."""
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the target spread over all classes. Raise it (0.05 to 0.1) when the network is
-    over-confident; smaller logits also quantize better."""
+    """Share of the target probability spread over all classes. Raise it (0.05 to 0.1) when the
+    network is over-confident; smaller logits also quantize better."""
     weight: ClassWeight = None
     """A weight for each class, or `balanced`: rows / (classes x rows of the class), counted in the
-    training rows. Give it when classes are of very different sizes and all matter alike."""
+    training rows. Give it when class sizes differ much and all classes matter equally."""
 
 
 class Focal(ClassLoss):
     """Focal loss (Lin et al., 2017): cross-entropy times (1 - p of the right class) ^ `gamma`."""
 
     gamma: float = Field(default=2.0, ge=0)
-    """How little counts what is already right; 0 is cross-entropy. Raise it when easy rows drown
-    the hard ones."""
+    """Focusing exponent, which down-weights rows that are already right; 0 is cross-entropy. Raise
+    it when easy rows dominate hard ones."""
     weight: ClassWeight = None
-    """A weight for each class, or `balanced`, as for cross-entropy. Give it when classes are of
-    very different sizes and all matter alike."""
+    """A weight for each class, or `balanced`, as for cross-entropy. Give it when class sizes differ
+    much and all classes matter equally."""
 
 
 class Nll(ClassLoss):
     """Negative log-likelihood, for a model whose first output is log-probabilities."""
 
     weight: ClassWeight = None
-    """A weight for each class, or `balanced`, as for cross-entropy. Give it when classes are of
-    very different sizes and all matter alike."""
+    """A weight for each class, or `balanced`, as for cross-entropy. Give it when class sizes differ
+    much and all classes matter equally."""
 
 
 class Bce(RecipePart):
-    """Binary cross-entropy of K logits, each of a label of its own: 0 or 1."""
+    """Binary cross-entropy of K logits, each for its own label: 0 or 1."""
 
     pos_weight: Literal["balanced"] | Positive | tuple[Positive, ...] | None = None
-    """What a label 1 weighs beside a label 0: a number, one for each label, or `balanced`: how
-    often the label is 0 for each 1, counted in the training rows. Give it when labels are rare."""
+    """Weight of label 1 relative to label 0: a number, one for each label, or `balanced`: the count
+    of label 0 per label 1, in the training rows. Give it when positive labels are rare."""
 
 
 class Mse(RecipePart):
-    """Mean squared error. It has nothing to set."""
+    """Mean squared error. It has no settings."""
 
 
 class L1(RecipePart):
-    """Mean absolute error. It has nothing to set."""
+    """Mean absolute error. It has no settings."""
 
 
 class SmoothL1(RecipePart):
     """Squared error near 0, over twice `beta`; absolute error beyond (Girshick, 2015)."""
 
     beta: float = Field(default=1.0, gt=0)
-    """Where the square ends, in the labels' own unit. Change it with the unit: about what is still
-    a good answer."""
+    """End of the squared range, in the labels' unit. Change it with the unit: about the error of an
+    answer that is still good."""
 
 
 class Huber(RecipePart):
     """Half the squared error near 0, `delta` times the absolute error beyond (Huber, 1964)."""
 
     delta: float = Field(default=1.0, gt=0)
-    """Where the square ends, in the labels' own unit. Change it with the unit: about what is no
-    outlier yet."""
+    """End of the squared range, in the labels' unit. Change it with the unit: about the largest
+    error that is not an outlier."""
 
 
 class Poisson(RecipePart):
-    """Negative log-likelihood of counts, without the part that no weight changes."""
+    """Negative log-likelihood of counts, without the constant term."""
 
     log_input: bool = True
-    """Whether the model gives the logarithm of the rate, or the rate itself. Set false for a model
-    that ends in something positive, such as softplus."""
+    """True if the model outputs the logarithm of the rate, false if the rate itself. Set it false
+    for a model whose last layer is positive, such as softplus."""
 
 
 SINGLE_LOSSES = (
@@ -116,7 +116,7 @@ TASKS: dict[str, Task] = {
     "huber": "regression",
     "poisson": "counts",
 }
-"""Of the losses that are not about classes."""
+"""Task of each loss that is not about classes."""
 
 
 class SingleLoss(OneOf):
@@ -125,33 +125,32 @@ class SingleLoss(OneOf):
     choices: ClassVar[tuple[str, ...]] = SINGLE_LOSSES
 
     cross_entropy: CrossEntropy | None = None
-    """For logits: what is taken if nothing is named. Suits most classifiers."""
+    """For logits; the default. Suits most classifiers."""
     focal: Focal | None = None
-    """For logits. Take it when most rows are easy, or one class is everywhere."""
+    """For logits. Take it when most rows are easy, or one class dominates."""
     nll: Nll | None = None
     """For log-probabilities. Take it when the model ends in `log_softmax`."""
     bce: Bce | None = None
-    """For logits of labels that do not exclude each other. Take it when a row may have several."""
+    """For logits of labels that are not exclusive. Take it when a row may have several."""
     mse: Mse | None = None
-    """For numbers. Take it for regression whose large errors cost most."""
+    """For numbers. Take it for regression where large errors cost most."""
     l1: L1 | None = None
-    """For numbers. Take it when outliers must not decide; it learns the median."""
+    """For numbers. Take it when outliers must not dominate; it learns the median."""
     smooth_l1: SmoothL1 | None = None
-    """For numbers. Take it for regression with outliers, in place of `l1`, which is unsteady near
-    the end."""
+    """For numbers. Take it for regression with outliers, in place of `l1`, which is unstable near
+    convergence."""
     huber: Huber | None = None
     """For numbers. `smooth_l1` times `delta`. Take it for regression with outliers."""
     poisson: Poisson | None = None
-    """For counts. Take it for how often something happens."""
+    """For counts. Take it for the frequency of events."""
     target: str | None = None
-    """Your own loss, `path/file.py:Name` or `package.module:Name`: called with `args` it gives a
-    function of the output and the labels that returns their mean. Take it when none of the others
+    """Your own loss, `path/file.py:Name` or `package.module:Name`: called with `args`, it returns a
+    function of the output and the labels that returns their mean loss. Take it when no other loss
     fits."""
     args: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of `target`. Change them with it."""
     task: Task | None = None
-    """What a loss of your own is about; null is `classes`. Give it with `target` for other
-    labels."""
+    """Task of your own loss; null is `classes`. Give it with `target` for other labels."""
 
     @model_validator(mode="after")
     def _args_of_a_target(self) -> "SingleLoss":
@@ -164,12 +163,12 @@ class SingleLoss(OneOf):
 
     @property
     def single_task(self) -> Task:
-        """What the labels of this loss are."""
+        """Task of this loss, which defines the meaning of its labels."""
         return self.task or TASKS.get(self.choice, "classes")
 
     @property
     def ignore_index(self) -> int:
-        """The class label in the data that does not count."""
+        """Class label in the data that does not count."""
         told = self.chosen if isinstance(self.chosen, ClassLoss) else ClassLoss()
         return told.ignore_index
 
@@ -178,22 +177,22 @@ class LossTerm(SingleLoss):
     """One of the losses of a sum."""
 
     weight: float = Field(default=1.0, gt=0)
-    """What its mean is multiplied by. Change it so that no term drowns the others."""
+    """Factor of its mean. Change it so that no term dominates the others."""
     output: str | None = None
-    """Name of the output it is about, as in `model.outputs`; null for the first. Give it for
-    networks with several outputs that learn."""
+    """Name of its output in `model.outputs`; null for the first. Give it for networks that train
+    several outputs."""
     labels: str = LABELS
-    """Name of the labels it is about. Give it for data with several arrays of them."""
+    """Name of its labels. Give it for data with several label arrays."""
 
 
 class LossPart(SingleLoss):
-    """What is minimised."""
+    """The loss to minimise."""
 
     choices: ClassVar[tuple[str, ...]] = (*SINGLE_LOSSES, "sum")
 
     sum: tuple[LossTerm, ...] | None = Field(default=None, min_length=1)
-    """Several losses, each a mean times its `weight`. Take it for a network that learns several
-    things. The first term is about the first output and the labels that the model is judged by."""
+    """Several losses, each a mean times its `weight`. Take it for multi-task networks. The first
+    term is about the first output and the labels that the metrics use."""
 
     @model_validator(mode="after")
     def _first_term_is_judged(self) -> "LossPart":
@@ -206,7 +205,7 @@ class LossPart(SingleLoss):
 
     @property
     def terms(self) -> tuple[LossTerm, ...]:
-        """The losses of the sum; one where there is no sum."""
+        """Terms of the sum; one term if there is no sum."""
         if self.sum is not None:
             return self.sum
         names = [self.choice, *(("args", "task") if self.target else ())]
@@ -214,5 +213,5 @@ class LossPart(SingleLoss):
 
     @property
     def judged_task(self) -> Task:
-        """What the model is asked, and so how its artifacts are judged."""
+        """Task of the model, which selects the metrics that verify its artifacts."""
         return self.terms[0].single_task

@@ -1,4 +1,4 @@
-"""The parts of a recipe that say how a network begins, and which of it learns when. Pure."""
+"""The parts of a recipe for initial weights and for frozen parameters. Pure."""
 
 from typing import Literal
 
@@ -19,39 +19,39 @@ Initialisation = Literal[
 
 
 class InitPart(RecipePart):
-    """The first weights of layers, by type; their biases become 0. null leaves them to the layer.
+    """Initial weights of layers, by type; their biases become 0. null keeps the layer's own.
 
     `normal` and `trunc_normal` have a deviation of 0.02, the others are those of `torch.nn.init`.
     """
 
     conv: Initialisation | None = None
-    """Convolutions, transposed ones too. Take `kaiming_normal` in front of ReLU."""
+    """Convolutions, including transposed ones. Take `kaiming_normal` before ReLU."""
     linear: Initialisation | None = None
-    """Linear layers. Take `xavier_uniform` in front of tanh or softmax, `trunc_normal` in
+    """Linear layers. Take `xavier_uniform` before tanh or softmax, `trunc_normal` in
     Transformers."""
     embedding: Initialisation | None = None
-    """Embeddings. Take `normal` where the weights are those of the last layer too."""
+    """Embeddings. Take `normal` if the last layer shares their weights."""
     recurrent: Initialisation | None = None
     """LSTM, GRU and RNN layers. Take `orthogonal` for long sequences."""
 
 
 class UnfreezePart(RecipePart):
-    """When what is frozen begins to learn."""
+    """The moment at which frozen parameters begin to learn."""
 
     epoch: int = Field(ge=2)
-    """The first epoch, counted from 1, in which it learns. Raise it while the new layers are still
-    far off."""
+    """First epoch, counted from 1, in which they learn. Raise it while the new layers are still
+    inaccurate."""
 
 
 class FreezePart(RecipePart):
-    """Fields of `model` that hold parameters as they are."""
+    """Fields of `model` that freeze parameters."""
 
     freeze: tuple[str, ...] = ()
-    """Patterns of names of parameters that do not learn, such as `stem.*`; batch norms among them
-    keep their statistics. Give it when the first layers are trained already."""
+    """Patterns of names of parameters that are frozen, such as `stem.*`; batch norms among them
+    keep their statistics. Give it when the first layers are pretrained."""
     unfreeze_at: UnfreezePart | None = None
-    """When they begin to learn after all; null for never. Give it to fine-tune the whole network
-    once its new layers are good."""
+    """Epoch at which they are unfrozen; null for never. Give it to fine-tune the whole network once
+    its new layers are trained."""
 
     @model_validator(mode="after")
     def _frozen_first(self) -> "FreezePart":

@@ -1,8 +1,8 @@
-"""A part of a recipe in which one key names the thing, as in `optim: {sgd: {...}}`. Pure.
+"""A part of a recipe in which one key selects the choice, as in `optim: {sgd: {...}}`. Pure.
 
-Rules kept here: two names are an error, no name takes the first choice, or is an error where there
-is no usual one, and the resolved recipe holds the chosen name with its defaults and none of the
-others. An entry of a list, as in `preprocess: [{scale: {}}]`, has one key and nothing beside it.
+Rules: two choices are an error; without one the first is the default, or it is an error if the part
+has no default; the resolved recipe holds the selected choice with its defaults and none of the
+others. An entry of a list, as in `preprocess: [{scale: {}}]`, has exactly one key.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from training.recipe.parts.recipe_part import RecipePart
 
 
 class OneOf(RecipePart):
-    """Exactly one of `choices`, which are fields with the default None, is given."""
+    """A part with exactly one of `choices`, which are fields with the default None."""
 
     choices: ClassVar[tuple[str, ...]] = ()
-    """The names that exclude each other."""
+    """Names that exclude each other."""
     first_by_default: ClassVar[bool] = True
-    """Whether the first is taken, with its defaults, where none is given."""
+    """True if the first choice, with its defaults, applies when none is given."""
 
     @model_validator(mode="before")
     @classmethod
@@ -34,7 +34,7 @@ class OneOf(RecipePart):
             raise ValueError(f"'{named[0]}' is empty; write {named[0]}: {{}} for its defaults")
         if not (given or cls.first_by_default):
             if set(data) - set(cls.model_fields):
-                return data  # a misspelt name, which is told as any unknown key
+                return data  # a misspelt name, which is reported like any unknown key
             raise ValueError(f"nothing is named; give one of {', '.join(cls.choices)}")
         return data if given else {**data, cls.choices[0]: {}}
 
@@ -46,23 +46,23 @@ class OneOf(RecipePart):
 
     @property
     def choice(self) -> str:
-        """The name that is given."""
+        """Name of the selected choice."""
         return next(name for name in self.choices if getattr(self, name) is not None)
 
     @property
     def chosen(self) -> Any:
-        """What stands under that name."""
+        """Value of the selected choice."""
         return getattr(self, self.choice)
 
 
 class OneKey(RecipePart):
-    """An entry of a list: exactly one of its fields is given, and all of them default to None.
+    """An entry of a list with exactly one of its fields; all of them default to None.
 
-    Fields are made with `exclude_if`, so that in the stored recipe the entry is its one key again.
+    Fields are declared with `exclude_if`, so that the stored recipe has only the one key again.
     """
 
     entry_name: ClassVar[str] = "an entry"
-    """What messages call it."""
+    """Name of the entry in messages."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -76,5 +76,5 @@ class OneKey(RecipePart):
 
     @property
     def name(self) -> str:
-        """Its one key."""
+        """Name of the one key."""
         return next(n for n in type(self).model_fields if getattr(self, n) is not None)

@@ -1,7 +1,7 @@
-"""The part of a recipe that says how weights move: the optimizer, its groups, clipping. Pure.
+"""The `optim` part of a recipe: the optimizer, its parameter groups, gradient clipping. Pure.
 
-The optimizers are those of `torch.optim`, and their classes here have torch's names: a parameter
-means what it means there.
+The optimizers are those of `torch.optim`, and their classes here have torch's names; parameters
+have torch's meaning.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,31 +16,31 @@ Betas = tuple[Share, Share]
 
 
 class Optimizer(RecipePart):
-    """What every optimizer is told."""
+    """Fields common to all optimizers."""
 
     lr: float = Field(default=1e-3, gt=0)
-    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
+    """Peak learning rate. Lower it if the loss jumps or is NaN; raise it if training is slow."""
 
 
 class Decaying(Optimizer):
     """An optimizer with weight decay."""
 
     weight_decay: float = Field(default=0.0, ge=0)
-    """Pull of the weights towards 0; what `no_decay` names is spared. Raise it when validation
-    falls behind training."""
+    """Weight decay; `no_decay` parameters are exempt. Raise it when validation falls behind
+    training."""
 
 
 class SGD(Decaying):
     """Stochastic gradient descent with momentum (Sutskever et al., 2013)."""
 
     lr: float = Field(default=0.01, gt=0)
-    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
+    """Peak learning rate. Lower it if the loss jumps or is NaN; raise it if training is slow."""
     momentum: Share = 0.9
-    """Share of the last step that goes on. Lower it when the loss swings."""
+    """Share of the previous step that is kept. Lower it when the loss oscillates."""
     dampening: Share = 0.0
-    """Share of the gradient held back from the momentum. Raise it to weigh old gradients more."""
+    """Share of the gradient kept out of the momentum. Raise it to weigh old gradients more."""
     nesterov: bool = False
-    """Whether the gradient is taken ahead of the step. Set it when plain momentum overshoots."""
+    """True for Nesterov momentum. Set it when plain momentum overshoots."""
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> "SGD":
@@ -50,201 +50,201 @@ class SGD(Decaying):
 
 
 class Adam(Decaying):
-    """Adam (Kingma and Ba, 2015); its weight decay is a part of the gradient."""
+    """Adam (Kingma and Ba, 2015); its weight decay is added to the gradient."""
 
     betas: Betas = (0.9, 0.999)
-    """Memory of the mean and of the square of gradients. Lower the second when gradients change
-    their size quickly."""
+    """Decay rates of the running mean and mean square of gradients. Lower the second when gradient
+    magnitudes change quickly."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+    """Added to the denominator. Raise it when rare large steps destabilise training."""
     amsgrad: bool = False
-    """Whether the divisor never shrinks (Reddi et al., 2018). Set it when the loss rises late."""
+    """True if the denominator never decreases (Reddi et al., 2018). Set it if loss rises late."""
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
     weight_decay: float = Field(default=0.01, ge=0)
-    """Pull of the weights towards 0; what `no_decay` names is spared. Raise it when validation
-    falls behind training."""
+    """Weight decay; `no_decay` parameters are exempt. Raise it when validation falls behind
+    training."""
 
 
 class RMSprop(Decaying):
     """RMSprop (Tieleman and Hinton, 2012)."""
 
     alpha: Share = 0.99
-    """Memory of the square of gradients. Lower it when gradients change their size quickly."""
+    """Decay rate of the mean square of gradients. Lower it when their size changes quickly."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+    """Added to the denominator. Raise it when rare large steps destabilise training."""
     momentum: Share = 0.0
-    """Share of the last step that goes on. Raise it when the loss crawls."""
+    """Share of the previous step that is kept. Raise it when training is slow."""
     centered: bool = False
-    """Whether to divide by the deviation and not by the size. Set it when plain steps swing."""
+    """True to divide by the standard deviation of gradients. Set it when plain steps oscillate."""
 
 
 class Adagrad(Decaying):
-    """Adagrad (Duchi et al., 2011), for inputs most of whose features are rare."""
+    """Adagrad (Duchi et al., 2011), for inputs with mostly rare features."""
 
     lr: float = Field(default=0.01, gt=0)
     """Peak learning rate; steps shrink by themselves. Raise it when learning stops early."""
     lr_decay: float = Field(default=0.0, ge=0)
-    """How fast the rate falls beside the schedule. Leave it at 0 unless you copy another run."""
+    """Decay of the rate beside the schedule. Leave it at 0 unless you reproduce another run."""
     initial_accumulator_value: float = Field(default=0.0, ge=0)
-    """The sum of squares at the start. Raise it when the first steps are too large."""
+    """Initial sum of squares. Raise it when the first steps are too large."""
     eps: float = Field(default=1e-10, gt=0)
-    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+    """Added to the denominator. Raise it when rare large steps destabilise training."""
 
 
 class Adadelta(Decaying):
-    """Adadelta (Zeiler, 2012), which finds its own step size."""
+    """Adadelta (Zeiler, 2012), which adapts its own step size."""
 
     lr: float = Field(default=1.0, gt=0)
-    """Factor on the step it finds. Lower it when the loss jumps."""
+    """Factor of the adapted step. Lower it when the loss jumps."""
     rho: Share = 0.9
-    """Memory of squares. Raise it when steps swing."""
+    """Decay rate of the running squares. Raise it when steps oscillate."""
     eps: float = Field(default=1e-6, gt=0)
-    """Decides the first steps. Raise it when learning does not begin."""
+    """Sets the size of the first steps. Raise it when the loss does not start to decrease."""
 
 
 class NAdam(Decaying):
     """Adam with Nesterov momentum (Dozat, 2016)."""
 
     lr: float = Field(default=2e-3, gt=0)
-    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
+    """Peak learning rate. Lower it if the loss jumps or is NaN; raise it if training is slow."""
     betas: Betas = (0.9, 0.999)
-    """Memory of the mean and of the square of gradients. Lower the second when gradients change
-    their size quickly."""
+    """Decay rates of the running mean and mean square of gradients. Lower the second when gradient
+    magnitudes change quickly."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+    """Added to the denominator. Raise it when rare large steps destabilise training."""
     momentum_decay: float = Field(default=4e-3, ge=0)
-    """How fast the momentum reaches its full size. Raise it when the first steps overshoot."""
+    """Rate at which the momentum reaches its full value. Raise it if first steps overshoot."""
     decoupled_weight_decay: bool = False
-    """Whether weight decay is AdamW's. Set it when you give `weight_decay`."""
+    """True for decoupled weight decay, as in AdamW. Set it when you give `weight_decay`."""
 
 
 class RAdam(Decaying):
-    """Adam whose first steps are rectified (Liu et al., 2020), so that it needs no warm-up."""
+    """Adam with rectified first steps (Liu et al., 2020), which makes a warm-up unnecessary."""
 
     betas: Betas = (0.9, 0.999)
-    """Memory of the mean and of the square of gradients. Lower the second when gradients change
-    their size quickly."""
+    """Decay rates of the running mean and mean square of gradients. Lower the second when gradient
+    magnitudes change quickly."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+    """Added to the denominator. Raise it when rare large steps destabilise training."""
     decoupled_weight_decay: bool = False
-    """Whether weight decay is AdamW's. Set it when you give `weight_decay`."""
+    """True for decoupled weight decay, as in AdamW. Set it when you give `weight_decay`."""
 
 
 class Adafactor(Decaying):
-    """Adafactor (Shazeer and Stern, 2018): Adam with little memory, for large matrices."""
+    """Adafactor (Shazeer and Stern, 2018): Adam with low memory, for large matrices."""
 
     lr: float = Field(default=0.01, gt=0)
     """Peak learning rate, relative to the size of the weights. Lower it when the loss jumps."""
     beta2_decay: float = Field(default=-0.8, le=0)
-    """How the memory of squares grows. Leave it unless you copy another run."""
+    """Exponent of the decay rate of squares. Leave it unless you reproduce another run."""
     d: float = Field(default=1.0, ge=1)
-    """Largest size of an update. Raise it when learning crawls."""
+    """Largest root mean square of an update. Raise it when training is slow."""
 
 
 class Muon(Decaying):
-    """Muon (Jordan et al., 2024): steps whose matrices are orthogonal. It takes matrices only."""
+    """Muon (Jordan et al., 2024): orthogonalised momentum steps. It accepts only matrices."""
 
     weight_decay: float = Field(default=0.1, ge=0)
-    """Pull of the weights towards 0. Raise it when validation falls behind training."""
+    """Weight decay. Raise it when validation falls behind training."""
     momentum: Share = 0.95
-    """Share of the last step that goes on. Lower it when the loss swings."""
+    """Share of the previous step that is kept. Lower it when the loss oscillates."""
     nesterov: bool = True
-    """Whether the gradient is taken ahead of the step. Unset it to copy other runs."""
+    """True for Nesterov momentum. Unset it to reproduce other runs."""
     ns_steps: int = Field(default=5, ge=1, lt=100)
     """Newton-Schulz iterations. Lower it to save time."""
 
 
 class Adamax(Decaying):
-    """Adam by the largest gradient (Kingma and Ba, 2015), for embeddings and rare features."""
+    """Adam with the infinity norm (Kingma and Ba, 2015), for embeddings and rare features."""
 
     lr: float = Field(default=2e-3, gt=0)
-    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
+    """Peak learning rate. Lower it if the loss jumps or is NaN; raise it if training is slow."""
     betas: Betas = (0.9, 0.999)
-    """Memory of the mean and of the largest gradient. Lower the second when gradients change their
-    size quickly."""
+    """Decay rates of the mean and of the largest gradient. Lower the second when gradient
+    magnitudes change quickly."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+    """Added to the denominator. Raise it when rare large steps destabilise training."""
 
 
 class ASGD(Decaying):
-    """Plain steps that shrink by themselves (Polyak and Juditsky, 1992).
+    """Averaged SGD: plain steps of decreasing size (Polyak and Juditsky, 1992).
 
-    The average that torch keeps beside the weights is not used; `train.ema` has one that is.
+    The average that torch keeps beside the weights is not used; use `train.ema` instead.
     """
 
     lr: float = Field(default=0.01, gt=0)
-    """Peak learning rate. Lower it when the loss jumps or becomes NaN; raise it when it crawls."""
+    """Peak learning rate. Lower it if the loss jumps or is NaN; raise it if training is slow."""
     lambd: float = Field(default=1e-4, ge=0)
-    """How fast weights and steps shrink. Raise it when the loss swings."""
+    """Decay of weights and step sizes. Raise it when the loss oscillates."""
     alpha: float = Field(default=0.75, ge=0, le=1)
-    """Power by which steps shrink. Leave it unless you copy another run."""
+    """Exponent of the step size decay. Leave it unless you reproduce another run."""
     t0: float = Field(default=1e6, ge=0)
-    """Step at which averaging begins. Leave it unless you copy another run."""
+    """Step at which averaging begins. Leave it unless you reproduce another run."""
 
 
 class Rprop(Optimizer):
-    """Rprop (Riedmiller and Braun, 1993): only the signs of gradients count, and it has no decay.
+    """Rprop (Riedmiller and Braun, 1993): uses only gradient signs; it has no weight decay.
 
-    It wants the same rows in every step.
+    It needs the same rows in every step.
     """
 
     lr: float = Field(default=0.01, gt=0)
-    """First size of a step; later ones follow from the signs, and the schedule changes nothing.
-    Lower it when the loss jumps."""
+    """First step size; later ones follow from the signs, and the schedule has no effect. Lower it
+    when the loss jumps."""
     etas: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=1)]] = (0.5, 1.2)
-    """Factors on a step where the sign has changed, and where it has not. Leave them unless you
-    copy another run."""
+    """Step factors for a changed and for an unchanged sign. Leave them unless you reproduce another
+    run."""
     step_sizes: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1e-6, 50.0)
-    """The smallest and the largest step. Lower the second when the loss jumps."""
+    """Smallest and largest step size. Lower the second when the loss jumps."""
 
 
 class SparseAdam(Optimizer):
-    """Adam for sparse gradients: only rows that a step has used are moved, and remembered anew.
+    """Adam for sparse gradients: only rows used in a step, and their moments, are updated.
 
-    It takes embeddings made with `sparse=True`; `rest` moves all else.
+    It accepts embeddings made with `sparse=True`; `rest` optimizes all other parameters.
     """
 
     betas: Betas = (0.9, 0.999)
-    """Memory of the mean and of the square of gradients. Lower the second when gradients change
-    their size quickly."""
+    """Decay rates of the running mean and mean square of gradients. Lower the second when gradient
+    magnitudes change quickly."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the divisor. Raise it when rare large steps spoil the weights."""
+    """Added to the denominator. Raise it when rare large steps destabilise training."""
 
 
 class LBFGS(Optimizer):
     """L-BFGS (Liu and Nocedal, 1989): for small smooth problems whose rows fit in one batch."""
 
     lr: float = Field(default=1.0, gt=0)
-    """First length of a step. Lower it when the loss jumps and there is no `line_search`."""
+    """Initial step length. Lower it when the loss jumps and there is no `line_search`."""
     max_iter: int = Field(default=20, ge=1)
-    """Iterations of one step. Raise it when an epoch is one step and learns little."""
+    """Iterations per step. Raise it when an epoch is one step and the loss decreases slowly."""
     history_size: int = Field(default=100, ge=1)
-    """Steps it remembers. Lower it when memory runs out."""
+    """Number of past updates kept. Lower it when memory runs out."""
     tolerance_grad: float = Field(default=1e-7, ge=0)
-    """Gradient below which a step ends. Raise it to end earlier."""
+    """Largest gradient element at which a step ends. Raise it to end earlier."""
     tolerance_change: float = Field(default=1e-9, ge=0)
-    """Change below which a step ends. Raise it to end earlier."""
+    """Smallest change at which a step continues. Raise it to end earlier."""
     line_search: Literal["strong_wolfe"] | None = "strong_wolfe"
-    """How the length of a step is found; null takes `lr`. Null where the loss is noisy."""
+    """Line search for the step length; null uses `lr`. Give null if the loss is noisy."""
 
 
 class ClipPart(OneOf):
-    """The limit on the gradient of one step."""
+    """Gradient clipping per step."""
 
     choices = ("norm", "value")
 
     norm: float | None = Field(default=None, gt=0)
-    """Largest norm of the whole gradient. Lower it when single batches throw the loss off."""
+    """Largest norm of the whole gradient. Lower it when single batches make the loss jump."""
     value: float | None = Field(default=None, gt=0)
-    """Largest size of each of its elements. Take it where a few weights get all the gradient."""
+    """Largest absolute value of each element. Take it if a few weights get most of the gradient."""
 
 
 def _spelled_out(value: object) -> object:
-    """`clip: 1.0` is short for `clip: {norm: 1.0}`."""
+    """Expands `clip: 1.0` to `clip: {norm: 1.0}`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return {"norm": value} if number else value
 
@@ -256,18 +256,18 @@ Clip = Annotated[
 
 
 class GroupPart(RecipePart):
-    """Parameters that move otherwise than the rest."""
+    """Parameters with their own learning rate or weight decay."""
 
     match: str
-    """Pattern of names of parameters, such as `head.*`. The first group that fits counts."""
+    """Pattern of parameter names, such as `head.*`. The first matching group applies."""
     lr_scale: float = Field(default=1.0, ge=0)
-    """Factor on the learning rate. Raise it for a new head on trained layers; lower it for them."""
+    """Factor of the learning rate. Raise it for a new head; lower it for pretrained layers."""
     weight_decay: float | None = Field(default=None, ge=0)
-    """Their weight decay; null for the optimizer's. What `no_decay` names is spared here too."""
+    """Weight decay of the group; null for the optimizer's. `no_decay` applies here too."""
 
 
 class OptimPart(OneOf):
-    """How the weights move."""
+    """The optimizer and its settings."""
 
     choices = (
         *("adamw", "sgd", "adam", "rmsprop", "adagrad", "adadelta", "nadam", "radam"),
@@ -275,15 +275,15 @@ class OptimPart(OneOf):
     )
 
     adamw: AdamW | None = None
-    """Adam with decoupled weight decay: what is taken if nothing is named. Suits most networks."""
+    """Adam with decoupled weight decay; the default. Suits most networks."""
     sgd: SGD | None = None
-    """Momentum. Take it for CNNs that train long, or where memory is short."""
+    """SGD with momentum. Take it for CNNs that train long, or if memory is scarce."""
     adam: Adam | None = None
-    """Adam. Take it to repeat older work; `adamw` is better with weight decay."""
+    """Adam. Take it to reproduce older work; `adamw` is better with weight decay."""
     rmsprop: RMSprop | None = None
-    """RMSprop. Take it for recurrent networks, or to repeat older work."""
+    """RMSprop. Take it for recurrent networks, or to reproduce older work."""
     adagrad: Adagrad | None = None
-    """Adagrad. Take it for features that are rare."""
+    """Adagrad. Take it for rare features."""
     adadelta: Adadelta | None = None
     """Adadelta. Take it when no learning rate is known."""
     nadam: NAdam | None = None
@@ -291,15 +291,15 @@ class OptimPart(OneOf):
     radam: RAdam | None = None
     """Adam with rectified first steps. Take it when the warm-up is hard to choose."""
     adafactor: Adafactor | None = None
-    """Adafactor. Take it when the optimizer's memory does not fit."""
+    """Adafactor. Take it when the optimizer state does not fit in memory."""
     muon: Muon | None = None
-    """Muon, for matrices. Take it for networks that are mostly matrices, with `rest`."""
+    """Muon, for matrices. Take it for networks with mostly matrix weights, with `rest`."""
     lbfgs: LBFGS | None = None
     """L-BFGS. Take it for small networks, with `data.batch_size` as large as the data."""
     adamax: Adamax | None = None
-    """Adamax. Take it for embeddings, or to repeat older work."""
+    """Adamax. Take it for embeddings, or to reproduce older work."""
     asgd: ASGD | None = None
-    """Steps that shrink by themselves. Take it to repeat older work."""
+    """Averaged SGD. Take it to reproduce older work."""
     rprop: Rprop | None = None
     """Rprop. Take it for small networks, with `data.batch_size` as large as the data."""
     sparse_adam: SparseAdam | None = None
@@ -307,22 +307,22 @@ class OptimPart(OneOf):
     step uses few rows, with `rest`."""
     rest: AdamW | None = None
     """AdamW for the parameters that `muon` (all but matrices) or `sparse_adam` (all but sparse
-    embeddings) does not take; null refuses networks that have some. Give it with one of these."""
+    embeddings) does not accept; null refuses networks that have some. Give it with one of these."""
     no_decay: tuple[str, ...] = ("bias", "norm")
-    """What weight decay spares: `bias` (whatever has one dimension), `norm` (parameters of norms),
-    and patterns of names of parameters. Add embeddings when theirs should not shrink."""
+    """Parameters without weight decay: `bias` (everything with one dimension), `norm` (those of
+    normalisation layers), and name patterns. Add embeddings if theirs should not shrink."""
     groups: tuple[GroupPart, ...] = ()
-    """Parameters with a learning rate or a weight decay of their own. Give it to train a new head
-    on trained layers."""
+    """Parameters with their own learning rate or weight decay. Give it to train a new head on
+    pretrained layers."""
     layer_decay: float | None = Field(default=None, gt=0, le=1)
-    """Factor on the learning rate from each layer to the one before it, in the order in which the
-    network makes them; the last has the full rate. Give 0.7 to 0.95 to fine-tune."""
+    """Factor of the learning rate from each layer to the one before it, in the order of their
+    creation; the last has the full rate. Give 0.7 to 0.95 to fine-tune."""
     clip: Clip | None = ClipPart(norm=1.0)
-    """Limit on the gradient; a number is its largest `norm`, null is no limit. Lower it when single
-    batches throw the loss off."""
+    """Gradient clipping; a number is the largest `norm`, null disables it. Lower it when single
+    batches make the loss jump."""
     accumulate: int = Field(default=1, ge=1, le=65_536)
-    """Batches whose gradients make one step, as one batch of all their rows would. Raise it when a
-    larger batch does not fit into memory; norms still see single batches."""
+    """Batches whose gradients accumulate to one step, equivalent to one large batch. Raise it when
+    a larger batch does not fit into memory; batch norms still use single batches."""
 
     @model_validator(mode="before")
     @classmethod
@@ -363,15 +363,15 @@ class OptimPart(OneOf):
 
     @property
     def weight_decay(self) -> float:
-        """Of the chosen one; 0 of one that has none."""
+        """Weight decay of the chosen optimizer; 0 if it has none."""
         return self.chosen.weight_decay if isinstance(self.chosen, Decaying) else 0.0
 
     def slower(self, lr_share: float, one_group: bool = False) -> "OptimPart":
-        """The same with a share of the learning rate.
+        """Returns the same settings with a share of the learning rate.
 
         Args:
-            lr_share: factor on the peak.
-            one_group: whether names no longer count, because the network was rewritten.
+            lr_share: factor of the peak.
+            one_group: True if parameter names no longer match, because the network was rewritten.
         """
         chosen = self.chosen.model_copy(update={"lr": self.chosen.lr * lr_share})
         changes: dict[str, Any] = {self.choice: chosen}

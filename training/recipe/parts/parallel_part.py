@@ -1,4 +1,4 @@
-"""The part of a recipe that says how many processes train together. Pure."""
+"""The recipe keys for training in several processes. Pure."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
 
 
 class ParallelPart(RecipePart):
-    """Which processes share the rows of a step."""
+    """Processes that share the rows of a step."""
 
     parallel: Literal["none", "ddp", "fsdp"] = "none"
-    """How processes share a step: each batch is split among them. `ddp` keeps the whole model in
-    each of them; `fsdp` a share of the weights, the gradients and the optimizer's memory. Take
-    `ddp` when steps are slow, `fsdp` when the model does not fit."""
+    """Parallelism; each batch is split among the processes. `ddp` keeps the whole model in each
+    process; `fsdp` keeps a share of the weights, the gradients and the optimizer state. Take `ddp`
+    when steps are slow, `fsdp` when the model does not fit."""
     processes: int = Field(default=1, ge=1, le=1024)
-    """How many, on this machine, each on a GPU of its own if there are any. Where another launcher
-    has started them, as Kubeflow does, its number counts. Raise it with `parallel`."""
+    """Number of processes on this machine, each on its own GPU if there are any. The number of an
+    external launcher, such as Kubeflow, has priority. Raise it with `parallel`."""
     sync_batch_norm: bool = False
-    """Whether batch norms normalise over the rows of all processes, as in one process, and not over
-    each one's own. Set it where a process has few rows of a batch; each norm then waits for all of
-    them twice a step."""
+    """True if batch norms normalise over the rows of all processes, as in one process, instead of
+    per process. Set it if a process has few rows of a batch; each norm then synchronises all
+    processes twice per step."""
 
 
 def check_parallel(recipe: "Recipe") -> None:
-    """What several processes cannot do together.
+    """Rejects recipe keys that training in several processes does not support.
 
     Raises:
-        ValueError: the recipe asks for it.
+        ValueError: the recipe combines such keys.
     """
     train, optim = recipe.train, recipe.optim
     if train.parallel == "none":
@@ -71,15 +71,15 @@ def check_parallel(recipe: "Recipe") -> None:
 
 
 def check_shares(processes: int, rows: int, what: str) -> None:
-    """Whether a batch can have a row for each process.
+    """Checks that a batch has at least one row per process.
 
     Args:
-        processes: that share it.
-        rows: it has.
-        what: says so, for the message.
+        processes: number of processes.
+        rows: number of rows of the batch.
+        what: recipe key of that number, for the message.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: the batch has fewer rows than processes.
     """
     if processes > rows:
         raise ValueError(

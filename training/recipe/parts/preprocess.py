@@ -1,8 +1,8 @@
-"""The `preprocess` part of a recipe: what is done with raw inputs before the network sees them.
+"""The `preprocess` part of a recipe: transforms of raw inputs before the network.
 
 Pure rules. Each step is one key with its settings; the steps run in order. All but `python` become
-layers of the exported model; their code is in `training.network.preprocessing`, that of `python` in
-`training.network.python_step`.
+layers of the exported model, implemented in `training.network.preprocessing`; `python` is
+implemented in `training.network.python_step`.
 """
 
 from typing import Annotated
@@ -14,36 +14,35 @@ from training.recipe.parts.one_of import OneKey
 from training.recipe.parts.recipe_part import RecipePart
 
 PADDING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
-"""What `lookup` gives for 0, for what is not in the vocabulary, and for its first entry."""
+"""Outputs of `lookup` for 0, for unknown values, and for the first vocabulary entry."""
 MAX_CODE_POINT = 0x10FFFF
 
 
 class OneInput(RecipePart):
-    """A step that changes one input."""
+    """A step that transforms one input."""
 
     input: TensorName | None = None
-    """Which input it changes; null for the only one. Give it when the data has several."""
+    """Input that it transforms; null for the only one. Give it when the data has several."""
 
 
 class Scale(OneInput):
-    """Any numbers to FP32, times a factor."""
+    """Converts any numbers to FP32 and multiplies them by a factor."""
 
     factor: float = 1 / 255
-    """What every element is multiplied with. The default takes 8-bit pixels to 0..1; change it
-    when the raw numbers have another range."""
+    """Factor of every element. The default maps 8-bit pixels to 0..1; change it when the raw
+    numbers have another range."""
 
 
 class Normalize(OneInput):
-    """(x - mean) / std, channel by channel; the channels are the axis behind the rows."""
+    """(x - mean) / std per channel; the channels are the axis after the rows."""
 
     mean: tuple[float, ...] | None = None
-    """One for each channel. Give it, and `std`, where they are known, as those of pretrained
-    weights are."""
+    """Mean of each channel. Give it, with `std`, if both are known, as for pretrained weights."""
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """One for each channel."""
+    """Standard deviation of each channel."""
     fit: bool = False
-    """Whether both are measured on the training rows, once; the stored recipe then has the
-    figures. Take it for data of your own."""
+    """True to measure both once on the training rows; the stored recipe then contains the values.
+    Take it for your own data."""
 
     @model_validator(mode="after")
     def _told_or_measured(self) -> "Normalize":
@@ -60,28 +59,28 @@ class Normalize(OneInput):
 
 
 class Resize(OneInput):
-    """Images [rows, channels, any height, any width] to one size, bilinearly, by pixel centres."""
+    """Bilinear resize of images [rows, channels, any height, any width], by pixel centres."""
 
     height: int = Field(ge=1, le=65_536)
-    """Of the result, in pixels."""
+    """Output height in pixels."""
     width: int = Field(ge=1, le=65_536)
-    """Of the result, in pixels."""
+    """Output width in pixels."""
     antialias: bool = False
-    """Whether shrinking averages over all the pixels it leaves out. Take it for photographs much
-    larger than the result; OpenVINO has no such operation."""
+    """True to average over all skipped pixels when shrinking. Take it for photographs much larger
+    than the output; OpenVINO does not support it."""
 
 
 class Lookup(OneInput):
-    """Bytes or code points to numbers of a vocabulary: 0 stays 0, 1 is unknown, the rest from 2."""
+    """Maps bytes or code points to indices: 0 stays 0, unknown is 1, vocabulary from 2."""
 
     vocabulary: str | tuple[Annotated[int, Field(ge=1, le=MAX_CODE_POINT)], ...] = Field(
         min_length=1
     )
-    """Characters, or their code points, in the order of their numbers. Bytes of UTF-8 beyond ASCII
-    are given as numbers."""
+    """Characters, or their code points, in index order. Give UTF-8 bytes beyond ASCII as
+    numbers."""
     length: int | None = Field(default=None, ge=1, le=1_000_000)
-    """What rows [rows, any length] are cut or filled with 0 to; null leaves them as long as they
-    are. Give it for a network that takes one length only."""
+    """Length to which rows [rows, any length] are cut or padded with 0; null keeps their length.
+    Give it for a network with a fixed input length."""
 
     @field_validator("vocabulary")
     @classmethod
@@ -93,29 +92,29 @@ class Lookup(OneInput):
 
     @property
     def code_points(self) -> list[int]:
-        """The vocabulary as numbers."""
+        """The vocabulary as code points."""
         return [ord(each) if isinstance(each, str) else each for each in self.vocabulary]
 
 
 class OwnModule(OneInput):
-    """A `torch.nn.Module` of yours that takes one tensor and gives one."""
+    """Your `torch.nn.Module` with one input tensor and one output tensor."""
 
     target: str
     """`path/file.py:Name` (from the working directory) or `package.module:Name`. It is exported
-    with the model, so it is made of what torch.export takes."""
+    with the model, so torch.export must support its operations."""
     args: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the target."""
 
 
 class PythonStep(RecipePart):
-    """A Python function for what torch cannot express. It goes first, and sees all inputs."""
+    """A Python function for transforms that torch cannot express. It runs first, on all inputs."""
 
     target: str
     """`path/file.py:Name` or `package.module:Name`: a class whose objects are called with a
     dictionary of NumPy arrays by input name, each [rows, ...], strings as objects of type `bytes`,
-    and return such a dictionary of numbers: the model's inputs, in order. Its one file is
-    published with the version and runs where the version is served, so it imports nothing but
-    what is installed there."""
+    and return such a dictionary of numbers: the model's inputs, in order. Its single file is
+    published with the version and runs on the server, so it may import only packages that are
+    installed there."""
     args: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the target."""
 
@@ -129,21 +128,21 @@ class PreprocessStep(OneKey):
     entry_name = "a step"
 
     scale: Scale | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Any numbers to FP32, times a factor."""
+    """Converts any numbers to FP32 and multiplies them by a factor."""
     normalize: Normalize | None = Field(default=None, exclude_if=lambda step: step is None)
     """(x - mean) / std for each channel."""
     resize: Resize | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Images of any size to one size."""
+    """Resizes images of any size to one size."""
     lookup: Lookup | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Bytes or code points to numbers of a vocabulary."""
+    """Maps bytes or code points to vocabulary indices."""
     module: OwnModule | None = Field(default=None, exclude_if=lambda step: step is None)
-    """A torch module of your own."""
+    """Your own torch module."""
     python: PythonStep | None = Field(default=None, exclude_if=lambda step: step is None)
-    """A Python function, first in the list, for what torch cannot express."""
+    """A Python function, first in the list, for transforms that torch cannot express."""
 
     @property
     def torch_step(self) -> TorchStep | None:
-        """What becomes a layer of the model; None for `python`."""
+        """Step that becomes a layer of the model; None for `python`."""
         return self.scale or self.normalize or self.resize or self.lookup or self.module
 
 
@@ -151,10 +150,10 @@ Preprocess = tuple[PreprocessStep, ...]
 
 
 def check_order(steps: Preprocess) -> Preprocess:
-    """The steps, if `python` is nowhere but first.
+    """Returns the steps if `python` occurs only first.
 
     Raises:
-        ValueError: it stands behind another step.
+        ValueError: it follows another step.
     """
     for position, step in enumerate(steps[1:], start=1):
         if step.python is not None:
@@ -166,5 +165,5 @@ def check_order(steps: Preprocess) -> Preprocess:
 
 
 def python_step(steps: Preprocess) -> PythonStep | None:
-    """The Python step, if there is one."""
+    """Returns the Python step, if there is one."""
     return steps[0].python if steps else None

@@ -1,12 +1,12 @@
-"""When an alias may move to a new version: the language of a recipe's `publish.if`. Pure.
+"""The language of a recipe's `publish.if`, which decides if an alias may move. Pure.
 
-In: text. Out: a rule, which writes itself as the text that was read.
+In: text. Out: a rule, whose `str` is the text that was parsed.
 
     rule       = clause { "and" clause }
     clause     = "first" | "always" | METRIC OPERATOR limit
     limit      = NUMBER [ "%" ] | ( "live" | "guess" ) [ ( "+" | "-" ) NUMBER [ "pp" ] ]
 
-`live` is the version that `production` names, `guess` the best single answer for every row
+`live` is the version that `production` names; `guess` is the best constant answer
 (`training.metrics.guess`).
 """
 
@@ -20,7 +20,7 @@ from model_store.strict import nearest_name
 FIRST, ALWAYS = "first", "always"
 LIVE, GUESS = "live", "guess"
 METRICS = tuple(f"test/{name}" for name in sorted(BETTER))
-"""What a condition may compare: figures of rows that no version was chosen by."""
+"""Metrics that a condition may compare: of test rows, which selected no version."""
 EXAMPLE = "test/accuracy >= live - 0.5pp"
 FLOOR = "test/accuracy >= 90%"
 POINTS = 100
@@ -36,52 +36,52 @@ _AND = re.compile(r"\s+and\s+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Compares a metric of a new version with that of another, or with a number."""
+    """Compares a metric of a new version with that of another version, or with a number."""
 
     metric: str
     """One of `METRICS`."""
     strict: bool
-    """Whether the same value is not enough."""
+    """True if an equal value does not meet the condition."""
     against: str | float = LIVE
-    """`live`, `guess` or a number in the metric's own unit."""
+    """`live`, `guess` or a number in the metric's unit."""
     margin: float = 0.0
-    """Added to the other's value, in the metric's own unit."""
+    """Number added to the other value, in the metric's unit."""
 
     @property
     def operator(self) -> str:
-        """As it is written."""
+        """Operator as written in the text."""
         return ("<" if better_of(self.metric) == "lower" else ">") + ("" if self.strict else "=")
 
     @property
     def of_live(self) -> bool:
-        """Whether the live version must be run for it."""
+        """True if the live version must be evaluated for the condition."""
         return self.against == LIVE
 
     def met(self, new: float, other: float, rounding: float = 0.0) -> bool:
-        """Whether a new version is as good as it must be.
+        """Checks that a new version meets the condition.
 
         Args:
-            new: the new version's value.
-            other: that of what it is compared with, on the same rows.
-            rounding: a difference up to this counts as none.
+            new: value of the new version.
+            other: value it is compared with, on the same rows.
+            rounding: largest difference that counts as equal.
         """
-        # Differences of equal counts of rows are not exactly equal numbers.
+        # Shares with equal count differences are not exactly equal as floats.
         sign = -1 if better_of(self.metric) == "lower" else 1
         ahead = round((new - other - self.margin) * sign, 12)
         return ahead > rounding if self.strict else ahead >= -rounding
 
     def limit(self, metrics: Mapping[str, float]) -> float | None:
-        """What the metric is held to, without the margin; None where that is not known here.
+        """Returns the limit of the metric without the margin, or None if it is not known here.
 
         Args:
-            metrics: of the new version, with those of the guess as `guess/accuracy`.
+            metrics: metrics of the new version, and of the guess as `guess/accuracy`.
         """
         if isinstance(self.against, float):
             return self.against
         return metrics.get(f"{GUESS}/{self.metric.rpartition('/')[2]}")
 
     def __str__(self) -> str:
-        """The text that `parse_condition` reads."""
+        """Returns the text that `parse_condition` reads."""
         share = is_share(self.metric)
         if isinstance(self.against, float):
             limit = f"{self.against * POINTS:g}%" if share else f"{self.against:g}"
@@ -93,31 +93,31 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRule:
-    """All that must hold for an alias to move."""
+    """All conditions for moving an alias."""
 
     first: bool = False
-    """Whether the alias may name no version yet."""
+    """True if the alias must not name a version yet."""
     conditions: tuple[Condition, ...] = ()
 
     @property
     def live(self) -> Condition | None:
-        """The comparison with the live version, if there is one."""
+        """The comparison with the live version, or None."""
         return next((one for one in self.conditions if one.of_live), None)
 
     @property
     def demands(self) -> tuple[Condition, ...]:
-        """The other comparisons, which the new version's own figures decide."""
+        """The other comparisons, which need only metrics of the new version."""
         return tuple(one for one in self.conditions if not one.of_live)
 
     def __str__(self) -> str:
-        """The text that `parse_rule` reads."""
+        """Returns the text that `parse_rule` reads."""
         words = [FIRST] * self.first + [str(one) for one in self.conditions]
         return " and ".join(words) or ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What became of a demand."""
+    """Result of one demand."""
 
     condition: Condition
     value: float | None
@@ -125,13 +125,13 @@ class Finding:
 
     @property
     def met(self) -> bool:
-        """Whether it holds; not, where a figure is missing."""
+        """True if the demand is met; false if a value is missing."""
         if self.value is None or self.limit is None:
             return False
         return self.condition.met(self.value, self.limit)
 
     def text(self) -> str:
-        """The finding in one line."""
+        """Returns the result in one line."""
         name, text = self.condition.metric, f"{self.condition} is {'' if self.met else 'not '}met"
         if self.value is None or self.limit is None:
             return f"{text}: this run has no such figure"
@@ -142,11 +142,11 @@ class Finding:
 
 
 def findings(rule: PromotionRule, metrics: Mapping[str, float]) -> list[Finding]:
-    """Holds the demands of a rule against the figures of a version.
+    """Evaluates the demands of a rule with the metrics of a version.
 
     Args:
-        rule: of the recipe.
-        metrics: of the version's checkpoint; see `Condition.limit`.
+        rule: rule of the recipe.
+        metrics: metrics of the version's checkpoint; see `Condition.limit`.
     """
     return [
         Finding(condition=one, value=metrics.get(one.metric), limit=one.limit(metrics))
@@ -155,10 +155,10 @@ def findings(rule: PromotionRule, metrics: Mapping[str, float]) -> list[Finding]
 
 
 def parse_rule(text: str) -> PromotionRule:
-    """Reads the whole of `publish.if`.
+    """Parses the whole of `publish.if`.
 
     Raises:
-        ValueError: a clause is none, or two of them do not go together.
+        ValueError: a clause is invalid, or two clauses are incompatible.
     """
     clauses = _AND.split(text.strip())
     first = FIRST in clauses
@@ -173,10 +173,10 @@ def parse_rule(text: str) -> PromotionRule:
 
 
 def parse_condition(text: str) -> Condition:
-    """Reads one comparison.
+    """Parses one comparison.
 
     Raises:
-        ValueError: it is none, names no metric of the test split, or points the wrong way.
+        ValueError: the syntax, the metric or the direction of the comparison is wrong.
     """
     found = _CONDITION.fullmatch(text.strip())
     if found is None:
@@ -204,7 +204,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def _number(found: "re.Match[str]") -> float:
-    """In the metric's own unit."""
+    """Returns the number in the metric's unit."""
     value, metric = float(found["number"]), found["metric"]
     share = is_share(metric)
     if found["percent"] and not share:
@@ -218,7 +218,7 @@ def _number(found: "re.Match[str]") -> float:
 
 
 def _margin(found: "re.Match[str]") -> float:
-    """In the metric's own unit; 0 without any."""
+    """Returns the margin in the metric's unit; 0 without any."""
     if found["margin"] is None:
         return 0.0
     value, unit = float(found["margin"]), found["unit"]

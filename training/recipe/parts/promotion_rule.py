@@ -1,10 +1,10 @@
-"""The part of a recipe that says which alias moves to a new version, and when. Pure rules.
+"""The part of a recipe that moves an alias to a new version under a condition. Pure rules.
 
     publish: {model: digits, alias: canary}
     publish: {model: digits, alias: production, if: test/accuracy >= live - 0.5pp}
     publish: {model: digits, if: first and test/accuracy >= 90% and test/accuracy > guess}
 
-In: the keys as they stand in a recipe, or `promote` of older ones. Out: an alias and a rule, every
+In: the keys as written in a recipe, or `promote` of older ones. Out: an alias and a rule, every
 default written out.
 """
 
@@ -23,24 +23,24 @@ _PROMOTE: dict[object, dict[str, str | None]] = {
     "first": {"alias": PRODUCTION, "if": FIRST},
     "always": {"alias": PRODUCTION, "if": ALWAYS},
 }
-"""What `promote` of older recipes means."""
+"""Meaning of `promote` in older recipes."""
 
 
 class PromotePart(RecipePart):
-    """Which alias moves to the new version, and when."""
+    """The alias that moves to the new version, and its condition."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     alias: str | None = PRODUCTION
-    """The alias that moves to the new version; null for none. Take `canary` to try a version on a
-    part of the traffic, null where somebody must look first."""
+    """Alias that moves to the new version; null for none. Take `canary` to try a version on a part
+    of the traffic, null if somebody must approve it first."""
     condition: str | None = Field(default=None, alias="if")
-    """When it moves: `first`, only if the alias names no version yet; `always`; or comparisons on
-    the test rows of this run, joined by `and`: with a number (`test/accuracy >= 90%`, `test/rmse <=
-    2.5`), with one answer for every row (`test/accuracy > guess`), with what `production` names
-    (`test/accuracy >= live`), and a margin as in `live - 0.5pp`. `production` moves `first` unless
-    told otherwise, other aliases `always`. Give comparisons where versions are trained without
-    anybody looking."""
+    """Condition of the move: `first`, only if the alias names no version yet; `always`; or
+    comparisons on the test rows of this run, joined by `and`: with a number (`test/accuracy >=
+    90%`, `test/rmse <= 2.5`), with the best constant answer (`test/accuracy > guess`), or with the
+    version of `production` (`test/accuracy >= live`), with a margin as in `live - 0.5pp`. The
+    default is `first` for `production` and `always` for other aliases. Give comparisons if versions
+    are trained unattended."""
 
     @model_validator(mode="before")
     @classmethod
@@ -75,12 +75,12 @@ class PromotePart(RecipePart):
         return self
 
     def rule(self) -> PromotionRule:
-        """When the alias moves; always, where none does."""
+        """Returns the rule for moving the alias; `always` if there is no alias."""
         return parse_rule(self.condition or ALWAYS)
 
 
 def _without_promote(keys: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe that is older than `alias` and `if`."""
+    """Converts the keys of a recipe that is older than `alias` and `if`."""
     promote = keys.pop("promote")
     if promote not in _PROMOTE:
         raise ValueError(

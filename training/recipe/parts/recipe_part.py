@@ -1,4 +1,4 @@
-"""What every part of a recipe is. Pure."""
+"""The base class of every part of a recipe. Pure."""
 
 from pydantic import ConfigDict
 
@@ -6,6 +6,6 @@ from model_store.strict import StrictModel
 
 
 class RecipePart(StrictModel):
-    """A part of a recipe; the sentence under a field is also its help in the JSON Schema."""
+    """A part of a recipe; the docstring of a field is also its help in the JSON Schema."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)

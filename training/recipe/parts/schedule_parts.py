@@ -1,4 +1,4 @@
-"""The part of a recipe that says how the learning rate changes. Pure."""
+"""The `schedule` part of a recipe: the learning rate over time. Pure."""
 
 from typing import Any, Literal
 
@@ -17,33 +17,33 @@ class Cosine(RecipePart):
 
 
 class StepDown(RecipePart):
-    """Steps down after every so many epochs."""
+    """Step decay: multiplies the rate by a factor every few epochs."""
 
     every_epochs: int = Field(default=10, ge=1)
-    """Epochs between two steps, counted from the start. Make it a third of all epochs or so."""
+    """Epochs between two decays, counted from the start. Set it to about a third of all epochs."""
     gamma: float = Field(default=0.1, gt=0, le=1)
-    """Factor of one step. Raise it when learning stops with the first one."""
+    """Factor of one decay. Raise it when learning stops after the first one."""
 
 
 class Exponential(RecipePart):
-    """The same factor after every epoch."""
+    """Exponential decay: the same factor after every epoch."""
 
     gamma: float = Field(default=0.95, gt=0, le=1)
-    """Factor of one epoch. Raise it for more epochs."""
+    """Factor per epoch. Raise it for more epochs."""
 
 
 class Plateau(RecipePart):
-    """Steps down when `stop.metric` no longer gets better, as `ReduceLROnPlateau` of torch."""
+    """Decays when `stop.metric` no longer improves, as torch's `ReduceLROnPlateau`."""
 
     factor: float = Field(default=0.1, gt=0, lt=1)
-    """Factor of one step. Raise it when learning stops with the first one."""
+    """Factor of one decay. Raise it when learning stops after the first one."""
     patience: int = Field(default=5, ge=0)
-    """Epochs without a better value that are endured; one more, and the rate steps down. Keep it
-    below `stop.patience`."""
+    """Epochs without improvement that are tolerated; the next one decays the rate. Keep it below
+    `stop.patience`."""
     threshold: float = Field(default=1e-4, ge=0, lt=1)
-    """Share by which a value must be better to count. Raise it when the metric is noisy."""
+    """Smallest relative improvement that counts. Raise it when the metric is noisy."""
     min_lr_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the peak below which the rate never falls. Raise it when the last epochs learn
+    """Lower bound of the rate, as a share of the peak. Raise it when the last epochs learn
     nothing."""
 
 
@@ -51,7 +51,7 @@ class OneCycle(RecipePart):
     """Up, down, and down to almost nothing (Smith and Topin, 2019). It has its own warm-up."""
 
     climb_share: float = Field(default=0.3, gt=0, lt=1)
-    """Share of all steps until the peak. Lower it when the first steps are stable."""
+    """Share of all steps before the peak. Lower it when the first steps are stable."""
     first_lr_share: float = Field(default=0.04, gt=0, le=1)
     """Learning rate of the first step, as a share of the peak. Lower it when it is unstable."""
     final_lr_share: float = Field(default=4e-6, ge=0, le=1)
@@ -68,33 +68,33 @@ class Wsd(RecipePart):
     """Learning rate of the last step, as a share of the peak. Raise it when the last epochs learn
     nothing."""
     shape: Literal["linear", "sqrt"] = "linear"
-    """How it falls: `sqrt` falls faster at first (Haegele et al., 2024). Try both."""
+    """Shape of the decay: `sqrt` falls faster at first (Haegele et al., 2024). Try both."""
 
 
 class Constant(RecipePart):
-    """The peak, after the warm-up, to the end."""
+    """The peak rate, after the warm-up, to the end."""
 
 
 class SchedulePart(OneOf):
-    """How the learning rate changes, step by step."""
+    """Learning rate schedule, step by step."""
 
     choices = ("cosine", "step", "exponential", "plateau", "one_cycle", "wsd", "constant")
 
     warmup_share: float = Field(default=0.05, ge=0, lt=1)
     """Share of all steps during which the rate climbs from 0 to the peak; 0 with `one_cycle`, which
-    has its own. Raise it when the first epochs are unstable."""
+    has its own warm-up. Raise it when the first epochs are unstable."""
     cosine: Cosine | None = None
-    """Down along half a cosine: what is taken if nothing is named. Suits most runs."""
+    """Half a cosine down; the default. Suits most runs."""
     step: StepDown | None = None
-    """Down in steps. Take it to repeat older work."""
+    """Step decay. Take it to reproduce older work."""
     exponential: Exponential | None = None
-    """Down by a factor an epoch. Take it when the number of epochs is open."""
+    """Decay by a factor per epoch. Take it when the number of epochs is open."""
     plateau: Plateau | None = None
-    """Down when the metric stands still. Take it when the number of epochs is open."""
+    """Decay when the metric stagnates. Take it when the number of epochs is open."""
     one_cycle: OneCycle | None = None
-    """Up and down once. Take it for few epochs with a high peak."""
+    """One cycle up and down. Take it for few epochs with a high peak."""
     wsd: Wsd | None = None
-    """Constant, then down. Take it when a run may be made longer later."""
+    """Constant, then decay. Take it when a run may be extended later."""
     constant: Constant | None = None
     """Always the peak. Take it to find a learning rate, or with `optim.lbfgs`."""
 

@@ -1,13 +1,13 @@
-"""What a model is asked: its task, and by which figures the answers are judged. Pure.
+"""The task of a model, and the metrics of its answers. Pure.
 
-The recipe's loss says the task; the labels, the metrics and the gate follow from it.
+The recipe's loss determines the task; the labels, the metrics and the gate follow from it.
 """
 
 from typing import Literal
 
 Task = Literal["classes", "multi_label", "regression", "counts"]
-"""`classes`: one of K, whole numbers. `multi_label`: each of K on its own, 0 or 1. `regression`:
-numbers. `counts`: how often something happens, numbers from 0."""
+"""`classes`: one of K, whole numbers. `multi_label`: each of K independently, 0 or 1. `regression`:
+numbers. `counts`: event counts, numbers from 0."""
 
 METRICS: dict[Task, tuple[str, ...]] = {
     "classes": ("accuracy", "macro_f1", "exact_match"),
@@ -15,7 +15,7 @@ METRICS: dict[Task, tuple[str, ...]] = {
     "regression": ("rmse", "mae", "r2"),
     "counts": ("rmse", "mae", "r2"),
 }
-"""Of each task, over a split. The first one judges artifacts."""
+"""Metrics of each task over a split. The first one verifies artifacts."""
 
 LABELS_IN_WORDS: dict[Task, str] = {
     "classes": "whole numbers [rows] or [rows, T]",
@@ -23,4 +23,4 @@ LABELS_IN_WORDS: dict[Task, str] = {
     "regression": "numbers [rows], [rows, D] or [rows, T, D]",
     "counts": "numbers from 0, [rows], [rows, D] or [rows, T, D]",
 }
-"""What labels of each task are."""
+"""Labels of each task, as text for messages."""

@@ -1,4 +1,4 @@
-"""The part of a recipe that says where trackers other than files find their server. Pure."""
+"""The part of a recipe for the servers of trackers other than files. Pure."""
 
 from typing import Literal
 
@@ -10,14 +10,14 @@ TrackerName = Literal["tensorboard", "jsonl", "mlflow", "wandb"]
 
 
 class TrackingPart(RecipePart):
-    """How MLflow and Weights & Biases are told, where `track` names them."""
+    """Settings of MLflow and Weights & Biases, if `track` names them."""
 
     experiment: str | None = Field(default=None, min_length=1)
-    """MLflow's experiment and W&B's project; null takes `publish.model`. Change it to see several
+    """MLflow experiment and W&B project; null uses `publish.model`. Change it to compare several
     models side by side."""
     mlflow_uri: str | None = Field(default=None, min_length=1)
-    """MLflow's tracking server, such as `http://mlflow:5000`; null for `mlflow.db` in the run's
-    folder. Give it where several people look."""
+    """MLflow tracking server, such as `http://mlflow:5000`; null for `mlflow.db` in the run's
+    folder. Give it to share results with others."""
     wandb_mode: Literal["offline", "online"] = "offline"
-    """`offline` writes into the run's folder, which `wandb sync` sends later. Take `online` where
-    the machine may talk to W&B and is logged in."""
+    """`offline` writes into the run's folder, from which `wandb sync` uploads later. Take `online`
+    if the machine has access to W&B and is logged in."""

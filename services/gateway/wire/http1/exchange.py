@@ -103,6 +103,11 @@ class Exchange:
             budget.give(-size)
         self.held_bytes += size
 
+    def release(self) -> None:
+        """Gives back what is charged."""
+        self._connection.port.budget.give(self.held_bytes)
+        self.held_bytes = 0
+
     def compress(
         self,
         parts: Sequence[bytes | memoryview],
@@ -157,12 +162,16 @@ class Exchange:
         return _KEEP_ALIVE if self.head.version == "1.0" else b""
 
     def respond_error(self, error: ServingError, fields: bytes = b"") -> None:
-        """Answers with the protocol's error body, under the error's own status."""
+        """Answers with an error, under its own status."""
         if error.retryable:
             fields = b"retry-after: %d\r\n%b" % (error.retry_after_s, fields)
         if error.http_status == 401:
             fields = _CHALLENGE + fields
-        self.respond(error.http_status, JSON + fields, [error_body(error)])
+        self.respond(error.http_status, JSON + fields, [self.error_content(error)])
+
+    def error_content(self, error: ServingError) -> bytes:
+        """Encodes an error as JSON, in the form of the exchange's protocol."""
+        return error_body(error)
 
 
 Opener = Callable[["HttpConnection", Head], Exchange]

@@ -71,8 +71,8 @@ def retry_hint(after_s: int) -> Metadata:
 class Call:
     """A call that is being answered.
 
-    The connection calls `take` with each whole message and `end` behind the last, or `refuse` when
-    there is something wrong with them; and `abandon` when nobody waits for an answer any more.
+    The connection calls `take` with each whole message and `end_input` behind the last, or `refuse`
+    when there is something wrong with them; and `abandon` when nobody waits for an answer any more.
     Whoever answers calls `reply`, or `send` as often as it likes and then `finish`, or `fail`;
     once the call is over all of them do nothing.
 
@@ -113,7 +113,7 @@ class Call:
         """A message has come, whole and plain."""
         raise NotImplementedError
 
-    def end(self) -> None:
+    def end_input(self) -> None:
         """The caller has said all it had to say."""
 
     def check_caller(self) -> None:
@@ -155,7 +155,7 @@ class Call:
             ):
                 # What nearly every call is: one message in one frame.
                 self.take(data[PREFIX_BYTES:])
-                self.end()
+                self.end_input()
                 return
             if not self._partial:
                 self.check_caller()
@@ -189,7 +189,7 @@ class Call:
         if self.has_ended and not self._taking and not self.is_over:
             if self._partial:
                 raise InvalidRequestError("the call ends within a message")
-            self.end()
+            self.end_input()
 
     def _cut(self, size: int) -> Body:
         """The first message of what was received, which is gone from there then."""
@@ -378,7 +378,7 @@ class UnaryCall(Call):
             self._held_bytes = len(message)
             self.connection.unfinished_bytes += self._held_bytes
 
-    def end(self) -> None:
+    def end_input(self) -> None:
         """Starts the work on the one message."""
         message, self._message = self._message, None
         if self._held_bytes:
@@ -411,6 +411,11 @@ class UnaryCall(Call):
         else:
             budget.give(-size)
         self.held_bytes += size
+
+    def release(self) -> None:
+        """Gives back what is charged."""
+        self.connection.port.budget.give(self.held_bytes)
+        self.held_bytes = 0
 
     def forget_input(self) -> None:
         """The message, too."""

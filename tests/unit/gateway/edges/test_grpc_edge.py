@@ -21,8 +21,9 @@ from protos import open_inference_pb2 as pb
 from services.errors import BackendError, DeviceError, QueueFullError, ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.edges.grpc_edge import GrpcEdge
+from services.gateway.inference import Inference
 from services.gateway.jobs.verification_service import VerificationService
-from services.gateway.request_accounting import Record, RequestAccounting
+from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.wire.http2 import grpc_call
 from services.queueing.directory import Directory
@@ -357,26 +358,27 @@ async def test_ten_thousand_calls_have_one_outcome_each(
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     gateway.worker.act = Chaos(random.Random(seed)).act
-    opened: list[Record] = []
+    opened: list[Inference] = []
     closed: Counter[int] = Counter()
     threads: set[int] = set()
-    open_ = gateway.accounting.open
+    open_ = Inference.__init__
 
-    def opening(*request: str) -> Record:
-        opened.append(open_(*request))
-        return opened[-1]
+    def opening(inference: Inference, *args: Any) -> None:
+        opened.append(inference)
+        open_(inference, *args)
 
-    def watched(close: Callable[[Record, str, Any], None]) -> Callable[[Record, str, Any], None]:
-        def closing(record: Record, code: str, outcome: Any) -> None:
-            closed[id(record)] += 1
+    def watched(end: Callable[..., None]) -> Callable[..., None]:
+        def ending(inference: Inference, *args: Any) -> None:
+            if not inference.is_over or end.__name__ == "answered":
+                closed[id(inference)] += 1
             threads.add(threading.get_ident())
-            close(record, code, outcome)
+            end(inference, *args)
 
-        return closing
+        return ending
 
-    monkeypatch.setattr(gateway.accounting, "open", opening)
-    monkeypatch.setattr(Record, "close", watched(Record.close))
-    monkeypatch.setattr(Record, "close_failed", watched(Record.close_failed))
+    monkeypatch.setattr(Inference, "__init__", opening)
+    for name in ("answered", "fail", "cancel"):
+        monkeypatch.setattr(Inference, name, watched(getattr(Inference, name)))
     calls = await asyncio.to_thread(shoot, gateway.address, seed)
     codes = Counter(call.code() for call in calls.values())
     assert codes.total() == CALLS
@@ -393,8 +395,8 @@ async def test_ten_thousand_calls_have_one_outcome_each(
     await gateway.until(lambda: len(closed) == len(opened))
     assert await gateway.queue.wait_empty(TIMEOUT_S) == 0
     assert set(closed.values()) == {1}
-    assert {id(record) for record in opened} == set(closed)
-    assert threads == {threading.get_ident()}, "a record was closed outside the loop"
+    assert {id(inference) for inference in opened} == set(closed)
+    assert threads == {threading.get_ident()}, "an inference ended outside the loop"
     assert gateway.counted().total() == len(opened)
     assert gateway.counted()["OK"] >= codes[grpc.StatusCode.OK]
     assert all(entry.dead for entry in gateway.worker.entries)

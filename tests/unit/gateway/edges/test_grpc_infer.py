@@ -1,6 +1,8 @@
 """One inference between its connection and admission: every order of answer and departure."""
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from services.errors import (
     InvalidRequestError,
@@ -18,33 +21,27 @@ from services.errors import (
 from services.gateway import sliced_work
 from services.gateway.admission import InferCall
 from services.gateway.edges.binary_texts import TEXT_OVERHEAD_BYTES
-from services.gateway.edges.grpc_infer import WAY_BACK_S, InferenceCall, InferRoute
+from services.gateway.edges.grpc_infer import GRPC, WAY_BACK_S, GrpcInferRoute, InferenceCall
+from services.gateway.inference import InferencePath
+from services.gateway.request_accounting import RequestAccounting
 from services.gateway.scheduling_parameters import time_for_work
 from services.gateway.sliced_work import SlicedWork
 from services.gateway.wire.body import Body
+from services.gateway.wire.http2.grpc_call import UnaryCall
 from services.gateway.wire.http2.grpc_head import GrpcHead
+from services.queueing.directory import Directory
 from services.queueing.memory_queue import Outcome
-from services.queueing.records import InferReply, Lane
+from services.queueing.records import InferReply, Lane, ServedVersion
+from services.telemetry.metrics import Metrics
 from tests.unit.gateway.wire.http_wire import make_budget
 
 LONG_S = 3600.0
-
-
-class Record:
-    def __init__(self, given_id: str) -> None:
-        self.closed: list[str] = []
-        self.request_id = given_id
-        self.trace = None
-        self.started = 0.0
-
-    def close(self, code: str, reply: InferReply) -> None:
-        assert isinstance(reply, InferReply)
-        self.closed.append(code)
-
-    def close_failed(self, code: str, error: ServingError) -> None:
-        assert code != "OK"
-        assert isinstance(error, ServingError)
-        self.closed.append(code)
+LANE = Lane("m", 1)
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 2)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
+    max_batch_size=4,
+)
 
 
 class Entry:
@@ -55,8 +52,8 @@ class Entry:
         self.cancelled += 1
 
 
-class Call(InferenceCall):
-    """One that keeps what it would write."""
+class Written(UnaryCall):
+    """A call that keeps what it would write."""
 
     answer: pb.ModelInferResponse | None = None
     metadata = b""
@@ -73,6 +70,10 @@ class Call(InferenceCall):
         self.is_over = True
         self.refusal = error, dict(metadata)
 
+
+class Call(InferenceCall, Written):
+    """An inference whose answer is kept."""
+
     def leave(self) -> None:
         """What a connection does when its caller has gone."""
         if not self.is_over:
@@ -81,36 +82,30 @@ class Call(InferenceCall):
 
 
 class Turns:
-    """Stands in for a `RequestPacer` in which each call has waited so long."""
+    """Stands in for a `RequestPacer`: the last byte of each call came at that second."""
 
-    waited_s = 0.0
+    received_at = 0.0
 
     def begin(self, request: InferenceCall, body: Body, connection: object) -> None:
-        request.begin_in_turn(body, self.waited_s)
+        request.begin_in_turn(body, self.received_at)
 
 
 class World:
     """A route among fakes; `begin` starts a call on it, as a connection would."""
 
     def __init__(self) -> None:
-        self.tracer = self.sampler = None
+        self.directory = Directory()
+        self.directory.announce(ServedVersion(lane=LANE, state="ready", signature=SIGNATURE))
+        self.directory.make_live(LANE)
+        self.metrics = Metrics("test")
+        self.accounting = RequestAccounting(self.metrics, self.directory, access_log=False)
+        self.path = InferencePath(GRPC, cast(Any, self), self.accounting)
         self.turns = Turns()
         self.work = SlicedWork()
-        self.records_began_at = 0.0
-        self.records: list[Record] = []
         self.asked: list[tuple[InferCall, Callable[[Outcome], None]]] = []
         self.entry = Entry()
         self.at_once: Outcome | None = None
         self.raised: Exception | None = None
-
-    def open(
-        self, protocol: str, given_id: str, model: str, version: str, traceparent: str
-    ) -> Record:
-        """The accounting's part."""
-        assert (protocol, traceparent) == ("grpc", "")
-        self.records.append(Record(given_id))
-        self.records[-1].started = self.records_began_at
-        return self.records[-1]
 
     def infer(self, call: InferCall, answered: Callable[[Outcome], None]) -> Entry:
         """Admission's part."""
@@ -136,7 +131,7 @@ class World:
         if timeout:
             fields.append((b"grpc-timeout", timeout.encode()))
         head = GrpcHead(fields)
-        route = InferRoute(cast(Any, self), cast(Any, self), head)
+        route = GrpcInferRoute(self.path, head)
         connection = SimpleNamespace(
             port=SimpleNamespace(now=0.0, budget=make_budget()),
             sending=SimpleNamespace(unsent_bytes=0),
@@ -149,12 +144,18 @@ class World:
         """A call whose message has come."""
         call = self.call(timeout)
         call.take((request or good_request(**fields)).SerializeToString())
-        call.end()
+        call.end_input()
         return call
 
     def assert_over(self, *codes: str) -> None:
         """Every call had one outcome."""
-        assert [record.closed for record in self.records] == [[code] for code in codes]
+        counted = {
+            sample.labels["code"]: sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "flambeau_requests_total" and sample.value
+        }
+        assert counted == Counter(codes)
 
 
 def good_request(**fields: Any) -> pb.ModelInferRequest:
@@ -277,7 +278,7 @@ def test_answer_that_cannot_be_written(world: World) -> None:
 def test_message_that_cannot_be_read_is_counted(world: World) -> None:
     call = world.call()
     call.take(b"\x0a\x02\xff\xfe")
-    call.end()
+    call.end_input()
     assert call.refusal is not None
     assert "not a valid message" in str(call.refusal[0])
     world.assert_over("INVALID_ARGUMENT")
@@ -294,7 +295,7 @@ def test_what_never_became_a_message_is_counted(world: World) -> None:
 
 def test_call_without_a_message(world: World) -> None:
     call = world.call()
-    call.end()
+    call.end_input()
     assert call.refusal is not None
     assert "no message" in str(call.refusal[0])
     world.assert_over("INVALID_ARGUMENT")
@@ -328,8 +329,8 @@ def test_smaller_of_both_timeouts(
     if timeout_us is not None:
         request.parameters["timeout"].int64_param = timeout_us
     world.begin(request, timeout)
-    expected = None if timeout_s is None else time_for_work(timeout_s, WAY_BACK_S)
-    assert world.asked[0][0].timeout_s == expected
+    expected = math.inf if timeout_s is None else time_for_work(timeout_s, WAY_BACK_S)
+    assert world.asked[0][0].deadline == expected
 
 
 def test_time_its_message_took_to_come_is_gone(
@@ -338,22 +339,20 @@ def test_time_its_message_took_to_come_is_gone(
     monkeypatch.setattr("services.gateway.edges.grpc_infer.time.monotonic", lambda: -3.0)
     call = world.call("7S")
     call.take(good_request().SerializeToString())
-    call.end()
-    assert world.asked[0][0].timeout_s == time_for_work(4.0, WAY_BACK_S)
+    call.end_input()
+    assert world.asked[0][0].deadline == time_for_work(4.0, WAY_BACK_S)
 
 
 @pytest.mark.parametrize(("timeout", "timeout_us"), [("7S", 0), ("", 7_000_000)])
 def test_time_that_a_call_waited_for_its_turn_is_gone(
     world: World, monkeypatch: pytest.MonkeyPatch, timeout: str, timeout_us: int
 ) -> None:
-    monkeypatch.setattr("services.gateway.edges.grpc_infer.time.monotonic", lambda: 0.0)
-    world.turns.waited_s = 3.0
-    world.records_began_at = 3.0
+    monkeypatch.setattr("services.gateway.edges.grpc_infer.time.monotonic", lambda: -3.0)
+    world.turns.received_at = -3.0
     request = good_request()
     request.parameters["timeout"].int64_param = timeout_us
     world.begin(request, timeout)
-    assert world.asked[0][0].timeout_s == time_for_work(4.0, WAY_BACK_S)
-    assert world.records[0].started == 0.0, "the wait is in what the call took"
+    assert world.asked[0][0].deadline == -3.0 + time_for_work(7.0, WAY_BACK_S)
 
 
 def test_priority_and_names_reach_admission(world: World) -> None:

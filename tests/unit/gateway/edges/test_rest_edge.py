@@ -1,6 +1,8 @@
 """The REST edge above a fake admission: routes, times, priorities, failures, hang-ups."""
 
 import logging
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ from services.gateway.admission import Admission, InferCall
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.edges.rest_infer import WAY_BACK_S
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.request_pacer import Inference, RequestPacer
+from services.gateway.request_pacer import PacedRequest, RequestPacer
 from services.gateway.scheduling_parameters import time_for_work
 from services.gateway.server_facts import ServerFacts
 from services.gateway.sliced_work import SlicedWork
@@ -82,14 +84,14 @@ class Line:
     """Stands in for a `RequestPacer`: lets what comes wait until it is told to go on."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Inference, Body]] = []
+        self.waiting: list[tuple[PacedRequest, Body]] = []
 
-    def begin(self, request: Inference, body: Body, connection: object) -> None:
+    def begin(self, request: PacedRequest, body: Body, connection: object) -> None:
         self.waiting.append((request, body))
 
-    def go_on(self, waited_s: float) -> None:
+    def go_on(self, received_at: float) -> None:
         for waiting, body in self.waiting:
-            waiting.begin_in_turn(body, waited_s)
+            waiting.begin_in_turn(body, received_at)
 
 
 class Edge:
@@ -162,7 +164,7 @@ def test_inference_there_and_back() -> None:
         call = edge.entry.call
         assert (call.model, call.version, call.request_id) == ("m", "", "given")
         assert call.inputs[0].array.tolist() == [[1, 2]]
-        assert (call.timeout_s, call.priority) == (None, 0)
+        assert (call.deadline, call.priority) == (math.inf, 0)
         assert edge.wire.output == b""
         edge.entry.answer((0.5, 2))
         answer = edge.one()
@@ -252,11 +254,13 @@ PARAMETERS = b'{"parameters":{"timeout":%d,"priority":%d},' + BODY[1:]
 )
 def test_smaller_limit_wins(header: str | None, timeout_us: int, timeout_s: float | None) -> None:
     async def test() -> None:
-        edge = Edge()
+        edge, line = Edge(), Line()
+        edge.admission.turns = line  # type: ignore[assignment]
         headers = {} if header is None else {"x_request_timeout_ms": header}
         edge.post(body=PARAMETERS % (timeout_us, 3), **headers)
-        left = None if timeout_s is None else time_for_work(timeout_s, WAY_BACK_S)
-        assert edge.entry.call.timeout_s == left
+        line.go_on(received_at=0.0)
+        left = math.inf if timeout_s is None else time_for_work(timeout_s, WAY_BACK_S)
+        assert edge.entry.call.deadline == left
         assert edge.entry.call.priority == 3
 
     on_loop(test)
@@ -272,9 +276,9 @@ def test_time_that_a_request_waited_for_its_turn_is_gone(
         headers = {} if header is None else {"x_request_timeout_ms": header}
         edge.post(body=PARAMETERS % (timeout_us, 3), **headers)
         assert not edge.admission.entries
-        line.go_on(waited_s=0.2)
-        left = time_for_work(0.25, WAY_BACK_S) - 0.2
-        assert edge.entry.call.timeout_s == pytest.approx(left)
+        received_at = time.monotonic() - 0.2
+        line.go_on(received_at)
+        assert edge.entry.call.deadline == received_at + time_for_work(0.25, WAY_BACK_S)
         edge.entry.answer()
         assert edge.one().status == 200
         seconds = edge.metrics.registry.get_sample_value(

@@ -33,6 +33,7 @@ from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, Lane, ServedArtifact, ServedVersion
 from services.settings import ConfigError, checked
 from services.telemetry.metrics import UNSAMPLED, Metrics
+from tests.fixtures.inferences import open_inference
 
 LANE = Lane("digits", 3)
 EXACT = Lane("digits", 3, "exact")
@@ -77,9 +78,7 @@ class Place:
             self.metrics.payload_samples,
             self.metrics.dropped_payload_samples,
         )
-        self.accounting = RequestAccounting(
-            self.metrics, self.directory, access_log=False, sampler=self.sampler
-        )
+        self.accounting = RequestAccounting(self.metrics, self.directory, access_log=False)
         self.answers: list[Outcome] = []
 
     def ask(
@@ -96,8 +95,8 @@ class Place:
             for name, x in (inputs or {"x": X}).items()
         ]
         call = InferCall(request_id=request_id, model=model, version="", inputs=tensors)
-        record = self.accounting.open(protocol, request_id, model, "")
-        self.sampler.watch(call, record, self.answers.append)(outcome)
+        inference = open_inference(self.accounting, protocol, request_id, model)
+        self.sampler.watch(call, inference, self.answers.append)(outcome)
 
     def kept(self) -> list[PayloadSample]:
         """What is in the store once the sampler has ended."""

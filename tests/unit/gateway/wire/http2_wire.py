@@ -127,7 +127,7 @@ class EchoAll(Call):
         self.got.append(bytes(message))
         self.send(bytes(message))
 
-    def end(self) -> None:
+    def end_input(self) -> None:
         """Ends, too."""
         self.finish()
 

@@ -81,7 +81,7 @@ class Request:
 
     is_over = False
 
-    def begin_in_turn(self, body: Body, waited_s: float) -> None:
+    def begin_in_turn(self, body: Body, received_at: float) -> None:
         """Does nothing."""
 
     def refuse(self, error: ServingError) -> None:

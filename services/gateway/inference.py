@@ -1,0 +1,342 @@
+"""The life of one inference, the same for every protocol.
+
+In: a request that an edge has received. Out: its replies, to the edge's `ReplySink`; one line in
+the accounting.
+
+One inference, in order:
+1. `InferencePath.open` records it, with the time at which its last byte came;
+2. `begin` authenticates its caller, has the edge decode it, in slices if it is large, and hands it
+   to admission, and its payload to the sampler;
+3. replies come back: `ReplySink.part` encodes and writes them, in slices if they are large
+   (`write`), and calls `answered` before it writes the last;
+4. or an error ends it (`fail`), or its caller disconnects (`cancel`).
+
+Rule: an inference has exactly one outcome, which is counted once; whatever comes after it changes
+nothing.
+
+A protocol is two files beside its table of routes: a codec, and an edge whose requests implement
+`ReplySink` (`rest_infer.py`, `grpc_infer.py`).
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+from services.errors import ServingError
+from services.gateway.admission import Admission, InferCall
+from services.gateway.request_accounting import RequestAccounting
+from services.gateway.sliced_work import Slices
+from services.gateway.wire.body import Body
+from services.queueing.memory_queue import Done, Entry, Outcome
+from services.queueing.records import InferReply, Lane
+from services.tracing.context import TraceContext
+from services.tracing.tracer import EdgeFacts
+
+if TYPE_CHECKING:
+    from services.access.authenticator import CachedAuthorization
+    from services.access.caller import Caller
+
+logger = logging.getLogger("flambeau.inference")
+
+T = TypeVar("T")
+
+INTERNAL_ERROR = "internal error; the server's log says more"
+
+
+class ReplySink(Protocol):
+    """The edge's end of one inference: decodes the request, encodes replies and writes them.
+
+    The inference calls `decode` once; then `part` for each reply, or `fail`. It calls nothing
+    after the last reply or an error, nor once the caller has disconnected.
+    """
+
+    def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
+        """Decodes the request, or says how to in slices.
+
+        Raises:
+            ServingError: it is not one of this protocol, or asks for what is not supported.
+        """
+
+    def part(self, reply: InferReply) -> None:
+        """Writes a reply; calls `Inference.answered` before it writes the last.
+
+        Raises:
+            ServingError: it cannot be written in the form asked for.
+        """
+
+    def fail(self, error: ServingError) -> None:
+        """Writes an error in the form of its protocol."""
+
+    def release(self) -> None:
+        """Gives back the bytes that were charged for the request: its answer is charged instead."""
+
+
+class Sampler(Protocol):
+    """Samples payloads of requests."""
+
+    def watch(self, call: InferCall, inference: "Inference", answered: Done) -> Done:
+        """Returns a function that calls `answered`, and then samples the request."""
+
+
+class WireProtocol(NamedTuple):
+    """What the accounting says of a protocol."""
+
+    name: str
+    """Label of its metrics."""
+    ok: str
+    """Code of an answer."""
+    code: Callable[[ServingError], str]
+    """Code of an error."""
+
+
+class InferencePath:
+    """What the inferences of one protocol share.
+
+    Attributes:
+        open: begins an `Inference`: its sink, `time.monotonic()` of its last byte, the caller's id,
+            model, version, and `traceparent`. Not a method: a call less for every request.
+    """
+
+    __slots__ = ("accounting", "admission", "open", "protocol", "sampler")
+
+    def __init__(
+        self,
+        protocol: WireProtocol,
+        admission: Admission,
+        accounting: RequestAccounting,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.admission = admission
+        self.accounting = accounting
+        self.sampler = sampler
+        self.open = functools.partial(Inference, self)
+
+
+class Inference:
+    """One inference, from its last byte to the first of its last reply.
+
+    Args:
+        path: of its protocol.
+        sink: writes its replies.
+        received_at: `time.monotonic()` second of its last byte; deadlines count from here.
+        given_id: the caller's; a printable one is invented when it gave none.
+        model: as the caller wrote it.
+        version: likewise.
+        traceparent: the caller's trace (W3C Trace Context); empty for none.
+
+    Attributes:
+        is_over: True once it has its outcome.
+        request_id: printable; goes into the log and the reply.
+        trace: travels with the request if it is traced here.
+        trace_id: in hex: of its trace, which may be one that only the caller records; empty for
+            none.
+    """
+
+    __slots__ = (
+        "_entry", "_path", "_sink", "is_over", "model", "received_at", "request_id", "trace",
+        "trace_id", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        path: InferencePath,
+        sink: ReplySink,
+        received_at: float,
+        given_id: str = "",
+        model: str = "",
+        version: str = "",
+        traceparent: str = "",
+    ) -> None:
+        accounting = path.accounting
+        self._path = path
+        self._sink = sink
+        self._entry: Entry | None = None
+        self.received_at = received_at
+        self.model = model
+        self.version = version
+        self.is_over = False
+        self.request_id = accounting.safe_id(given_id) if given_id else accounting.new_id()
+        self.trace: TraceContext | None = None
+        self.trace_id = ""
+        if accounting.tracer is not None:
+            self.trace, self.trace_id = accounting.tracer.begin(traceparent)
+
+    @property
+    def protocol(self) -> WireProtocol:
+        """The protocol it came by."""
+        return self._path.protocol
+
+    def rename(self, given_id: str) -> None:
+        """Takes the id that the decoded request has."""
+        self.request_id = self._path.accounting.safe_id(given_id)
+
+    def begin(self, body: Body, authorization: "CachedAuthorization | None") -> None:
+        """Authenticates the caller, decodes the request and hands it to admission.
+
+        Args:
+            body: of the request, not compressed.
+            authorization: of its credential; None where nobody needs one.
+        """
+        caller = None
+        if authorization is not None:
+            try:
+                caller = authorization.caller(self.model)
+            except ServingError as error:
+                self.fail(error)
+                return
+        try:
+            call = self._sink.decode(body, caller)
+            if isinstance(call, InferCall):
+                self._admit(call)
+            else:
+                work = self._path.admission.work
+                is_over = self._is_over
+                work.begin(call, self._admit, self._fail_decoding, is_over, len(body))
+        except Exception as error:
+            self._fail_decoding(error)
+
+    def _is_over(self) -> bool:
+        return self.is_over
+
+    def _admit(self, call: InferCall) -> None:
+        """Hands the decoded request to admission."""
+        path = self._path
+        answered: Done = self._replied
+        sampler = path.sampler
+        try:
+            if sampler is not None:
+                answered = sampler.watch(call, self, answered)
+            entry = path.admission.infer(call, answered)
+        except Exception as error:
+            self.fail_by(error)
+        else:
+            if not self.is_over:
+                self._entry = entry
+
+    def write(self, slices: Slices[T], reply: InferReply, then: Callable[[T], None]) -> None:
+        """Encodes a large reply in slices; `then` writes it.
+
+        Raises:
+            TooManyInFlightError: too many others are being encoded.
+        """
+        self._sink.release()
+        failed = functools.partial(self.fail_by, lane=reply.lane)
+        self._path.admission.work.begin(slices, then, failed, self._is_over)
+
+    def _replied(self, outcome: Outcome) -> None:
+        """A reply or an error of the queue, on the event loop, among those of the same batch."""
+        if self.is_over:
+            return
+        self._entry = None  # it holds us, and nothing is to wait for the garbage collector
+        if isinstance(outcome, ServingError):
+            self.fail(outcome)
+            return
+        try:
+            self._sink.part(outcome)
+        except ServingError as error:
+            self.fail(error, outcome.lane)
+        except Exception as error:
+            self.fail_by(error)
+
+    def answered(self, reply: InferReply) -> None:
+        """Counts, times and, if asked to, logs the answer that is about to be written."""
+        self.is_over = True
+        path = self._path
+        accounting, lane = path.accounting, reply.lane
+        seconds = time.monotonic() - self.received_at
+        protocol, trace = path.protocol, self.trace
+        accounting.count(lane, protocol.name, protocol.ok, seconds, self.trace_id if trace else "")
+        if trace is not None:
+            self._end_trace(trace, protocol.ok, str(lane.version))
+        if accounting.access_log:
+            facts = self._facts(protocol.ok, seconds, str(lane.version))
+            accounting.log_answer({**facts, "batch_rows": reply.batch_rows})
+
+    def fail(self, error: ServingError, lane: Lane | None = None) -> None:
+        """Counts an error and answers with it.
+
+        Args:
+            error: why there is no reply.
+            lane: the version that answered, when its answer could not be written.
+        """
+        if not self.is_over:
+            self._leave_queue()
+            self._count_failed(self._path.protocol.code(error), error, lane)
+            self._sink.fail(error)
+
+    def fail_by(self, error: Exception, lane: Lane | None = None) -> None:
+        """The same; an error that is no `ServingError` is our own fault, and logged.
+
+        The other requests of its batch still get their answers.
+        """
+        if not isinstance(error, ServingError):
+            logger.error("inference failed", exc_info=error)
+            error, lane = ServingError(INTERNAL_ERROR), None
+        self.fail(error, lane)
+
+    def _fail_decoding(self, error: Exception) -> None:
+        """The same for a request that could not be decoded; an unknown model is named first."""
+        if isinstance(error, ServingError) and not self.is_over:
+            try:
+                self._path.admission.directory.resolve(self.model, self.version)
+            except ServingError as unknown:
+                error = unknown
+        self.fail_by(error)
+
+    def cancel(self, code: str, error: ServingError) -> None:
+        """Drops the request, because its caller has disconnected; counts it under a code."""
+        if not self.is_over:
+            self._leave_queue()
+            self._count_failed(code, error, None)
+
+    def _leave_queue(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            entry.cancel()
+
+    def _count_failed(self, code: str, error: ServingError, lane: Lane | None) -> None:
+        """Counts, times and logs a request that was not answered with outputs."""
+        self.is_over = True
+        accounting = self._path.accounting
+        # The version that the request names; a caller must not invent values of labels.
+        lane = lane or accounting.directory.served_lane(self.model, self.version)
+        now = time.monotonic()
+        seconds = now - self.received_at
+        trace_id = self.trace_id if self.trace else ""
+        accounting.count_failed(lane, self._path.protocol.name, code, seconds, error, trace_id)
+        version = str(lane.version) if lane else self.version[:32]
+        if self.trace is not None:
+            self._end_trace(self.trace, code, version, type(error).__name__)
+        if accounting.may_log_failure(now):
+            accounting.log_failure({**self._facts(code, seconds, version), "error": str(error)})
+
+    def _end_trace(self, trace: TraceContext, code: str, version: str, error: str = "") -> None:
+        tracer = self._path.accounting.tracer
+        assert tracer is not None
+        tracer.keep(
+            EdgeFacts(
+                trace=trace,
+                protocol=self._path.protocol.name,
+                model=self.model[:128],
+                version=version,
+                code=code,
+                error=error,
+                request_id=self.request_id,
+                ended_ns=time.time_ns(),
+            )
+        )
+
+    def _facts(self, code: str, seconds: float, version: str) -> dict[str, object]:
+        trace = {"trace_id": self.trace_id} if self.trace_id else {}
+        return {
+            **trace,
+            "request_id": self.request_id,
+            "protocol": self._path.protocol.name,
+            "model": self.model[:128],
+            "version": version,
+            "code": code,
+            "duration_ms": round(seconds * 1000, 3),
+        }
