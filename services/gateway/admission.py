@@ -212,7 +212,7 @@ class Admission:
             outputs=call.outputs,
             trace=call.trace,
         )
-        entry = self._queue.submit(request, answered, degrade_to)
+        entry = self._queue.submit(request, answered, degrade_to, now)
         if tenant is not None and not entry.dead:
             entry.holder = tenant
             if not tenant.in_flight:

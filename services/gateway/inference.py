@@ -22,7 +22,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from services.errors import ServingError
 from services.gateway.admission import Admission, InferCall
@@ -31,6 +31,7 @@ from services.gateway.sliced_work import Slices
 from services.gateway.wire.body import Body
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
+from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.tracing.context import TraceContext
 from services.tracing.tracer import EdgeFacts
 
@@ -80,6 +81,11 @@ class Sampler(Protocol):
         """Returns a function that calls `answered`, and then samples the request."""
 
 
+_NO_SINK = cast(ReplySink, None)
+"""Of an inference that is over: sink and inference refer to each other, and nothing is to wait for
+the garbage collector."""
+
+
 class WireProtocol(NamedTuple):
     """What the accounting says of a protocol."""
 
@@ -95,11 +101,16 @@ class InferencePath:
     """What the inferences of one protocol share.
 
     Attributes:
+        answered_lane: of the newest answer; None before the first.
+        answers: counter and histogram of its answers, which are looked up once for many.
         open: begins an `Inference`: its sink, `time.monotonic()` of its last byte, the caller's id,
             model, version, and `traceparent`. Not a method: a call less for every request.
     """
 
-    __slots__ = ("accounting", "admission", "open", "protocol", "sampler")
+    __slots__ = (
+        "accounting", "admission", "answered_lane", "answers", "answers_of", "open", "protocol",
+        "sampler",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -113,6 +124,11 @@ class InferencePath:
         self.accounting = accounting
         self.sampler = sampler
         self.open = functools.partial(Inference, self)
+        self.answers_of = functools.partial(
+            accounting.series, protocol=protocol.name, code=protocol.ok
+        )
+        self.answered_lane: Lane | None = None
+        self.answers: tuple[CounterChild, HistogramChild] = cast(Any, None)
 
 
 class Inference:
@@ -244,15 +260,20 @@ class Inference:
     def answered(self, reply: InferReply) -> None:
         """Counts, times and, if asked to, logs the answer that is about to be written."""
         self.is_over = True
+        self._sink = _NO_SINK
         path = self._path
         accounting, lane = path.accounting, reply.lane
         seconds = time.monotonic() - self.received_at
-        protocol, trace = path.protocol, self.trace
-        accounting.count(lane, protocol.name, protocol.ok, seconds, self.trace_id if trace else "")
+        trace = self.trace
+        if lane is not path.answered_lane:
+            path.answered_lane, path.answers = lane, path.answers_of(lane)
+        counter, histogram = path.answers
+        counter.value += 1
+        histogram.observe(seconds, self.trace_id if trace else "")
         if trace is not None:
-            self._end_trace(trace, protocol.ok, str(lane.version))
+            self._end_trace(trace, path.protocol.ok, str(lane.version))
         if accounting.access_log:
-            facts = self._facts(protocol.ok, seconds, str(lane.version))
+            facts = self._facts(path.protocol.ok, seconds, str(lane.version))
             accounting.log_answer({**facts, "batch_rows": reply.batch_rows})
 
     def fail(self, error: ServingError, lane: Lane | None = None) -> None:
@@ -263,9 +284,10 @@ class Inference:
             lane: the version that answered, when its answer could not be written.
         """
         if not self.is_over:
+            sink = self._sink
             self._leave_queue()
             self._count_failed(self._path.protocol.code(error), error, lane)
-            self._sink.fail(error)
+            sink.fail(error)
 
     def fail_by(self, error: Exception, lane: Lane | None = None) -> None:
         """The same; an error that is no `ServingError` is our own fault, and logged.
@@ -300,6 +322,7 @@ class Inference:
     def _count_failed(self, code: str, error: ServingError, lane: Lane | None) -> None:
         """Counts, times and logs a request that was not answered with outputs."""
         self.is_over = True
+        self._sink = _NO_SINK
         accounting = self._path.accounting
         # The version that the request names; a caller must not invent values of labels.
         lane = lane or accounting.directory.served_lane(self.model, self.version)

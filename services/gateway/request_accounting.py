@@ -100,10 +100,16 @@ class RequestAccounting:
             seconds: how long it took.
             trace_id: of its trace in hexadecimal, if that is kept: the exemplar.
         """
-        key = (lane, protocol, code)
-        counter, histogram = self._children.get(key) or self._new_children(*key)
+        counter, histogram = self.series(lane, protocol, code)
         counter.value += 1
         histogram.observe(seconds, trace_id)
+
+    def series(
+        self, lane: Lane | None, protocol: str, code: str
+    ) -> tuple[CounterChild, HistogramChild]:
+        """Returns the counter and the histogram of a version's requests that end with a code."""
+        key = (lane, protocol, code)
+        return self._children.get(key) or self._new_children(*key)
 
     def count_failed(
         self,

@@ -136,7 +136,7 @@ class InferenceSettings(ProcessSettings):
     """Folder of the public keys (`*.pem`) whose signatures are trusted; set it if keys are
     mounted. Empty for those of `flambeau keys trust`."""
     signature_needed_for: SignatureScope = "remote_code"
-    """Artifacts that load only if signed by a trusted key: code from stores that are no local folder
+    """Artifacts that load only if signed by a trusted key: code from non-local stores
     (`remote_code`), all `code`, or `everything`; raise it if others can write to the store."""
     verify_time_limit_s: float = Field(VERIFY_TIME_LIMIT_S, gt=0, le=86_400)
     """Timeout of verifying one artifact, after which it counts as failed; raise it for models that

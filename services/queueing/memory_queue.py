@@ -210,7 +210,13 @@ class MemoryQueue:
         intake = self._intakes.get(lane)
         return intake if intake is not None and intake.waiting < self.max_depth else None
 
-    def submit(self, request: InferRequest, done: Done, degrade_to: Lane | None = None) -> Entry:
+    def submit(
+        self,
+        request: InferRequest,
+        done: Done,
+        degrade_to: Lane | None = None,
+        now: float | None = None,
+    ) -> Entry:
         """Enqueues a request.
 
         Args:
@@ -219,11 +225,12 @@ class MemoryQueue:
                 worker's answer, or QueueFullError (the lane is at its limit), ModelNotReadyError
                 (it is not open), DeadlineExceededError (the time was up first).
             degrade_to: the lane it goes to if its own is at a limit; None refuses it.
+            now: `time.monotonic()` second, if the gateway has just read it.
 
         Returns:
             The entry, for `cancel`.
         """
-        entry = Entry(request, time.monotonic(), done, degrade_to)
+        entry = Entry(request, now or time.monotonic(), done, degrade_to)
         intake = self._intakes.get(request.lane)
         if intake is None:
             entry.finish(ModelNotReadyError(f"model {request.lane} is not being served; try again"))

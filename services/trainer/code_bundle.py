@@ -1,11 +1,11 @@
-"""Unpacks the code that comes with a job, from whoever sent it.
+"""Unpacks the code of a job, which may come from an untrusted client.
 
 In: the bytes of a zip, a tar or a tar.gz file. Out: a folder with its files.
 
-Rules kept here: nothing is written before every name is checked; nothing lands outside the folder;
-only folders and plain files are made, without their modes and owners; what counts are the bytes
-that come out, not what the archive says of them; a folder is whole or not there; members are
-counted before Python's readers make an object of each, which takes 50 µs: 15 MB may hold 300,000.
+Rules: every name is checked before anything is written; nothing is written outside the folder; only
+folders and plain files are created, without their modes and owners; limits apply to the unpacked
+bytes, not to the sizes that the archive states; a folder is complete or absent; members are counted
+before Python's readers create an object for each, which takes 50 µs: 15 MB may have 300,000.
 """
 
 import gzip
@@ -29,33 +29,33 @@ LONGEST_NAME = 240
 DEEPEST = 20
 CHUNK_BYTES = 64 * 2**10
 TAR_BLOCKS_BYTES = 4096
-"""What a member of a tar file may take beside its content: headers, long names, padding."""
+"""Average limit of a tar member's bytes beside its content: headers, long names, padding."""
 ZIP_ENTRY = b"PK\x01\x02"
-"""Each entry of a zip file's directory begins with it."""
+"""Signature of each entry in a zip file's directory."""
 ZIP_ENTRY_BYTES = 1024
-"""What an entry may take there on average: its name, and attributes, which take Python long."""
+"""Average limit of such an entry: its name, and attributes, which Python parses slowly."""
 ZIP_END_BYTES = 128 * 2**10
-"""More than is read of a zip file to find its directory."""
+"""More than Python reads of a zip file to find its directory."""
 GZIP = b"\x1f\x8b"
 MAX_SHARED_HEADERS = 64
-"""Of a tar file for all its members: Python gives each member a copy. `git archive` writes one."""
+"""Headers of a tar file for all members: Python copies them to each. `git archive` writes one."""
 _BROKEN = (
     tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError,
     ValueError, OverflowError, LookupError, NotImplementedError, RuntimeError,
 )  # fmt: skip
-"""What Python's readers raise of damaged or encrypted archives."""
+"""Exceptions of Python's readers for damaged or encrypted archives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLimits:
-    """What a bundle may be."""
+    """Limits of a bundle."""
 
     max_bytes: int
-    """As it is sent."""
+    """Size of the archive."""
     max_unpacked_bytes: int
-    """Of all its files together."""
+    """Total size of all files."""
     max_files: int
-    """Files and folders."""
+    """Number of files and folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class _Member:
 
 
 class _Listed(io.BytesIO):
-    """An archive of which all that is read while its members are listed is shown to a meter.
+    """An archive that passes all bytes read while its members are listed to a meter.
 
     Args:
-        data: the archive.
-        meter: raises an error if it is too much.
+        data: contents of the archive.
+        meter: callable that raises an error if the bytes exceed a limit.
     """
 
     def __init__(self, data: bytes, meter: Callable[[bytes], None]) -> None:
@@ -85,7 +85,7 @@ class _Listed(io.BytesIO):
         return found
 
     def end(self) -> None:
-        """All are listed: what is read now is content."""
+        """Stops metering: all members are listed, and later reads are content."""
         self._meter = None
 
 
@@ -93,13 +93,13 @@ def unpack(data: bytes, folder: Path, limits: BundleLimits) -> None:
     """Writes the files of a bundle.
 
     Args:
-        data: the archive.
-        folder: made by this; must not be there.
-        limits: what is accepted.
+        data: contents of the archive.
+        folder: folder to create; must not exist.
+        limits: limits of the bundle.
 
     Raises:
-        PayloadTooLargeError: it is over a limit.
-        InvalidRequestError: it is no archive, broken, or has a name or a kind of file that is not
+        PayloadTooLargeError: it exceeds a limit.
+        InvalidRequestError: it is no archive, damaged, or has a name or a kind of file that is not
             accepted.
         OSError: the folder cannot be written.
     """
@@ -121,7 +121,7 @@ def unpack(data: bytes, folder: Path, limits: BundleLimits) -> None:
 
 
 def _members(data: bytes, limits: BundleLimits) -> list[_Member]:
-    """All that is in it, each with a name that is not checked yet."""
+    """Returns all members, with names that are not checked yet."""
     if zipfile.is_zipfile(io.BytesIO(data)):
         return _zip_members(data, limits)
     return _tar_members(_inflated(data, limits), limits)
@@ -158,7 +158,7 @@ def _tar_members(data: bytes, limits: BundleLimits) -> list[_Member]:
     left = limits.max_files * TAR_BLOCKS_BYTES
 
     def meter(read: bytes) -> None:
-        # Headers alone are read; those of long names and attributes may be as long as they say.
+        # Only headers are read; those of long names and attributes may state any length.
         nonlocal left
         left -= len(read)
         if left < 0:
@@ -186,7 +186,7 @@ def _content(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
 
 
 def _inflated(data: bytes, limits: BundleLimits) -> bytes:
-    """A tar file, decompressed as far as it is allowed to be."""
+    """Returns the tar file, decompressed up to the limit."""
     if not data.startswith(GZIP):
         return data
     most = limits.max_unpacked_bytes + limits.max_files * TAR_BLOCKS_BYTES
@@ -224,7 +224,7 @@ def _write(members: list[_Member], folder: Path, limits: BundleLimits) -> None:
 
 
 def _checked(name: str) -> PurePosixPath:
-    """A name as a path that stays within the folder."""
+    """Converts a name to a path, and checks that it stays within the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
         raise _refused(name, "leads out of it; give paths within the bundle")

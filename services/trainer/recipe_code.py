@@ -31,7 +31,7 @@ SHIPPED_TARGETS = frozenset(
         "training.networks:SmallCnn",
     }
 )
-"""Flambeau's own targets for all clients: networks and data sets, which only use their arguments."""
+"""Flambeau's targets for all clients: networks and data sets, which only use their arguments."""
 
 
 def foreign_targets(document: Any, allowed: Sequence[str]) -> list[str]:

@@ -49,7 +49,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     last_call: bool = False
     """True if its worker did not renew the lease and was given a last call."""
     cancel_asked: bool = False
-    """True if its worker is to end it; if it is queued, any run that still exists is to be ended."""
+    """True if its worker is to end it; if it is queued, any run that still exists is to end."""
     runs_apart: bool = False
     """True if its run survives its worker, as a TrainJob does."""
     resumptions: int = 0

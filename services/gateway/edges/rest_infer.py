@@ -50,8 +50,8 @@ class RestInferRoute:
     """All of an inference that its head alone tells; kept with a head that comes again."""
 
     __slots__ = (
-        "authorization", "encoding", "fault", "given_id", "header_length", "model", "path",
-        "timeout_s", "traceparent", "version",
+        "authorization", "encoding", "fault", "given_id", "header_length", "is_plain", "model",
+        "path", "timeout_s", "traceparent", "version",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +77,8 @@ class RestInferRoute:
             self.timeout_s = _timeout_s(head.text(TIMEOUT_HEADER))
         except InvalidRequestError as error:
             self.fault = error
+        self.is_plain = self.header_length is None and self.fault is None
+        """Whether it says of the body nothing but that it is JSON."""
 
 
 class InferExchange(Exchange):
@@ -138,7 +140,7 @@ class InferExchange(Exchange):
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
         """Reads the JSON, and the binary tensors behind it."""
         route = self._route
-        if route.header_length is None and route.fault is None and len(body) < MIN_LARGE_BYTES:
+        if route.is_plain and len(body) < MIN_LARGE_BYTES:
             return self._call(rest_codec.decode_json(body), caller)
         if route.fault is not None:
             raise route.fault

@@ -1,1 +1,1 @@
-"""The trainer's REST and gRPC interfaces."""
+"""The trainer's REST and gRPC edges."""

@@ -1,6 +1,6 @@
-"""Training jobs over gRPC: `flambeau.v1.Training`, health and reflection.
+"""The gRPC edge of training jobs: `flambeau.v1.Training`, health and reflection.
 
-In: its messages, on the event loop (grpc.aio: calls are few and long). Out: its answers; a
+In: request messages, on the event loop (grpc.aio: calls are few and long). Out: responses; a
 `ServingError` becomes a gRPC status.
 """
 
@@ -31,21 +31,21 @@ logger = logging.getLogger("flambeau.trainer")
 
 SERVICE = "flambeau.v1.Training"
 MAX_CALLS = 512
-"""Calls at once, those that follow a job included; more are refused."""
+"""Maximum concurrent calls, including those that follow a job; more are refused."""
 MESSAGE_SPARE_BYTES = 4 * 2**20
-"""What a submission may have beside its bundle."""
+"""Maximum size of a submission beside its bundle."""
 ACTS = {"SubmitJob": "submit", "CancelJob": "cancel", "ResumeJob": "resume"}
-"""The calls of management, as the audit log has them."""
+"""Names of the management calls in the audit log."""
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Any, Principal], Awaitable[Message]]
 
 
 class TrainingCalls:
-    """The calls.
+    """The calls of the gRPC service.
 
     Args:
-        service: answers.
-        authenticator: knows callers, where they are asked for credentials.
+        service: service that executes the calls.
+        authenticator: authenticator of clients, if credentials are required.
     """
 
     def __init__(self, service: TrainingJobService, authenticator: Authenticator | None) -> None:
@@ -53,7 +53,7 @@ class TrainingCalls:
         self._authenticator = authenticator
 
     def handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
-        """By name."""
+        """Returns the handlers by name."""
         calls: dict[str, tuple[Answer, type[Message]]] = {
             "SubmitJob": (self._submit, pb.SubmitTrainingRequest),
             "GetJob": (self._get, pb.GetTrainingRequest),
@@ -133,12 +133,12 @@ class TrainingCalls:
         return answer
 
     def _principal(self, context: Context, act: str = "", target: str = "") -> Principal:
-        """Who makes a call; `act` and `target` are as for `Authenticator.principal`.
+        """Returns the client of a call; `act` and `target` are as for `Authenticator.principal`.
 
         Raises:
             InvalidRequestError: there are two credentials.
-            UnauthenticatedError: nobody whom this service knows.
-            RateLimitedError: it makes too many.
+            UnauthenticatedError: the credential is missing or unknown.
+            RateLimitedError: the client exceeds its rate limit.
         """
         if self._authenticator is None:
             return Principal(None, context.peer())
@@ -152,10 +152,10 @@ class TrainingGrpcEdge:
     """The gRPC server.
 
     Args:
-        service: answers.
-        max_bundle_bytes: largest bundle.
-        authenticator: knows callers, where they are asked for credentials.
-        limits: of connections.
+        service: service that executes the calls.
+        max_bundle_bytes: maximum size of a bundle.
+        authenticator: authenticator of clients, if credentials are required.
+        limits: limits of connections.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class TrainingGrpcEdge:
     async def start(
         self, host: str, port: int, credentials: grpc.ServerCredentials | None = None
     ) -> int:
-        """Begins to answer; port 0 picks a free one; with credentials, in TLS. Returns the port.
+        """Starts to serve, with TLS if there are credentials; 0 picks a port. Returns the port.
 
         Raises:
             PortError: it cannot be bound.
@@ -207,13 +207,13 @@ class TrainingGrpcEdge:
         return int(bound)
 
     async def stop(self, grace_s: float) -> None:
-        """Says so to those who watch its health, refuses new calls, and ends the others in time."""
+        """Reports it to health watchers, refuses new calls, and ends others after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
 
 def job_message(job: TrainingJob, *, with_recipe: bool = True) -> pb.TrainingJob:
-    """A job as a message."""
+    """Converts a job to a message."""
     message = pb.TrainingJob(
         id=job.id,
         name=job.name,
@@ -239,7 +239,7 @@ def job_message(job: TrainingJob, *, with_recipe: bool = True) -> pb.TrainingJob
 
 
 def event_message(event: JobEvent) -> pb.TrainingEvent:
-    """An event as a message."""
+    """Converts an event to a message."""
     return pb.TrainingEvent(
         seq=event.seq,
         time=_moment(event.time),
@@ -258,7 +258,7 @@ async def _refuse(context: Context, error: ServingError) -> None:
 
 def _state_name(value: "pb.TrainingJob.State") -> str:
     if value not in pb.TrainingJob.State.values():
-        return str(value)  # refused as no state
+        return str(value)  # the service refuses it as an unknown state
     return pb.TrainingJob.State.Name(value).removeprefix("STATE_").lower()
 
 

@@ -1,8 +1,8 @@
-"""What callers may do with connections of a server of grpcio: open many, be silent, ping.
+"""Limits of the connections to a grpcio server: their number, idle time and pings.
 
-A caller learns of a machine that died by pings alone (keepalive, gRPC's proposal A8). grpcio's
-server ends connections that ping more than every five minutes while it has nothing to send, so a
-caller who pings every ten seconds would lose each call that takes half a minute.
+A client detects a dead machine only by pings (keepalive, gRPC's proposal A8). By default, grpcio's
+server closes connections that ping more often than every five minutes while it has nothing to send,
+so a client that pings every ten seconds would lose each call that takes half a minute.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ PINGS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
-"""Options of grpcio's server: a ping a second is harmless, with and without a call under way."""
+"""Options of grpcio's server: allow one ping per second, with and without a call in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """The limits of one server; 0 is none.
+    """The limits of one server; 0 for no limit.
 
     Attributes:
-        max_connections: open at once; what comes beyond them is closed without a word.
-        idle_s: how long a connection may stay open without a call.
-        handshake_s: how long it may take to speak TLS and HTTP/2.
+        max_connections: maximum open connections; more are closed without a message.
+        idle_s: idle timeout of a connection without a call.
+        handshake_s: timeout of the handshake of TLS and HTTP/2.
     """
 
     max_connections: int = 0
@@ -30,7 +30,7 @@ class ConnectionLimits:
     handshake_s: float = 0
 
     def options(self) -> list[tuple[str, int]]:
-        """The options of grpcio's server; none for no limit."""
+        """Returns the options of grpcio's server; none for no limit."""
         moments = {
             "grpc.max_connection_idle_ms": self.idle_s,
             "grpc.server_handshake_timeout_ms": self.handshake_s,

@@ -1,11 +1,11 @@
-"""The connections of the trainer's REST port: uvicorn's, with limits to what silent peers may hold.
+"""Connections of the trainer's REST port: uvicorn's, with limits for idle and slow peers.
 
-uvicorn counts every connection against its limit, and waits for a first request as long as its peer
-likes. Rules kept here:
-- a peer may take so long to send a request, to send all of it, and to read nothing of the answer;
-- a connection over the limit takes the place of the one whose peer has kept us waiting longest;
-  one whose request is being answered keeps its place, and where all are, the new one is refused;
-- a head may have so many bytes.
+uvicorn counts every connection against its limit, and waits for a first request without a timeout.
+Rules:
+- there are timeouts for a peer to start a request, to complete it, and to read the response;
+- a connection over the limit replaces the one that has waited longest for its peer; a connection
+  whose request is being answered is kept, and if all are, the new one is refused;
+- the size of a request head is limited.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ logger = logging.getLogger("flambeau.trainer")
 
 MAX_HEAD_BYTES = 64 * 1024
 SPARE_CONNECTIONS = 64
-"""Connections beyond the limit that are still told so; the next ones are dropped."""
+"""Connections beyond the limit that still receive an error response; more are dropped."""
 
 Awaited = Literal["", "request", "peer"]
-"""What a connection waits for: nothing, as it is being answered; the first byte of a request; or
-its peer, to send the rest or to read the answer."""
+"""Awaited event of a connection: none, as a request is being answered; the first byte of a request;
+or the peer, to send the rest or to read the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """The limits of the port; the settings of the same names say more."""
+    """The limits of the port; see the settings of the same names."""
 
     max_connections: int
     keep_alive_timeout_s: float
@@ -40,9 +40,9 @@ class LimitedConnection(HttpToolsProtocol):
     """One connection.
 
     Args:
-        limits: of the port.
-        closed: counts connections that were closed, by `reason`: slow or full.
-        given: by uvicorn.
+        limits: limits of the port.
+        closed: counter of closed connections, by `reason`: slow or full.
+        given: arguments of uvicorn.
     """
 
     def __init__(self, limits: HttpLimits, closed: Counter, **given: Any) -> None:
@@ -51,25 +51,25 @@ class LimitedConnection(HttpToolsProtocol):
         self._closed = closed
         self._receiving = False
         self._head_bytes = -1
-        """Of the head that is being received; -1 while none is."""
+        """Bytes of the head that is being received; -1 while none is."""
         self._awaited: Awaited = ""
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody is there."""
+        """Handles a new connection: makes room if there are too many, and starts the timer."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._make_room()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is there any more."""
+        """Handles the end of the connection: stops the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Passes received bytes to the parser, and limits the size of the head."""
         super().data_received(data)
         if self._head_bytes >= 0:
             self._head_bytes += len(data)
@@ -78,39 +78,39 @@ class LimitedConnection(HttpToolsProtocol):
                 self.send_400_response(f"The URL and headers are over {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
-        """A request has begun."""
+        """Handles the start of a request."""
         super().on_message_begin()
         self._receiving, self._head_bytes = True, 0
         self._look()
 
     def on_headers_complete(self) -> None:
-        """Its head is there."""
+        """Handles the end of a request's head."""
         self._head_bytes = -1
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """All of it is there."""
+        """Handles the end of a request's body."""
         super().on_message_complete()
         self._receiving = False
         self._look()
 
     def on_response_complete(self) -> None:
-        """A request was answered."""
+        """Handles the end of a response."""
         super().on_response_complete()
         self._look()
 
     def pause_writing(self) -> None:
-        """The peer does not read."""
+        """Handles a peer that does not read the response."""
         super().pause_writing()
         self._look()
 
     def resume_writing(self) -> None:
-        """The peer has read."""
+        """Handles a peer that reads the response again."""
         super().resume_writing()
         self._look()
 
     def _look(self) -> None:
-        """Starts or stops the clock, if what is waited for has changed."""
+        """Restarts or stops the timer, if the awaited event has changed."""
         if self not in self.connections:
             return  # the connection is lost
         if self._receiving or self.flow.write_paused:
@@ -140,9 +140,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._timer = None
 
     def _make_room(self) -> None:
-        """Closes the connection that has waited longest; if all are being answered, perhaps ours.
+        """Closes the connection that has waited longest, or this one if there are far too many.
 
-        What is not closed here is refused by uvicorn, once it asks for something.
+        If none is closed here, uvicorn refuses the first request of this one.
         """
         self._closed.labels("full").inc()
         found = [

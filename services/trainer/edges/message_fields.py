@@ -1,7 +1,7 @@
-"""Reads a protobuf message whose fields were counted first.
+"""Parses protobuf messages after counting their fields.
 
-A message of 20 MB may have ten million empty overrides, and protobuf makes an object of each: 0.8 s
-and a gigabyte, on the event loop.
+A message of 20 MB may have ten million empty overrides, and protobuf creates an object for each:
+0.8 s and a gigabyte, on the event loop.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from services.errors import InvalidRequestError
 
 MAX_FIELDS = 1000
-"""Of a message: overrides, and what else there is. They take 0.5 ms to count."""
+"""Maximum fields of a message: overrides and others. Counting them takes 0.5 ms."""
 _VARINT, _FIXED64, _BYTES, _BEGIN, _END, _FIXED32 = range(6)
 _SIZES = {_FIXED64: 8, _FIXED32: 4, _BEGIN: 0, _END: 0}
 _MAX_VARINT_BYTES = 10
@@ -22,10 +22,10 @@ M = TypeVar("M", bound=Message)
 
 
 def read_message(kind: type[M], data: bytes) -> M:
-    """Reads a message without messages in it.
+    """Parses a message without nested messages.
 
     Raises:
-        InvalidRequestError: it has more than `MAX_FIELDS` fields, or is none.
+        InvalidRequestError: it has more than `MAX_FIELDS` fields, or is not a valid message.
     """
     if _has_more_fields(data, MAX_FIELDS):
         raise InvalidRequestError(f"the message has more than {MAX_FIELDS} fields; send fewer")
@@ -36,7 +36,7 @@ def read_message(kind: type[M], data: bytes) -> M:
 
 
 def _has_more_fields(data: bytes, most: int) -> bool:
-    """Whether there are more; those behind one that is broken are not counted, as none is read."""
+    """Returns True if there are more; stops at an invalid field, as protobuf's parser does."""
     position = fields = 0
     try:
         while position < len(data):
@@ -56,10 +56,10 @@ def _has_more_fields(data: bytes, most: int) -> bool:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of variable length, and the position behind it.
+    """Returns a number of variable length, and the position after it.
 
     Raises:
-        IndexError: it does not end.
+        IndexError: it is not terminated.
     """
     value = 0
     for shift in range(_MAX_VARINT_BYTES):

@@ -1,15 +1,15 @@
-"""Training jobs over REST.
+"""The REST edge of training jobs.
 
-POST   /v1/jobs                      a job in JSON: its recipe, overrides, a bundle in base64
-GET    /v1/jobs[?state=S&limit=N]    jobs, the newest first
-GET    /v1/jobs/ID                   the job
+POST   /v1/jobs                      submits a job in JSON: recipe, overrides, a bundle in base64
+GET    /v1/jobs[?state=S&limit=N]    lists jobs, the newest first
+GET    /v1/jobs/ID                   returns the job
 GET    /v1/jobs/ID/events[?after=N][&follow=true]   JSON lines, or server-sent events if accepted
-POST   /v1/jobs/ID/cancel            ends it
-POST   /v1/jobs/ID/resume            has it go on from its checkpoint
-GET    /v1/recipe.schema.json        what a recipe may say, for editors
+POST   /v1/jobs/ID/cancel            cancels it
+POST   /v1/jobs/ID/resume            resumes it from its checkpoint
+GET    /v1/recipe.schema.json        returns the JSON schema of recipes, for editors
 GET    /v1/health/live, /v1/health/ready
 
-Errors are `{"error": "..."}` with the status of the error's leaf.
+Errors are `{"error": "..."}` with the HTTP status of the error class.
 """
 
 import functools
@@ -55,10 +55,10 @@ _HIDDEN = ("holder", "lease_until", "revision", "deaths")
 
 
 class _PathAsSent:
-    """Gives routes the path with `%2F` left alone; uvicorn decodes all of it.
+    """Middleware that decodes the path except `%2F`; uvicorn decodes all of it.
 
     Args:
-        application: what it is given to.
+        application: the wrapped application.
     """
 
     def __init__(self, application: ASGIApp) -> None:
@@ -69,12 +69,12 @@ class _PathAsSent:
 
 
 class TrainingRoutes:
-    """The application.
+    """The routes of the REST edge.
 
     Args:
-        service: answers.
-        max_bundle_bytes: largest bundle.
-        authenticator: knows callers, where they are asked for credentials.
+        service: service that executes the calls.
+        max_bundle_bytes: maximum size of a bundle.
+        authenticator: authenticator of clients, if credentials are required.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class TrainingRoutes:
     ) -> None:
         self._service = service
         self._authenticator = authenticator
-        # Base64 takes four thirds of what it says.
+        # Base64 takes four thirds of the size of its content.
         self._max_body_bytes = max_bundle_bytes * 4 // 3 + MAX_BESIDE_BYTES
 
     def application(self) -> Starlette:
-        """What a server of ASGI runs."""
+        """Returns the ASGI application."""
         calls: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("/v1/jobs", "POST", self._submit),
             ("/v1/jobs", "GET", self._list),
@@ -112,12 +112,12 @@ class TrainingRoutes:
         )
 
     def _principal(self, request: Request, act: str = "") -> Principal:
-        """Who makes a call; `act` is as for `Authenticator.principal`.
+        """Returns the client of a call; `act` is as for `Authenticator.principal`.
 
         Raises:
             InvalidRequestError: there are two credentials.
-            UnauthenticatedError: nobody whom this service knows.
-            RateLimitedError: it makes too many.
+            UnauthenticatedError: the credential is missing or unknown.
+            RateLimitedError: the client exceeds its rate limit.
         """
         peer = request.client.host if request.client else ""
         if self._authenticator is None:
@@ -137,11 +137,11 @@ class TrainingRoutes:
         return response
 
     async def _submission(self, request: Request) -> Submission:
-        """What the body hands in.
+        """Reads the submission in the request's body.
 
         Raises:
-            PayloadTooLargeError: it is larger than a job may be.
-            InvalidRequestError: it is no job.
+            PayloadTooLargeError: the body exceeds the limit.
+            InvalidRequestError: the body is not a valid submission.
         """
         body = bytearray()
         async for chunk in request.stream():
@@ -165,10 +165,10 @@ class TrainingRoutes:
 
     async def _events(self, request: Request) -> Response:
         job_id, principal = request.path_params["id"], self._principal(request)
-        await self._service.find(job_id, principal)  # a stream that has begun can tell no error
+        await self._service.find(job_id, principal)  # a started stream cannot return an error
         as_stream = EVENT_STREAM in request.headers.get("accept", "")
         after = _number(request, "after")
-        if given := request.headers.get("last-event-id", ""):  # a browser that connects again
+        if given := request.headers.get("last-event-id", ""):  # a browser that reconnects
             after = int(given) if given.isdecimal() else after
         follow = request.query_params.get("follow", "false").lower() in ("true", "1", "yes")
         batches = self._service.watch(job_id, after, follow, principal)
@@ -202,7 +202,7 @@ class TrainingRoutes:
 
 
 def job_document(job: TrainingJob, *, with_recipe: bool = True) -> dict[str, Any]:
-    """A job in JSON; times as RFC 3339."""
+    """Converts a job to a JSON document; times are in RFC 3339."""
     document = msgspec.to_builtins(job)
     for name in _HIDDEN + (() if with_recipe else ("recipe",)):
         del document[name]
@@ -213,7 +213,7 @@ def job_document(job: TrainingJob, *, with_recipe: bool = True) -> dict[str, Any
 
 
 def event_document(event: JobEvent) -> dict[str, Any]:
-    """An event in JSON; what it has nothing to say of is left out."""
+    """Converts an event to a JSON document; omits fields with default values."""
     return {**msgspec.to_builtins(event), "time": _moment(event.time)}
 
 
@@ -237,7 +237,7 @@ def _moment(seconds: float) -> str:
 
 @functools.cache
 def _schema_text() -> bytes:
-    """It takes 30 ms to make, and strangers may ask for it."""
+    """Returns the schema, cached: building it takes 30 ms, and it needs no credential."""
     return orjson.dumps(recipe_schema())
 
 

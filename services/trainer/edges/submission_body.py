@@ -1,11 +1,11 @@
-"""The body of a submission over REST: JSON with the recipe, overrides, and a bundle in base64.
+"""Reads the body of a submission over REST: JSON with recipe, overrides, and a bundle in base64.
 
 In: the bytes. Out: a `Submission`.
 
-Rules kept here:
-- a large bundle is found and decoded in pieces, for which other calls do not wait;
-- what is beside it is limited before it is parsed, and objects are made of a part of it only once
-  its members are counted: 2 MB of JSON on the event loop take 8 ms at worst.
+Rules:
+- a large bundle is found and decoded in pieces, so that it does not block other calls;
+- the rest is limited before it is parsed, and the members of each part are counted before objects
+  are created of it: 2 MB of JSON on the event loop take 8 ms at worst.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from services.trainer.training_job_service import Submission
 from training.recipe.file import MAX_RECIPE_BYTES
 
 MAX_BESIDE_BYTES = 2 * MAX_RECIPE_BYTES
-"""Of JSON beside the bundle: the recipe, with escapes, and its overrides."""
+"""Maximum JSON beside the bundle: the recipe, with escapes, and its overrides."""
 MAX_MEMBERS = 8192
-"""Commas and brackets of a recipe that is an object; 1 ms to parse and write."""
+"""Maximum commas and brackets of a recipe that is an object; 1 ms to parse and write."""
 MAX_OVERRIDES_BYTES = 64 * 2**10
-"""Of the list of overrides, as JSON."""
+"""Maximum size of the list of overrides, as JSON."""
 LARGE_BYTES = 64 * 2**10
-"""Of a body, from which on the bundle is looked for."""
+"""Bodies larger than this are searched for a bundle, which is decoded in pieces."""
 PIECE_BYTES = 256 * 2**10
-"""Of base64, decoded at once: 0.5 ms; a multiple of 4."""
+"""Size of the pieces in which base64 is decoded: 0.5 ms each; a multiple of 4."""
 _KEY = b'"bundle_base64"'
 _BEGIN = re.compile(rb'"bundle_base64"[ \t\r\n]{0,64}+:[ \t\r\n]{0,64}+"')
 _LONGEST_ESCAPE = 6
 _WRONG = (msgspec.MsgspecError, orjson.JSONEncodeError, RecursionError, UnicodeDecodeError)
-"""What the libraries raise of a text, of numbers and depths that JSON cannot have, of no UTF-8."""
+"""Exceptions of the libraries for invalid JSON, unsupported numbers and depths, invalid UTF-8."""
 _FORM = (
     'send {"recipe": "...", "overrides": [], "bundle_base64": "..."}, with the recipe as YAML text '
     "or as an object"
@@ -53,17 +53,17 @@ async def read_submission(body: bytearray, idempotency_key: str) -> Submission:
     """Reads a body.
 
     Args:
-        body: all of it.
-        idempotency_key: of its headers.
+        body: the complete body, which is modified.
+        idempotency_key: key in the request's headers.
 
     Raises:
-        PayloadTooLargeError: there is too much beside the bundle.
-        InvalidRequestError: it is no job.
+        PayloadTooLargeError: the JSON beside the bundle exceeds its limit.
+        InvalidRequestError: the body is not a valid submission.
     """
     mark, bundle = "", b""
     if len(body) > LARGE_BYTES and (start := await _start_of_bundle(body)):
         bundle, end = await _decoded(body, start)
-        mark = secrets.token_hex(16)  # nobody outside can know it
+        mark = secrets.token_hex(16)  # a client cannot guess it
         body[start:end] = mark.encode()
     if len(body) > MAX_BESIDE_BYTES:
         raise PayloadTooLargeError(
@@ -92,7 +92,7 @@ async def read_submission(body: bytearray, idempotency_key: str) -> Submission:
 
 
 def _recipe_of(raw: msgspec.Raw) -> str:
-    """The recipe as text; an object is written out without white space, whose tabs YAML refuses."""
+    """Returns the recipe as text; writes an object without white space, as YAML refuses tabs."""
     text = bytes(raw)
     if not text.startswith(b"{"):
         return msgspec.json.decode(text, type=str)
@@ -117,14 +117,14 @@ def _overrides_of(raw: msgspec.Raw) -> tuple[str, ...]:
 
 
 async def _start_of_bundle(body: bytearray) -> int:
-    """Where the text of the bundle begins; 0 if there is none.
+    """Returns the position at which the string of the bundle begins; 0 if there is none.
 
-    A quotation mark within a text is escaped, so the key cannot be a part of one.
+    A quotation mark within a string is escaped, so the key cannot be a part of one.
     """
     for begin in range(0, len(body), PIECE_BYTES):
         end = begin + PIECE_BYTES + len(_KEY) - 1
         found = body.find(_KEY, begin, end)
-        while found >= 0:  # as a text it is no key
+        while found >= 0:  # a string with the key's name is no key
             if match := _BEGIN.match(body, found):
                 return match.end()
             found = body.find(_KEY, found + 1, end)
@@ -133,14 +133,14 @@ async def _start_of_bundle(body: bytearray) -> int:
 
 
 async def _decoded(text: bytes | bytearray, start: int) -> tuple[bytes, int]:
-    """What a text in base64 says, and where its closing quotation mark is.
+    """Decodes a base64 string; returns its content, and the position of its closing quotation mark.
 
     Args:
         text: JSON; base64 has few characters that JSON may escape, `/` and `=` among them.
-        start: behind the opening quotation mark.
+        start: position after the opening quotation mark.
 
     Raises:
-        InvalidRequestError: it is not base64, or does not end.
+        InvalidRequestError: it is not base64, or is not terminated.
     """
     parts, rest, position = [], b"", start
     try:
@@ -148,7 +148,7 @@ async def _decoded(text: bytes | bytearray, start: int) -> tuple[bytes, int]:
             end = text.find(b'"', position, position + PIECE_BYTES)
             piece = bytes(text[position : end if end >= 0 else position + PIECE_BYTES])
             if end < 0 and (cut := piece.rfind(b"\\", 1 - _LONGEST_ESCAPE)) > 0:
-                piece = piece[:cut]  # the escape may go on in the next piece
+                piece = piece[:cut]  # the escape may continue in the next piece
             if end < 0 and not piece:
                 raise InvalidRequestError("the body is no job: bundle_base64 does not end")
             position += len(piece)

@@ -1,1 +1,1 @@
-"""Where training jobs run: processes of this machine, or Kubeflow."""
+"""Executors of training jobs: processes of this machine, or Kubeflow."""

@@ -1,7 +1,7 @@
-"""What runs a job, whatever runs it: `local_executor` or `kubeflow_executor`.
+"""The interface of an executor of jobs; `local` and `kubeflow` implement it.
 
-In: a job that this worker holds. Out: how it ended, and on the way what it tells. A run tells of
-itself in the JSON lines of `training.job`.
+In: a job that this worker holds. Out: its outcome, and meanwhile its reports. A run reports in the
+JSON lines of `training.job`.
 """
 
 import asyncio
@@ -13,70 +13,70 @@ import msgspec
 from services.trainer.records import TrainingJob
 
 MAX_METRICS = 256
-"""Values of one epoch that are kept."""
+"""Maximum number of values kept of one epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """It has published."""
+    """The job published a version."""
 
     version: int
     alias: str = ""
-    """What became of the recipe's alias, as it stands behind the version: ` → production`."""
+    """Result for the recipe's alias, as a suffix of the version: ` → production`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It will not publish."""
+    """The job failed and will not publish."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """It is not over: another worker can go on with it."""
+    """The job is not finished: another worker can continue it."""
 
 
 Outcome = Succeeded | Failed | Stopped
 
 
 class Listener(Protocol):
-    """Hears what a run tells. Waits while it has too much to say."""
+    """Receives the reports of a run; its methods wait if too many are queued."""
 
     async def begun(self, folder: str) -> None:
-        """It works in this folder."""
+        """Receives the folder that the run works in."""
 
     async def metric(self, epoch: int, metrics: dict[str, float]) -> None:
-        """An epoch is over."""
+        """Receives the metrics of a finished epoch."""
 
     async def log(self, line: str) -> None:
-        """It has printed a line."""
+        """Receives a line that the run printed."""
 
 
 class Executor(Protocol):
     """Runs jobs."""
 
     takeovers: int
-    """How often a job may lose its worker and go on with another."""
+    """Number of worker deaths after which a job may continue on another worker."""
     runs_apart: bool
-    """Whether a run lives on without its worker."""
+    """True if a run survives its worker."""
 
     async def run(self, job: TrainingJob, listener: Listener, stopping: asyncio.Event) -> Outcome:
         """Runs a job to its end.
 
-        Cancelled, it ends at once what would die with this worker, and nothing else.
+        If the task is cancelled, it ends a run that depends on this worker at once, and no other.
 
         Args:
             job: the job.
-            listener: hears what it tells.
-            stopping: once set, the job is to be left to another worker as soon as it can be.
+            listener: receiver of its reports.
+            stopping: event after which the job is left to another worker as soon as possible.
         """
 
     async def discard(self, job: TrainingJob) -> bool:
-        """Ends what still runs of a job apart from any worker; may be called again, by anybody.
+        """Ends a run that survived its worker; idempotent, and any worker may call it.
 
         Returns:
-            Whether nothing runs any more; else it is to be called again.
+            True if the run has ended; otherwise the call is to be repeated.
         """
 
 
@@ -107,22 +107,22 @@ _decoder = msgspec.json.Decoder(_Begun | _Metric | _Published | _Stopped | _Fail
 
 
 class Story:
-    """What a run has told so far.
+    """Parser of a run's reports, which passes on new ones.
 
     Args:
-        listener: hears what is new.
-        epoch: the last that was told before; none is told twice, for what is repeated after a
-            resumption gives the same figures.
+        listener: receiver of new reports.
+        epoch: last epoch that was reported before; none is reported twice, since epochs that are
+            repeated after a resumption have the same metrics.
     """
 
     def __init__(self, listener: Listener, epoch: int) -> None:
         self._listener = listener
         self._epoch = epoch
         self.outcome: Outcome | None = None
-        """By its last words; None while there were none."""
+        """Outcome by its last report; None while there is none."""
 
     async def hear(self, line: str) -> None:
-        """One line of its events; what is none is taken for a line of its log."""
+        """Parses one line of events; any other line is treated as a line of the log."""
         try:
             told = _decoder.decode(line)
         except msgspec.MsgspecError:
@@ -130,7 +130,7 @@ class Story:
             return
         match told:
             case _Begun():
-                self.outcome = None  # words of an attempt before this
+                self.outcome = None  # discards the outcome of an earlier attempt
                 await self._listener.begun(told.folder)
             case _Metric() if told.epoch > self._epoch:
                 self._epoch = told.epoch

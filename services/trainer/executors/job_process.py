@@ -1,7 +1,7 @@
-"""A process with pipes to its log and its events, and a group that ends with it.
+"""A process with pipes for its log and its events, whose process group ends with it.
 
-asyncio's own waits until nobody holds the pipes any more, which something that a job has started
-may do for ever; here the end of a process is its own.
+asyncio's subprocess waits until all holders of the pipes have closed them, and a child of a job may
+hold them for ever; here a process has ended when it has exited itself.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from pathlib import Path
 
 CHUNK_BYTES = 64 * 2**10
 LAST_WORDS_S = 5.0
-"""How long what a job has written may take to be read once it has ended."""
+"""Timeout of reading the remaining output of a job once it has ended."""
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 Hear = Callable[[str], Awaitable[None]]
 
 
 class JobProcess:
-    """A process in a session of its own, whose standard input ends when we do.
+    """A process in a new session, whose standard input closes when this process ends.
 
     Args:
-        command: what to run; `{events}` stands for the file to write events to.
-        folder: its working directory.
+        command: command to run; `{events}` is replaced by the file to write events to.
+        folder: working directory of the process.
 
     Raises:
         OSError: it cannot be started.
@@ -59,27 +59,27 @@ class JobProcess:
 
     @property
     def exit_code(self) -> int:
-        """Negative if a signal has ended it; only once it has ended."""
+        """Exit code, negative if a signal ended the process; valid only once it has ended."""
         return self._process.wait()
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM to the process, not to what it has started: that is its own affair."""
+        """Sends SIGTERM to the process, not to its children, which it ends itself."""
         if not self.ended.is_set():
             self._process.send_signal(signal.SIGTERM)
 
     async def read(self, hear_log: Hear, hear_events: Hear) -> None:
-        """Passes on, line by line, what it writes, until nobody can write more."""
+        """Passes on its output, line by line, until all writers have closed the pipes."""
         async with asyncio.TaskGroup() as tasks:
             for descriptor, hear in zip(self._ours, (hear_log, hear_events), strict=True):
                 tasks.create_task(self._pump(descriptor, hear))
 
     async def close(self, reading: "asyncio.Task[None]") -> None:
-        """Ends it with all it has started, and has the last of its words read."""
+        """Kills the process with its group, and reads the rest of its output."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self.ended.wait()
         await asyncio.wait({reading}, timeout=LAST_WORDS_S)
-        reading.cancel()  # something that left the group still holds a pipe
+        reading.cancel()  # a process that left the group may still hold a pipe
         await asyncio.wait({reading})
         for pipe in self._pipes:
             pipe.close()
@@ -95,7 +95,7 @@ class JobProcess:
         rest = b""
         while chunk := await reader.read(CHUNK_BYTES):
             *lines, rest = _LINE_ENDS.split(rest + chunk)
-            rest = rest[:CHUNK_BYTES]  # of a line that is too long, the beginning
+            rest = rest[:CHUNK_BYTES]  # truncates a line that is too long
             for line in lines:
                 if line:
                     await hear(line.decode(errors="replace"))

@@ -1,8 +1,8 @@
 """Runs a job as a TrainJob of Kubeflow Trainer v2.
 
-The worker creates the object, reads its status, and passes on what the pod writes into the job's
-folder, which lies on a volume that both mount. The TrainJob does not need the worker: whichever
-worker holds the job next finds it under its name and goes on looking.
+The worker creates the object, reads its status, and passes on the events that the pod writes to the
+job's folder, on a volume that both mount. The TrainJob does not need the worker: the next worker
+that holds the job finds the object by its name and continues to monitor it.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ logger = logging.getLogger("flambeau.trainer")
 
 MAX_READ_BYTES = 2**20
 GRACE_POLLS = 3
-"""Looks at a TrainJob that is complete until its last words must have reached the volume."""
+"""Polls of a complete TrainJob after which its last events must have reached the volume."""
 
 
 class KubeflowExecutor:
-    """See `Executor`.
+    """Implements `Executor` with a TrainJob per job.
 
     Args:
-        config: what TrainJobs are made of.
-        api: the API they are made through.
+        config: specification of TrainJobs.
+        api: API to create them with.
     """
 
-    takeovers, runs_apart = 1_000_000, True  # a TrainJob outlives any worker that looks on
+    takeovers, runs_apart = 1_000_000, True  # a TrainJob survives any worker that monitors it
 
     def __init__(self, config: TrainerConfig, api: TrainJobApi) -> None:
         self._config = config
@@ -99,21 +99,21 @@ class KubeflowExecutor:
             return False
 
     async def _make(self, job: TrainingJob, listener: Listener) -> None:
-        """Creates the TrainJob, unless it is there; what a person resumes begins anew.
+        """Creates the TrainJob, unless it exists; a job that a user resumed gets a new one.
 
         Raises:
-            KubernetesError: the API refused, or one of before is still being deleted.
+            KubernetesError: the API refused, or the previous one is still being deleted.
         """
         name = train_job_name(job)
         found = await self._api.read(name)
         leaving = found is not None and "deletionTimestamp" in found["metadata"]
         if found is not None and (leaving or is_of_before(found, job)):
-            if not await self._api.delete(found):  # it is there until its pods are gone
+            if not await self._api.delete(found):  # it exists until its pods are deleted
                 raise KubernetesError(f"the last TrainJob {name} is still being deleted")
             found = None
         if found is None:
             events = self._config.runs_folder / job.id / EVENTS
-            await asyncio.to_thread(events.unlink, missing_ok=True)  # the words of one before
+            await asyncio.to_thread(events.unlink, missing_ok=True)  # of the previous TrainJob
             await self._api.create(train_job(job, self._config))
             await listener.log(f"created TrainJob {name}")
 
@@ -124,10 +124,10 @@ class KubeflowExecutor:
 
 
 class _Tail:
-    """Whole lines of a file that grows, from its beginning.
+    """Reader of complete lines of a growing file, from its beginning.
 
     Args:
-        path: the file, which need not be there yet.
+        path: path of the file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,12 +135,12 @@ class _Tail:
         self._read_bytes = 0
 
     def lines(self) -> list[str]:
-        """Those that came since the last call."""
+        """Returns the lines that were added since the last call."""
         try:
             with open_plain_file(self.path) as file:
                 file.seek(self._read_bytes)
                 data = file.read(MAX_READ_BYTES)
-        except (FileNotFoundError, NotPlainFileError):  # a job may put a pipe there
+        except (FileNotFoundError, NotPlainFileError):  # a job may create a pipe there
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)

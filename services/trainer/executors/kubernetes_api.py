@@ -1,7 +1,7 @@
 """Creates, reads and deletes TrainJobs through the REST API of Kubernetes.
 
-In: objects as JSON values. Out: the same. Nothing but the standard library: three calls need no
-client. The token is read anew for each, since Kubernetes replaces it while we run.
+In: objects as JSON values. Out: the same. It uses only the standard library: three calls need no
+client. The token is read anew for each call, since Kubernetes rotates it.
 
 Source: Kubernetes API concepts; paths `/apis/GROUP/VERSION/namespaces/NAMESPACE/PLURAL[/NAME]`.
 """
@@ -25,10 +25,10 @@ MAX_TOKEN_BYTES = 64 * 2**10
 
 
 class KubernetesError(Exception):
-    """The API refused, or is out of reach.
+    """The API refused a call, or is unavailable.
 
     Attributes:
-        status: the HTTP status; 0 if there was no answer.
+        status: HTTP status; 0 if there was no response.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -37,7 +37,7 @@ class KubernetesError(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Whether the same call would be refused again."""
+        """True if a retry of the call would be refused again."""
         return 400 <= self.status < 500 and self.status not in (408, 429)
 
 
@@ -45,10 +45,10 @@ class TrainJobApi:
     """The TrainJobs of one namespace.
 
     Args:
-        settings: where the API is, and who we are.
+        settings: URL of the API, and service account.
 
     Raises:
-        ConfigError: no namespace is known, or the address is no web address.
+        ConfigError: no namespace is known, or the URL is no web address.
     """
 
     def __init__(self, settings: KubeflowSettings) -> None:
@@ -71,12 +71,12 @@ class TrainJobApi:
             )
 
     async def create(self, wanted: dict[str, Any]) -> None:
-        """Creates an object; one of its name that is there already stays.
+        """Creates an object; an existing one of its name remains.
 
-        Cancelled, it waits for the answer first: whoever then looks for the object finds it.
+        If the task is cancelled, it waits for the response first, so that a later read finds it.
 
         Raises:
-            KubernetesError: see there.
+            KubernetesError: the API refused, or is unavailable.
         """
         creating = asyncio.create_task(self._call("POST", "", wanted))
         try:
@@ -89,10 +89,10 @@ class TrainJobApi:
                 raise
 
     async def read(self, name: str) -> dict[str, Any] | None:
-        """An object; None if there is none.
+        """Reads an object; returns None if there is none.
 
         Raises:
-            KubernetesError: see there.
+            KubernetesError: the API refused, or is unavailable.
         """
         try:
             return await self._call("GET", name)
@@ -102,13 +102,13 @@ class TrainJobApi:
             raise
 
     async def delete(self, found: dict[str, Any]) -> bool:
-        """Deletes an object that was read, and none that has come in its place.
+        """Deletes an object that was read, and no newer one of the same name.
 
         Returns:
-            Whether it is gone with its pods. It stays, and is leaving, until they are.
+            True if it is deleted with its pods. Until they are, it exists as being deleted.
 
         Raises:
-            KubernetesError: see there.
+            KubernetesError: the API refused, or is unavailable.
         """
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
         if "deletionTimestamp" not in found["metadata"]:
@@ -160,7 +160,7 @@ class TrainJobApi:
 
 
 def _message(body: bytes) -> str:
-    """What a `Status` object says."""
+    """Returns the message of a `Status` object."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

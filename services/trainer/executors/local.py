@@ -1,9 +1,9 @@
-"""Runs a job in a process of its own, beside the worker.
+"""Runs a job in a separate process on the worker's machine.
 
-The process has a session, and so a process group, of its own, which ends with it; limits on memory
-and files, which it sets itself (`training.job`); and a limit on time, which is kept here. It holds
-the other end of a pipe of ours: if this worker dies, however it dies, the job does too, so that
-whoever takes it over is alone with its checkpoint.
+The process has its own session, and so its own process group, which ends with it; limits on memory
+and files, which it sets itself (`training.job`); and a time limit, which is enforced here. It holds
+the other end of a pipe of the worker: if this worker dies, for any reason, the job does too, so
+that a worker that takes it over has exclusive access to its checkpoint.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from training.job import main; "
     "sys.exit(main(sys.argv[1:]))"
 )
-"""Our package is found first, wherever the job works; its code is found after everything else."""
+"""Flambeau is first on the import path, whatever the working directory; the job's code is last."""
 
 
 class LocalExecutor:
-    """See `Executor`.
+    """Implements `Executor` with a process per job.
 
     Args:
-        config: the folder of jobs, the store, and the limits.
+        config: folder of jobs, store, and limits.
     """
 
     takeovers, runs_apart = 1, False
@@ -56,7 +56,7 @@ class LocalExecutor:
             cut_off = await self._wait(process, stopping)
         finally:
             await process.close(reading)
-        if isinstance(story.outcome, Succeeded):  # what is published is published
+        if isinstance(story.outcome, Succeeded):  # a published version counts in any case
             return story.outcome
         if cut_off is not None:
             return cut_off
@@ -65,11 +65,11 @@ class LocalExecutor:
         return story.outcome or Failed(_obituary(process.exit_code, last_line[0]))
 
     async def discard(self, job: TrainingJob) -> bool:
-        """See `Executor.discard`: its process has ended already."""
+        """See `Executor.discard`: the process has always ended already."""
         return True
 
     async def _wait(self, process: JobProcess, stopping: asyncio.Event) -> Outcome | None:
-        """Waits for the process to end by itself; else gives what its end counts as."""
+        """Waits for the process to end by itself; otherwise returns the outcome of its end."""
         limit_s = self._config.time_limit_s
         ended = asyncio.create_task(process.ended.wait())
         asked = asyncio.create_task(stopping.wait())
@@ -91,7 +91,7 @@ class LocalExecutor:
 
 
 def job_arguments(job: TrainingJob, config: TrainerConfig) -> list[str]:
-    """The arguments of `training.job` that do not depend on where it runs."""
+    """Returns the arguments of `training.job` that do not depend on the executor."""
     folder = config.runs_folder / job.id
     return [
         "--recipe", str(folder / RECIPE), "--store", config.store_url, "--runs-dir", str(folder),
@@ -103,7 +103,7 @@ def job_arguments(job: TrainingJob, config: TrainerConfig) -> list[str]:
 
 
 def _obituary(code: int, last_line: str) -> str:
-    """How a process ended that had no last words."""
+    """Describes the end of a process that reported no outcome."""
     words = f"; its last line: {last_line[: LONGEST_TEXT // 4]}" if last_line else ""
     if code < 0:
         name = signal.Signals(-code).name

@@ -1,7 +1,7 @@
-"""A job as a TrainJob of Kubeflow Trainer v2, and what the TrainJob's status says of it.
+"""Converts a job to a TrainJob of Kubeflow Trainer v2, and interprets the TrainJob's status.
 
-In: a job and the configuration. Out: the object to create, as plain JSON values; and of an object
-read back, how it is. Pure functions.
+In: a job and the configuration. Out: the object to create, as plain JSON values; and the condition
+of an object that was read. Pure functions.
 
 Source: API `trainer.kubeflow.org/v1alpha1` of Kubeflow Trainer 2.x, `trainjob_types.go`.
 """
@@ -17,30 +17,30 @@ from services.trainer.training_job_service import CODE
 API_GROUP, API_VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 MANAGER = "flambeau.dev/trainer"
 CONTAINER, REPLICATED_JOB, VOLUME = "node", "node", "flambeau-runs"
-"""What the stock runtimes call the job and the container that trains."""
+"""Names of the training job and container in the stock runtimes, and of the volume."""
 EVENTS = "events.jsonl"
-"""The file, in the job's folder, in which the pod tells of the run."""
+"""The file, in the job's folder, that the pod writes the run's events to."""
 RESUMPTION = "flambeau.dev/resumption"
-"""The label that tells how often a person had had the job go on when the object was made."""
+"""Label with the number of times that a user had resumed the job when the object was created."""
 Condition = Literal["waiting", "running", "complete", "failed"]
 
 
 def train_job_name(job: TrainingJob) -> str:
-    """Its name, an RFC 1035 label."""
+    """Returns the TrainJob's name, an RFC 1035 label."""
     return f"flambeau-{job.id}"
 
 
 def train_job(job: TrainingJob, config: TrainerConfig) -> dict[str, Any]:
-    """The object to create.
+    """Returns the object to create.
 
     Args:
         job: the job; its folder lies on the volume that the pods mount.
-        config: the runtime, the image, the nodes, what each asks for, the time limit.
+        config: runtime, image, number of nodes, resources of each, time limit.
     """
     folder = config.runs_folder / job.id
     module = ["training.job", *job_arguments(job, config), "--events", str(folder / EVENTS)]
     program = "torchrun" if config.kubeflow_nodes > 1 else "python"
-    # Without a safe path the job's code would be looked into before ours and Python's own.
+    # Without a safe path the job's code would precede flambeau's and Python's on the import path.
     start = ["PYTHONSAFEPATH=1", program, "-m"]
     resources = dict(config.kubeflow_resources)
     trainer: dict[str, Any] = {
@@ -79,10 +79,10 @@ def train_job(job: TrainingJob, config: TrainerConfig) -> dict[str, Any]:
 
 
 def condition_of(found: Mapping[str, Any]) -> tuple[Condition, str]:
-    """How a TrainJob is, and why, in the words of its conditions.
+    """Returns the condition of a TrainJob, and its reason and message.
 
     Args:
-        found: the object as the API gave it.
+        found: the object, as the API returned it.
     """
     status = found.get("status") or {}
     for condition in status.get("conditions") or ():
@@ -96,13 +96,13 @@ def condition_of(found: Mapping[str, Any]) -> tuple[Condition, str]:
 
 
 def is_of_before(found: Mapping[str, Any], job: TrainingJob) -> bool:
-    """Whether a TrainJob was made before a person had the job go on, and so counts no more."""
+    """Returns True if a TrainJob was created before the user's last resumption, and is obsolete."""
     labels = found["metadata"].get("labels") or {}
     return str(labels.get(RESUMPTION, "0")) != str(job.resumptions)
 
 
 def _volume_patch(config: TrainerConfig) -> dict[str, Any]:
-    """Mounts the folder of jobs where this process sees it."""
+    """Returns a patch that mounts the folder of jobs under the same path as in this process."""
     pod = {
         "volumes": [
             {

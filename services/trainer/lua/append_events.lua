@@ -5,8 +5,8 @@
 -- KEYS[2]  stream: its events
 -- ARGV[1]  the job's id
 -- ARGV[2]  the secret of the worker's lease
--- ARGV[3]  how many events are kept
--- ARGV[4]  the channel that names what has changed
+-- ARGV[3]  maximum number of events to keep
+-- ARGV[4]  channel that announces changes by job id
 -- ARGV[5] and on: the events
 -- Returns  1, or 0 if the worker does not hold the job
 

@@ -1,22 +1,22 @@
 #!lua flags=allow-oom
--- Puts a job in the place of its revision before, or a new one where there is none, with events.
+-- Replaces a job's preceding revision, or creates a new job, and appends events.
 --
 -- KEYS[1]  hash: the job
--- KEYS[2]  stream: its events, with its sequence number as the first part of each id
--- KEYS[3]  sorted set: all jobs by the time they were made
--- KEYS[4]  sorted set: those in the state it was in, in the same order; equal to KEYS[5] if new
--- KEYS[5]  sorted set: those in the state it is in from now on
+-- KEYS[2]  stream: its events, with the sequence number as the first part of each id
+-- KEYS[3]  sorted set: all jobs by creation time
+-- KEYS[4]  sorted set: the jobs in its previous state, in the same order; equal to KEYS[5] if new
+-- KEYS[5]  sorted set: the jobs in its new state
 -- ARGV[1]  the job's id
 -- ARGV[2]  its revision
 -- ARGV[3]  its state
 -- ARGV[4]  the secret of its lease
--- ARGV[5]  when it was made
+-- ARGV[5]  its creation time
 -- ARGV[6]  the job
--- ARGV[7]  how many events are kept
--- ARGV[8]  the channel that names what has changed
--- ARGV[9]  a second name for it, or ''
+-- ARGV[7]  maximum number of events to keep
+-- ARGV[8]  channel that announces changes by job id
+-- ARGV[9]  a second name to announce on it, or ''
 -- ARGV[10] and on: the events
--- Returns  1, or 0 if another revision is there
+-- Returns  1, or 0 if the stored revision is another one
 
 local found = redis.call('HGET', KEYS[1], 'revision')
 if found then

@@ -1,1 +1,1 @@
-"""Where training jobs are kept: SQLite or Redis, with one set of transitions."""
+"""Stores of training jobs, SQLite and Redis, with one set of transitions."""

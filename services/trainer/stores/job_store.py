@@ -1,8 +1,8 @@
-"""Where jobs and their events are kept, whatever keeps them.
+"""The interface of a store of jobs and their events.
 
-In: jobs as `transitions` made them. Out: the same. A store knows no rule of jobs but one: a job is
-swapped for another only if nobody has swapped it before. `sqlite_store` and `redis_store` are the
-two implementations; one suite of tests runs on both.
+In: jobs as `transitions` returned them. Out: the same. A store implements only one rule of jobs: it
+replaces a revision of a job only if no other change has replaced it before. `sqlite_store` and
+`redis_store` are the two implementations; one test suite runs on both.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from services.trainer.records import JobEvent, State, TrainingJob
 from services.trainer.stores.transitions import Change
 
 QUEUE = "queue"
-"""The topic of jobs that begin to wait."""
+"""The topic of newly queued jobs."""
 
 READ_AT_ONCE = 100
-"""Jobs read in one go."""
+"""Number of jobs per page."""
 
 
 class Bell:
-    """Wakes who waits for a change, by topic: `QUEUE`, or a job's id."""
+    """Wakes tasks that wait for a change, by topic: `QUEUE`, or a job's id."""
 
     def __init__(self) -> None:
         self._listening: dict[str, set[asyncio.Event]] = defaultdict(set)
 
     @contextlib.contextmanager
     def heard(self, topic: str) -> Iterator[asyncio.Event]:
-        """An event that is set at every change; to be cleared before looking."""
+        """Yields an event that is set at every change; clear it before reading the store."""
         event = asyncio.Event()
         self._listening[topic].add(event)
         try:
@@ -41,78 +41,78 @@ class Bell:
                 del self._listening[topic]
 
     def ring(self, topic: str) -> None:
-        """Something has changed."""
+        """Wakes the tasks that wait for a topic."""
         for event in self._listening.get(topic, ()):
             event.set()
 
     def ring_all(self) -> None:
-        """Changes may have been missed."""
+        """Wakes all waiting tasks, because changes may have been missed."""
         for topic in self._listening:
             self.ring(topic)
 
 
 class JobStore(Protocol):
-    """Keeps jobs. Every call may raise `QueueUnavailableError`: it is out of reach."""
+    """Stores jobs. Every call may raise `QueueUnavailableError`: the store is unavailable."""
 
     bell: Bell
-    """Rings for changes that this process learns of."""
+    """Rings for changes that this process knows of."""
     look_every_s: float
-    """How long a change made by another process may go unheard."""
+    """Longest delay before a change by another process is noticed."""
 
     async def now(self) -> float:
-        """The time by which leases are measured."""
+        """Returns the store's time, by which leases are measured."""
 
     async def create(self, job: TrainingJob, events: Sequence[JobEvent]) -> bool:
-        """Keeps a new job; False if there is one with its id, which then stays as it is."""
+        """Stores a new job; returns False, and changes nothing, if its id exists."""
 
     async def find(self, job_id: str) -> TrainingJob:
-        """What is known of a job.
+        """Returns a job.
 
         Raises:
             UnknownJobError: there is none.
         """
 
     async def swap(self, job: TrainingJob, events: Sequence[JobEvent]) -> bool:
-        """Puts a job in the place of its revision before, and appends events, in one step.
+        """Replaces a job's preceding revision, and appends events, atomically.
 
         Returns:
-            False if another was faster; nothing has changed then.
+            False, with nothing changed, if another change was first.
         """
 
     async def append(self, job_id: str, holder: str, events: Sequence[JobEvent]) -> bool:
-        """Appends events of the job's worker; False if it does not hold the job any more."""
+        """Appends events of the job's worker; returns False if it no longer holds the job."""
 
     async def events(self, job_id: str, after: int, limit: int) -> list[JobEvent]:
-        """Events with larger numbers, the oldest first."""
+        """Returns events with numbers larger than `after`, the oldest first."""
 
     async def newest(self, state: State | None, limit: int) -> list[TrainingJob]:
-        """The newest jobs first; only those in a state, if one is given."""
+        """Returns the newest jobs first; only those in a state, if one is given."""
 
     async def oldest(self, state: State, limit: int, skip: int = 0) -> list[TrainingJob]:
-        """Those in a state, the oldest first, behind the first `skip`."""
+        """Returns the jobs in a state, the oldest first, without the first `skip`."""
 
     async def counts(self) -> dict[State, int]:
-        """How many there are in each state."""
+        """Returns the number of jobs in each state."""
 
     async def forget(self, job_id: str) -> None:
-        """Drops a job with all its events."""
+        """Deletes a job with all its events."""
 
     async def run(self) -> None:
-        """Hears of what other processes change, until cancelled."""
+        """Listens for changes by other processes, until cancelled."""
 
     async def close(self) -> None:
-        """Lets go of what it has open."""
+        """Closes its connections and files."""
 
 
 async def each_in(
     store: JobStore, state: State, at_once: int = READ_AT_ONCE
 ) -> AsyncIterator[TrainingJob]:
-    """Every job in a state, the oldest first, read so many at a time.
+    """Yields every job in a state, the oldest first, read in pages of `at_once`.
 
-    One that leaves the state meanwhile may hide another, until the next time.
+    If a job leaves the state meanwhile, another may be missed until the next call.
 
     Raises:
-        QueueUnavailableError: the store is out of reach.
+        QueueUnavailableError: the store is unavailable.
     """
     skip = 0
     while page := await store.oldest(state, at_once, skip):
@@ -124,19 +124,19 @@ async def each_in(
 async def change(
     store: JobStore, job_id: str, rule: Callable[[TrainingJob], Change | None]
 ) -> tuple[TrainingJob, bool]:
-    """Applies a rule to a job, however many others change it.
+    """Applies a transition to a job, and retries after concurrent changes.
 
     Args:
-        store: keeps it.
-        job_id: of the job.
+        store: store of the job.
+        job_id: id of the job.
         rule: one of `transitions`.
 
     Returns:
-        The job as it is now, and whether the rule applied.
+        The current job, and True if the transition applied.
 
     Raises:
         UnknownJobError: there is no such job.
-        QueueUnavailableError: the store is out of reach.
+        QueueUnavailableError: the store is unavailable.
     """
     while True:
         job = await store.find(job_id)
@@ -148,7 +148,7 @@ async def change(
 
 
 def no_such_job(job_id: str) -> UnknownJobError:
-    """What to raise of a job that is not there."""
+    """Returns the error for a job that does not exist."""
     return UnknownJobError(
         f"there is no job '{job_id[:80]}', or it was forgotten; `flambeau train list` shows them"
     )

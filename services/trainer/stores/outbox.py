@@ -1,7 +1,7 @@
-"""Carries what a run tells into the store of jobs, many events in one trip.
+"""Sends the reports of a run to the store of jobs, many events in one batch.
 
-In: lines and metrics as they come. Out: events appended under the worker's lease. What cannot be
-sent waits; when too much waits, the run that tells it waits too.
+In: lines and metrics as they occur. Out: events appended under the worker's lease. Events that
+cannot be sent are queued; if the queue is full, back-pressure blocks the run.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ MOST_WAITING = 2000
 MOST_AT_ONCE = 500
 RETRY_S = 0.5
 DRAIN_S = 10.0
-"""How long the last events may take once the run has ended."""
+"""Timeout of sending the last events once the run has ended."""
 
 
 class Outbox:
-    """See `executor.Listener`.
+    """Queue of a run's events; implements `executor.Listener`.
 
     Args:
-        store: keeps the events.
-        job: whose they are, as its worker took it.
+        store: store of the events.
+        job: the job of the run, as its worker took it.
     """
 
     def __init__(self, store: JobStore, job: TrainingJob) -> None:
@@ -62,7 +62,7 @@ class Outbox:
                 self._waiting.task_done()
 
     async def drain(self) -> None:
-        """Waits until all is sent, or for so long as is reasonable."""
+        """Waits until all events are sent, or for `DRAIN_S`."""
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self._waiting.join()
@@ -70,7 +70,7 @@ class Outbox:
             return
 
     async def _sent(self, events: list[JobEvent]) -> bool:
-        """Whether events need not be sent again: they are there, or nobody wants them any more."""
+        """Sends events. Returns True if no retry is due: they are stored, or the lease is lost."""
         job = self._job
         try:
             now = await self._store.now()

@@ -1,7 +1,7 @@
-"""Jobs in Redis or Valkey: for API and workers on several machines.
+"""Stores jobs in Redis or Valkey: for API and workers on several machines.
 
-All keys share a hash tag, so that a cluster keeps them in one slot and one script may touch them
-all; the scripts in `lua/` have them at their heads. Times are Redis'.
+All keys share a hash tag, so that a cluster keeps them in one slot and one script may access them
+all; the scripts in `lua/` document them. Times are those of Redis.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from services.trainer.stores.job_store import QUEUE, Bell, no_such_job
 
 TAG = "flambeau:{training}"
 CHANGED = f"{TAG}:changed"
-"""The channel that names jobs that have changed, and `QUEUE`."""
+"""Channel that announces the ids of changed jobs, and `QUEUE`."""
 BY_TIME = f"{TAG}:jobs"
 LOOK_EVERY_S = 5.0
-"""A message that is lost costs so much time; they come at once."""
+"""Delay after a lost message; other messages arrive at once."""
 RETRY_S = 0.2
 _job = msgspec.json.Decoder(TrainingJob)
 _event = msgspec.json.Decoder(JobEvent)
@@ -30,11 +30,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RedisJobStore:
-    """See `JobStore`.
+    """Implements `JobStore`.
 
     Args:
-        clients: of the Redis.
-        max_events: the newest events of a job are kept.
+        clients: clients of the Redis.
+        max_events: number of newest events of a job to keep.
     """
 
     look_every_s = LOOK_EVERY_S
@@ -118,11 +118,11 @@ class RedisJobStore:
             await trip.execute()
 
     async def run(self) -> None:
-        """See `JobStore.run`; outlives any fault of Redis."""
+        """See `JobStore.run`; reconnects after any error of Redis."""
         while True:
             try:
                 async with self._clients.subscribed(CHANGED) as messages:
-                    self.bell.ring_all()  # what was said before was not heard
+                    self.bell.ring_all()  # earlier messages were not received
                     async for _, topic in messages:
                         self.bell.ring(topic.decode())
             except RedisError:

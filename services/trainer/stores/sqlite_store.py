@@ -1,7 +1,7 @@
-"""Jobs in a file of SQLite: nothing to install, one machine.
+"""Stores jobs in an SQLite file: nothing to install, one machine.
 
 Every call runs in one thread, which owns the connection. Several processes may share the file; each
-hears of its own changes at once, and looks for those of the others every `look_every_s`.
+notices its own changes at once, and polls for those of the others every `look_every_s`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from services.trainer.stores.job_store import QUEUE, Bell, no_such_job
 Found = TypeVar("Found")
 LOOK_EVERY_S = 0.5
 BUSY_S = 10.0
-"""How long a call waits for another process that writes."""
+"""Timeout of a call that waits for a write of another process."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, state TEXT NOT NULL, created REAL NOT NULL, revision INTEGER NOT NULL,
@@ -37,11 +37,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SqliteJobStore:
-    """See `JobStore`.
+    """Implements `JobStore`.
 
     Args:
-        path: the file; made with its folder if absent.
-        max_events: the newest events of a job are kept.
+        path: path of the file; created with its folder if absent.
+        max_events: number of newest events of a job to keep.
 
     Raises:
         QueueUnavailableError: it cannot be opened.
@@ -161,7 +161,7 @@ class SqliteJobStore:
         await self._writing(write)
 
     async def run(self) -> None:
-        """See `JobStore.run`: who waits looks for itself."""
+        """See `JobStore.run`: does nothing, as waiting tasks poll the file themselves."""
         await asyncio.Event().wait()
 
     async def close(self) -> None:
@@ -170,7 +170,7 @@ class SqliteJobStore:
         self._thread.shutdown()
 
     def _add(self, job_id: str, events: Sequence[JobEvent]) -> None:
-        """Appends events, and drops those beyond the limit; within a transaction."""
+        """Appends events, and deletes those beyond the limit; within a transaction."""
         if not events:
             return
         (last,) = self._sql.execute(
@@ -196,11 +196,11 @@ class SqliteJobStore:
         return [_job.decode(text) for (text,) in rows]
 
     async def _writing(self, write: Callable[[], Found]) -> Found:
-        """Calls what writes within one transaction."""
+        """Runs a writing function within one transaction."""
 
         def transaction() -> Found:
             self._sql.execute("BEGIN IMMEDIATE")
-            with self._sql:  # commits, or rolls back what raised
+            with self._sql:  # commits, or rolls back after an exception
                 return write()
 
         return await self._call(transaction)

@@ -1,24 +1,24 @@
-"""What may become of a job: the state machine, as pure functions.
+"""The state machine of a job, as pure functions.
 
     queued ──taken──▶ running ──finished──▶ succeeded | failed
       ▲ ▲ ╲              │ │ ╲
       │ │  cancelled     │ │  cancel asked, then cancelled
       │ └── requeued ────┘ │
-      └──── abandoned ─────┘  (its worker is gone: once; the next time it has failed)
+      └──── abandoned ─────┘  (its worker died: once; the next time the job fails)
     failed | cancelled ──resumed──▶ queued
 
-What runs apart from its worker may still publish when its worker is gone. Such a job is cancelled
-in two steps: it is queued, with its end asked for, so that nobody takes it; and it is `cancelled`
-only once whoever looks has ended what runs of it (`ended_apart`).
+A run that is separate from its worker may still publish after the worker died. Such a job is
+cancelled in two steps: it is queued with `cancel_asked`, so that no worker takes it; and it becomes
+`cancelled` only after a worker has ended its run (`ended_apart`).
 
-A lease that has run out does not say that its worker is gone: the store may have been out of reach
-for both. So whoever finds it first gives the worker a last call, as long as `grace_s`, in which the
-store is in reach; a worker that answers keeps its job, or hands it back, and nothing is counted.
-Only a takeover behind the last call counts as a death.
+An expired lease does not prove that its worker died: the store may have been unavailable for both
+workers. So the worker that finds it first gives the other a last call, which lasts `grace_s` while
+the store is available; a worker that answers keeps its job, or returns it, and nothing is counted.
+Only a takeover after the last call counts as a death.
 
-In: a job and the time. Out: the job after it, and the event to tell; None where the rule does not
-apply any more, because somebody else was faster. A store swaps the one job for the other only if
-nobody has changed it in between.
+In: a job and the time. Out: the job after the transition, and its event; None if the transition no
+longer applies, because another change was first. A store replaces the one job by the other only if
+it has not changed in between.
 """
 
 import msgspec
@@ -30,7 +30,7 @@ Change = tuple[TrainingJob, list[JobEvent]]
 
 
 def submitted(job: TrainingJob) -> Change:
-    """A job that has just come."""
+    """Submits a new job."""
     by = f" by {job.submitter}" if job.submitter else ""
     return job, [_event(job, job.created_at, f"submitted{by}")]
 
@@ -43,15 +43,15 @@ def taken(
     lease_s: float,
     runs_apart: bool = False,
 ) -> Change | None:
-    """A worker begins a queued job.
+    """Assigns a queued job to a worker.
 
     Args:
         job: the job.
-        worker: its name.
-        holder: a new secret of its lease.
+        worker: name of the worker.
+        holder: new secret of its lease.
         now: the time.
-        lease_s: how long it may be silent.
-        runs_apart: whether the run lives on without it.
+        lease_s: duration of the lease.
+        runs_apart: True if the run survives its worker.
     """
     if job.state != "queued" or job.cancel_asked:
         return None
@@ -70,14 +70,14 @@ def taken(
 
 
 def renewed(job: TrainingJob, holder: str, now: float, lease_s: float) -> Change | None:
-    """Its worker is alive."""
+    """Renews the lease of its worker."""
     if not holds(job, holder):
         return None
     return _changed(job, lease_until=now + lease_s, last_call=False), []
 
 
 def progressed(job: TrainingJob, holder: str, *, run_folder: str, epoch: int) -> Change | None:
-    """Its worker says how far it is."""
+    """Records the progress that its worker reports."""
     if not holds(job, holder):
         return None
     return _changed(job, run_folder=run_folder or job.run_folder, epoch=epoch or job.epoch), []
@@ -86,20 +86,20 @@ def progressed(job: TrainingJob, holder: str, *, run_folder: str, epoch: int) ->
 def succeeded(
     job: TrainingJob, holder: str, now: float, version: int, alias: str = ""
 ) -> Change | None:
-    """It has published a version, and an alias moved to it or not."""
+    """Finishes a job that published a version; `alias` describes the recipe's alias, if any."""
     text = cut(f"published {job.model} {version}{alias}")
     return _finished(job, holder, now, "succeeded", text, version=version)
 
 
 def failed(job: TrainingJob, holder: str, now: float, error: str) -> Change | None:
-    """It will not come to a version; a job whose end was asked for counts as cancelled."""
+    """Finishes a job that failed; if its cancellation was requested, it is cancelled instead."""
     if job.cancel_asked:
         return stopped(job, holder, now)
     return _finished(job, holder, now, "failed", cut(error), error=cut(error))
 
 
 def stopped(job: TrainingJob, holder: str, now: float) -> Change | None:
-    """Its worker has ended it: because that was asked for, or to leave it to another worker."""
+    """Cancels a job whose worker stopped it, if that was requested; otherwise requeues it."""
     if not holds(job, holder):
         return None
     if job.cancel_asked:
@@ -108,13 +108,13 @@ def stopped(job: TrainingJob, holder: str, now: float) -> Change | None:
 
 
 def abandoned(job: TrainingJob, now: float, takeovers: int, grace_s: float) -> Change | None:
-    """Its worker was silent for a whole lease, and is called; or did not answer, and is dead.
+    """Gives the worker of an expired lease a last call; after that, treats the worker as dead.
 
     Args:
         job: the job.
         now: the time.
-        takeovers: how often a job may outlive its worker.
-        grace_s: how long it has to answer the last call.
+        takeovers: number of worker deaths that a job may survive.
+        grace_s: duration of the last call.
     """
     if job.state != "running" or now <= job.lease_until:
         return None
@@ -133,7 +133,7 @@ def abandoned(job: TrainingJob, now: float, takeovers: int, grace_s: float) -> C
 
 
 def cancelled(job: TrainingJob, now: float) -> Change | None:
-    """Somebody wants it to end; one that is over stays as it is."""
+    """Cancels a job, or requests its cancellation; a finished job remains unchanged."""
     if job.state == "queued" and not job.runs_apart:
         changed = _changed(job, state="cancelled", finished_at=now)
         return changed, [_event(changed, now, "cancelled")]
@@ -144,7 +144,7 @@ def cancelled(job: TrainingJob, now: float) -> Change | None:
 
 
 def ended_apart(job: TrainingJob, now: float) -> Change | None:
-    """What ran of it apart from any worker is gone, as was asked for."""
+    """Finishes the cancellation of a job whose separate run has ended."""
     if job.state != "queued" or not job.cancel_asked:
         return None
     changed = _changed(
@@ -154,10 +154,10 @@ def ended_apart(job: TrainingJob, now: float) -> Change | None:
 
 
 def resumed(job: TrainingJob, now: float) -> Change | None:
-    """Somebody wants one that has failed or was cancelled to go on from its checkpoint.
+    """Requeues a failed or cancelled job, which then continues from its checkpoint.
 
     Raises:
-        ConflictError: it has succeeded, so that there is nothing to go on with.
+        ConflictError: it has succeeded, or is still being cancelled.
     """
     if job.state == "succeeded":
         raise ConflictError(
@@ -174,7 +174,7 @@ def resumed(job: TrainingJob, now: float) -> Change | None:
 
 
 def holds(job: TrainingJob, holder: str) -> bool:
-    """Whether it runs by this lease."""
+    """Returns True if the job runs under this lease."""
     return job.state == "running" and job.holder == holder
 
 
@@ -186,7 +186,7 @@ def _requeued(job: TrainingJob, now: float, text: str, deaths: int) -> Change:
 
 
 def _stopped_for_good(job: TrainingJob, now: float, text: str) -> Change | None:
-    """Nobody attends it any more; it is over, unless its run lives on."""
+    """Finishes a job without a worker; requeues it to end its run, if that is separate."""
     if job.runs_apart:
         return _requeued(job, now, "to be cancelled; its run is being ended", job.deaths)
     return _finished(job, job.holder, now, "cancelled", text)

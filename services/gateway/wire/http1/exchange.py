@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 JSON = b"content-type: application/json\r\n"
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_START = b"%b%b%bcontent-length: %d\r\n\r\n"
+_WHOLE = _START + b"%b"
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
 _CHALLENGE = b"www-authenticate: Bearer\r\n"
@@ -142,14 +144,17 @@ class Exchange:
         port = connection.port
         if self.last or port.stopping or not self.head.plain:
             fields = self._connection_field() + fields
-        length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        head = (_STATUS_LINES[status], port.date, fields, b"content-length: %d\r\n\r\n" % length)
         response: list[bytes | memoryview]
-        if length <= _JOINED_BYTES and self.head.plain:
-            response = [b"".join((*head, *parts))]
+        if len(parts) == 1 and len(parts[0]) <= _JOINED_BYTES and self.head.plain:
+            part = parts[0]  # as nearly every answer has
+            response = [_WHOLE % (_STATUS_LINES[status], port.date, fields, len(part), part)]
         else:
-            start = b"".join(head)
-            response = [start] if self.head.method == "HEAD" else [start, *parts]
+            length = sum(map(len, parts))
+            start = _START % (_STATUS_LINES[status], port.date, fields, length)
+            if length <= _JOINED_BYTES and self.head.plain:
+                response = [b"".join((start, *parts))]
+            else:
+                response = [start] if self.head.method == "HEAD" else [start, *parts]
         self.response = response
         connection.finish(self, response)
 
