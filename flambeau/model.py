@@ -4,15 +4,28 @@ The signature is that of the time of the lookup. When a pointer moves to a versi
 signature, the server rejects inputs that no longer fit: look the model up again.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 from flambeau.errors import InvalidRequestError
 from flambeau.wire import Array, tensor_datatype
 from model_store.signature import Signature, SignatureError
 
-if TYPE_CHECKING:
-    from flambeau.client import AsyncClient, Client
+
+class _Client(Protocol):
+    """Runs inferences, as `Client` does."""
+
+    @property
+    def infer(self) -> Callable[..., dict[str, Array]]:
+        """Runs a model on a batch."""
+
+
+class _AsyncClient(Protocol):
+    """Runs inferences, as `AsyncClient` does."""
+
+    @property
+    def infer(self) -> Callable[..., Coroutine[Any, Any, dict[str, Array]]]:
+        """Runs a model on a batch."""
 
 
 class CheckedModel:
@@ -51,7 +64,7 @@ class CheckedModel:
 class Model(CheckedModel):
     """A model that is called like a function; created by `Client.model`."""
 
-    def __init__(self, client: "Client", name: str, version: str, signature: Signature) -> None:
+    def __init__(self, client: "_Client", name: str, version: str, signature: Signature) -> None:
         super().__init__(name, version, signature)
         self._client = client
 
@@ -89,7 +102,7 @@ class AsyncModel(CheckedModel):
     """Asyncio version of `Model`; created by `AsyncClient.model`."""
 
     def __init__(
-        self, client: "AsyncClient", name: str, version: str, signature: Signature
+        self, client: "_AsyncClient", name: str, version: str, signature: Signature
     ) -> None:
         super().__init__(name, version, signature)
         self._client = client

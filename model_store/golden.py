@@ -10,7 +10,6 @@ it is published and whenever it is read.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +27,7 @@ from model_store.tensors import (
     element_count,
     encode_bytes_elements,
 )
-
-if TYPE_CHECKING:
-    from model_store.store import ModelStore
+from model_store.version_reader import VersionReader
 
 MAX_GOLDEN_BYTES = 2**29
 """64 rows of 8 MiB, the size of two FP32 images of 1024 x 1024 pixels."""
@@ -72,7 +69,7 @@ class GoldenRows:
         return tensors | {_OUTPUT + name: array for name, array in self.outputs.items()}
 
 
-def read_golden(store: "ModelStore", manifest: Manifest) -> GoldenRows:
+def read_golden(store: VersionReader, manifest: Manifest) -> GoldenRows:
     """Reads the golden rows of a version.
 
     Raises:

@@ -21,7 +21,7 @@ from model_store.errors import (
     ManifestFromFutureError,
 )
 from model_store.metric import MeasuredMetric
-from model_store.semver import SEMVER_PATTERN, SemanticVersion
+from model_store.semver.semver import SEMVER_PATTERN, SemanticVersion
 from model_store.signature import Signature, TensorSpec
 from model_store.slo import Slo
 from model_store.strict import StrictModel, explain

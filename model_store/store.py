@@ -22,8 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from model_store import foreign_layout, semver_index
-from model_store.compatibility import identity_of
+from model_store import foreign_layout
 from model_store.document import LARGE, SMALL
 from model_store.errors import (
     ConflictError,
@@ -51,7 +50,9 @@ from model_store.manifest import (
     parse_manifest,
 )
 from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
-from model_store.semver import Bump
+from model_store.semver import semver_index
+from model_store.semver.compatibility import identity_of
+from model_store.semver.semver import Bump
 from model_store.signatures.key_folder import TrustedKey
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES, Digests, verify
 from model_store.storage.storage import MissingFileError, Storage

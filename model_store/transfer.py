@@ -14,9 +14,9 @@ Rules:
 import hashlib
 from dataclasses import dataclass
 
-from model_store import semver_index
 from model_store.errors import ConflictError, DigestMismatchError
 from model_store.manifest import FileEntry, Manifest
+from model_store.semver import semver_index
 from model_store.storage.storage import MissingFileError
 from model_store.store import ModelStore, Progress, manifest_path, signature_path
 

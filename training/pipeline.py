@@ -8,9 +8,9 @@ from rich.console import Console
 from model_store.manifest import Manifest
 from model_store.store import ModelStore, Sign
 from training.auto.attempts import prove_auto
-from training.datasets import Splits
 from training.distributed.ranks import ALONE, Ranks
 from training.exporters.export import export_all
+from training.loading.splits import Splits
 from training.loop.evaluation import evaluate
 from training.loop.loop import Trained, train
 from training.loop.loop import assist as assist_training

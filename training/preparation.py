@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from model_store.store import ModelStore
-from training.datasets import Splits, load_splits, with_class_names
+from training.datasets import load_splits, with_class_names
 from training.distributed.ranks import ALONE, Ranks
 from training.errors import RecipeError
+from training.loading.splits import Splits
 from training.loop.transfer import FirstWeights, with_parent
 from training.network.preprocessing import with_statistics
 from training.network.python_step import Step, open_recipe_step

@@ -13,8 +13,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from model_store import semver_index
-from model_store.compatibility import Identity
 from model_store.golden import GoldenRows
 from model_store.manifest import (
     Artifact,
@@ -28,11 +26,13 @@ from model_store.manifest import (
     Verification,
 )
 from model_store.safety.onnx_safety import check_onnx
+from model_store.semver import semver_index
+from model_store.semver.compatibility import Identity
 from model_store.signature import Signature
 from model_store.store import ModelStore, Sign
-from training.datasets import Splits
 from training.errors import NothingProvenError
 from training.exporters.triton_config import config_pbtxt
+from training.loading.splits import Splits
 from training.loop.loop import Trained
 from training.network.python_step import Step, served_signature
 from training.process.library_versions import library_versions

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from model_store.certificates.certificate import Certificate
     from model_store.manifest import Manifest
     from model_store.store import ModelStore
-    from training.verification.recipe_judge import RecipeJudge
+    from training.auto.recipe_judge import RecipeJudge
 
 
 def verify(
@@ -134,9 +134,9 @@ def _judge(store: "ModelStore", manifest: "Manifest", folder: Path, keys: str) -
     """
     from model_store.golden import read_golden
     from model_store.signatures.key_folder import KeyFolder, trusted_keys
+    from training.auto.recipe_judge import RecipeJudge
     from training.publish import CHECKPOINT, RECIPE
     from training.recipe.file import parse_recipe
-    from training.verification.recipe_judge import RecipeJudge
 
     if not store.is_local:
         store.signer(manifest, trusted_keys(KeyFolder(keys).trusted_folder))

@@ -21,7 +21,7 @@ from services.gateway.front import Front, Listening
 from services.gateway.jobs.job_service import JobService
 from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.jobs.webhooks import Webhooks, read_secret
-from services.gateway.payloads.setting import open_sampler
+from services.gateway.payload_settings import open_sampler
 from services.process import process_name, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue

@@ -17,7 +17,7 @@ import uvloop
 from model_store.store import ModelStore
 from services.gateway.front import Front, Listening
 from services.gateway.jobs.verification_service import VerificationService
-from services.gateway.payloads.setting import open_sampler
+from services.gateway.payload_settings import open_sampler
 from services.inference.certifying.verification import Verifier
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.reconciler import Reconciler

@@ -19,8 +19,8 @@ from model_store.errors import StoreError
 from model_store.golden import read_golden
 from model_store.samples.payload_sample import PayloadSample, with_values
 from model_store.samples.payload_samples import read_samples
-from model_store.semver import SemverRange, parse_range
-from model_store.semver_index import fitting
+from model_store.semver.semver import SemverRange, parse_range
+from model_store.semver.semver_index import fitting
 from model_store.store import ModelStore
 from services.inference.loading.choice_memory import Choice, ChoiceMemory
 from services.inference.loading.needs_memory import Need, NeedsMemory

@@ -15,8 +15,8 @@ from model_store.errors import (
 )
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, Manifest
-from model_store.semver import Bump, parse_range
-from model_store.semver_index import fitting
+from model_store.semver.semver import Bump, parse_range
+from model_store.semver.semver_index import fitting
 from model_store.store import ModelStore
 from model_store.transfer import copy_version
 from tests.fixtures.store_versions import draft_in, entry_in

@@ -25,7 +25,7 @@ from model_store.errors import (
 )
 from model_store.listing import ModelListing
 from model_store.pointers import Pointers
-from model_store.semver import FIRST
+from model_store.semver.semver import FIRST
 from model_store.storage.storage import Storage
 from model_store.store import MAX_CLAIM_ATTEMPTS, ModelStore
 from tests.fixtures import store_process

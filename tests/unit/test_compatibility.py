@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.compatibility import Identity, answers_differ, needed_bump
 from model_store.golden import GoldenRows
 from model_store.manifest import FileEntry, PythonStep
+from model_store.semver.compatibility import Identity, answers_differ, needed_bump
 from model_store.signature import Signature, TensorSpec
 
 IMAGE = TensorSpec(name="image", datatype="FP32", shape=(-1, 1, 8, 8))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_store.semver import (
+from model_store.semver.semver import (
     BUMPS,
     Bump,
     SemanticVersion,

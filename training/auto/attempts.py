@@ -17,9 +17,9 @@ from training.auto.candidates import Candidate, candidates
 from training.auto.model_contents import model_contents, this_machine
 from training.auto.trial import Trial, run_trial
 from training.auto.trial_table import EXPORTING, VERIFYING, TrialTable, open_trial_table
-from training.datasets import Splits
 from training.errors import IsolationError
 from training.exporters.export import DEPRECATION_NOTE, EXAMPLE_ROWS, Exported, export_entry
+from training.loading.splits import Splits
 from training.loop.loop import Trained
 from training.recipe.parts.auto_export import AutoExport
 from training.recipe.parts.export_entries import OnnxExport, TorchScriptExport

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from model_store.tensors import Array
-from training.datasets import IGNORED_LABEL, digits
+from training.datasets import digits
+from training.loading.label_arrays import IGNORED_LABEL
 
 Found = dict[str, tuple[dict[str, Array], Array]]
 

@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.distributed.ranks import Ranks
 from training.errors import RecipeError
-from training.loop.compilation import compiled
-from training.recipe.recipe import TrainPart
+from training.process.compilation import compiled
+from training.recipe.parts.train_parts import TrainPart
 
 _NOTHING = contextlib.nullcontext()
 CONTAINERS = (nn.ModuleList, nn.Sequential)

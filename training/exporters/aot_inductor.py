@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from training.errors import ExportError
-from training.exporters.exported_program import whole_recurrent_layers
 from training.process.quiet import quiet
+from training.programs.exported_program import whole_recurrent_layers
 
 
 def write_aoti(

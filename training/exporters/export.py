@@ -21,12 +21,12 @@ from model_store.host.memory_limit import GIB
 from model_store.manifest import MadeWith, Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
-from training.datasets import Splits
 from training.errors import ExportError, IsolationError
 from training.exporters.half_precision import half_device
+from training.loading.splits import Splits
 from training.loop.loop import Trained
+from training.loop.trained_model import trained_model
 from training.network.model import for_export
-from training.network.trained_model import trained_model
 from training.process.isolated_run import run_isolated
 from training.process.library_versions import library_versions
 from training.process.quiet import quiet
@@ -236,8 +236,8 @@ def _program(
     model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
 ) -> torch.export.ExportedProgram:
     """Makes the program for torch's own kinds, in the entry's precision."""
-    from training.exporters.exported_program import exported_program, weights_program
-    from training.exporters.quantization_aware import load_quantization_aware
+    from training.programs.exported_program import exported_program, weights_program
+    from training.programs.quantization_aware import load_quantization_aware
 
     entry, signature = job.entry, job.signature
     if isinstance(entry, QatEntry):
@@ -307,7 +307,7 @@ def _openvino_source(
     model: nn.Module, example: tuple[Tensor, ...], job: ExportJob
 ) -> torch.export.ExportedProgram | Path:
     """Returns the exported program, or the ONNX graph if there are recurrent layers or loops."""
-    from training.exporters.exported_program import exported_program, has_loops
+    from training.programs.exported_program import exported_program, has_loops
 
     program = exported_program(model, example, job.signature)
     return _onnx_source(model, example, job) if has_loops(program) else program

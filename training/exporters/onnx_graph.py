@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from model_store.signature import Signature
-from training.exporters.dynamic_axes import axes_of_arguments
-from training.exporters.narrow_floats import NarrowFloats
-from training.exporters.own_operators import check_onnx
-from training.exporters.step_operations import ONNX_PREFIX
 from training.network.preprocessing import change_network, is_step
 from training.process.quiet import quiet
+from training.programs.dynamic_axes import axes_of_arguments
+from training.programs.narrow_floats import NarrowFloats
+from training.programs.own_operators import check_onnx
+from training.programs.step_operations import ONNX_PREFIX
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from model_store.tensors import Array
 from training.errors import ExportError
-from training.exporters.calibration import calibration_batches
-from training.exporters.step_operations import ONNX_PREFIX
 from training.process.quiet import quiet
+from training.programs.calibration import calibration_batches
+from training.programs.step_operations import ONNX_PREFIX
 
 if TYPE_CHECKING:
     from onnx import ModelProto

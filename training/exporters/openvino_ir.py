@@ -19,9 +19,9 @@ import torch
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from training.errors import ExportError
-from training.exporters.calibration import calibration_batches
-from training.exporters.step_operations import ONNX_PREFIX, is_of_step
 from training.process.quiet import quiet
+from training.programs.calibration import calibration_batches
+from training.programs.step_operations import ONNX_PREFIX, is_of_step
 
 CHATTY_LOGGERS = ("nncf", "openvino")
 RECURRENT = {"GRUSequence", "LSTMSequence", "RNNSequence"}

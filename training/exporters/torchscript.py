@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
 from training.errors import ExportError
-from training.exporters.own_operators import check_script
 from training.network.preprocessing import change_network
 from training.process.quiet import quiet
+from training.programs.own_operators import check_script
 from training.recipe.user_code import place_in_words
 
 TORCHS_LAYERS = Path(nn.__file__).parent

@@ -12,7 +12,6 @@ import numpy as np
 from model_store.arrays.padded_rows import own_lengths
 from model_store.signature import SignatureError
 from model_store.tensors import Array
-from training.datasets import Split, Splits
 from training.distributed.ranks import ALONE, Ranks
 from training.errors import DataError, RecipeError
 from training.loading.augmentation import Augmentation
@@ -28,6 +27,7 @@ from training.loading.row_order import (
     drawn,
     shuffled,
 )
+from training.loading.splits import Split, Splits
 from training.recipe.parts.loss_parts import LABELS
 from training.recipe.recipe import Recipe
 from training.recipe.targets import call_named, load_target

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.tensors import Array
-from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.loading.label_arrays import IGNORED_LABEL, LabelArray, counted, first_row
 from training.loading.row_order import Places
+from training.loading.splits import Splits
 from training.recipe.parts.loss_parts import LABELS, LossTerm
 from training.recipe.recipe import Recipe
 from training.sources.paths import SPLITS

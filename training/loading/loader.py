@@ -14,11 +14,11 @@ import math
 import time
 from collections.abc import Iterator
 
-from training.datasets import Splits
 from training.distributed.ranks import ALONE, Ranks
 from training.loading.batch import TrainingBatch
 from training.loading.batch_maker import BatchMaker, Place
 from training.loading.row_workers import prefetch
+from training.loading.splits import Splits
 from training.recipe.recipe import Recipe
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from training.datasets import Split
 from training.distributed.ranks import ALONE, Ranks
 from training.loading.batch import TrainingBatch
 from training.loading.row_order import Places
+from training.loading.splits import Split
 from training.loop.device import device_of
 from training.loop.objective import Objective, make_objective
 from training.metrics.task_metric import Tally, TaskMetric

@@ -23,15 +23,14 @@ from torch import nn
 
 from model_store.manifest import Parent
 from model_store.signature import Signature
-from training.datasets import Splits
 from training.distributed.batch_norms import batch_norms_shared
 from training.distributed.ranks import ALONE, Ranks
 from training.distributed.replica import Replica
 from training.errors import StoppedError
 from training.loading.loader import Loader
+from training.loading.splits import Splits
 from training.loop.activation_checkpoint import activations_recomputed
 from training.loop.checkpoint import CheckpointFolder
-from training.loop.compilation import compiling
 from training.loop.compression.later_phases import (
     example_of,
     fine_tuning,
@@ -40,7 +39,6 @@ from training.loop.compression.later_phases import (
     try_compression,
 )
 from training.loop.compression.pruning import MidwayPruning, zeros_held
-from training.loop.debugging import profiled, watched
 from training.loop.device import CPU, training_device
 from training.loop.evaluation import evaluate
 from training.loop.freezing import Freezing
@@ -54,10 +52,13 @@ from training.loop.run_checkpoints import RunCheckpoints
 from training.loop.shared_checkpoint import SharedCheckpoints
 from training.loop.train_state import TrainState, after_epoch
 from training.loop.transfer import FirstWeights, TransferReport
+from training.network.debugging import profiled, watched
 from training.network.model import build_model, try_model
+from training.process.compilation import compiling
 from training.process.kept_memory import freed_memory_kept
 from training.process.reproducibility import reproducible, unwritten_memory_shown
-from training.recipe.recipe import Recipe, TrainPart
+from training.recipe.parts.train_parts import TrainPart
+from training.recipe.recipe import Recipe
 from training.run_folder import PhaseFolder, RunFolder, write_atomically
 from training.tracking.progress import TrainingProgress, open_progress, say
 from training.tracking.trackers import HistogramTracker, open_trackers

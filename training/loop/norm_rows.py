@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from training.datasets import Split
 from training.distributed.ranks import Ranks
 from training.errors import RecipeError
+from training.loading.splits import Split
 from training.loop.device import device_of
 from training.recipe.recipe import Recipe
 

@@ -17,11 +17,11 @@ from torch import nn
 
 from training.distributed.ranks import Ranks
 from training.errors import StoppedError
-from training.loop.debugging import Watch
 from training.loop.epoch_figures import EpochFigures
 from training.loop.optimization.optimizer_step import Stepper
 from training.loop.shared_checkpoint import SharedCheckpoints
 from training.loop.train_state import TrainState, within_epoch
+from training.network.debugging import Watch
 from training.recipe.recipe import Recipe
 from training.tracking.progress import say
 from training.watcher import Watcher

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from model_store.metric import better_of, is_better
 from training.errors import DivergedError
 from training.recipe.parts.schedule_parts import Plateau
-from training.recipe.recipe import Recipe, StopPart
+from training.recipe.parts.train_parts import StopPart
+from training.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

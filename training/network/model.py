@@ -14,9 +14,9 @@ from model_store.arrays.sized_rows import at_other_sizes
 from model_store.signature import Signature, SignatureError, TensorSpec
 from model_store.strict import explain
 from model_store.tensors import Array, datatype_of
-from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
 from training.loading.label_fit import check_labels_fit
+from training.loading.splits import Splits
 from training.network.initialisation import initialise
 from training.network.network_trial import NetworkTrial, shapes_text, tensors_of
 from training.network.preprocessing import change_network, network_of, preprocessed, try_steps

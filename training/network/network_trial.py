@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from model_store.tensors import Array, TensorError, datatype_of
 from training.errors import TargetError, TrainingError
-from training.loop.debugging import failing_layer
+from training.network.debugging import failing_layer
 from training.network.row_dependence import ROUNDING_SHARE
 from training.recipe.targets import target_failure
 

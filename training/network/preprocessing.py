@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from model_store.strict import nearest_name
 from model_store.tensors import Array
-from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError
+from training.loading.splits import Splits
 from training.process.reproducibility import reproducible
 from training.recipe.parts.preprocess import (
     FIRST_ID,

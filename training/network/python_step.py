@@ -16,8 +16,8 @@ import numpy as np
 from model_store.python_step import PythonStepError, StepFunction, open_step
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array, datatype_of
-from training.datasets import Split, Splits
 from training.errors import DataError, TargetError
+from training.loading.splits import Split, Splits
 from training.recipe.parts.preprocess import PythonStep, python_step
 from training.recipe.recipe import Recipe
 from training.recipe.targets import TARGET_FORM, hidden_by, split_target, target_failure

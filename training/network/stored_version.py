@@ -12,8 +12,8 @@ import re
 
 from model_store.errors import ModelNotFoundError, VersionNotFoundError
 from model_store.manifest import Manifest
-from model_store.semver import parse_range
-from model_store.semver_index import fitting
+from model_store.semver.semver import parse_range
+from model_store.semver.semver_index import fitting
 from model_store.store import ModelStore
 from model_store.strict import nearest_name
 from training.errors import RecipeError

@@ -9,156 +9,33 @@ in two places.
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
-from model_store.semver import Bump
-from model_store.signature import DynamicAxes, Labels, Padding, TensorName
+from model_store.semver.semver import Bump
+from model_store.signature import DynamicAxes, Labels, Padding
 from model_store.slo import Slo
 from model_store.strict import nearest_name
+from training.recipe.key_conflicts import check_compile, check_parallel
 from training.recipe.parts.auto_export import AutoPart, ExportChoice
-from training.recipe.parts.compile_part import CompilePart, check_compile
 from training.recipe.parts.compression import PrunePart, QatPart
 from training.recipe.parts.data_parts import DataPart
 from training.recipe.parts.debug_parts import DebugPart, ProfilePart
 from training.recipe.parts.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry
 from training.recipe.parts.loss_parts import LossPart
-from training.recipe.parts.model_parts import FreezePart, InitPart
+from training.recipe.parts.model_parts import ModelPart
 from training.recipe.parts.optimizer_parts import OptimPart
-from training.recipe.parts.parallel_part import ParallelPart, check_parallel
+from training.recipe.parts.parallel_part import ParallelPart
 from training.recipe.parts.preprocess import Preprocess, check_order, python_step
 from training.recipe.parts.promotion_rule import PromotePart
 from training.recipe.parts.recipe_part import RecipePart
 from training.recipe.parts.schedule_parts import SchedulePart
 from training.recipe.parts.task import METRICS
 from training.recipe.parts.tracking_parts import TrackerName, TrackingPart
-
-STOP_METRICS = ("val/loss", *sorted({f"val/{n}" for names in METRICS.values() for n in names}))
-"""All values of `stop.metric`, over all tasks."""
-VERSION_NAME = (
-    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-    r"@([A-Za-z0-9][A-Za-z0-9._-]{0,127}|[\^~][0-9]{1,9}(\.[0-9]{1,9}){0,2})$"
-)
-"""`model@version`, `model@alias` or `model@range`."""
-
-
-class ModelPart(FreezePart):
-    """The network that is trained."""
-
-    # `from` is a Python keyword, so the field has another name.
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    target: str
-    """Your `torch.nn.Module`: `path/file.py:Name` (from the working directory) or
-    `package.module:Name`. Change it to train another network."""
-    args: dict[str, JsonValue] = Field(default={})
-    """Keyword arguments of the target. Change them to size the network."""
-    outputs: tuple[TensorName, ...] = Field(default=("logits",), min_length=1)
-    """Names of the tensors that `forward` returns, in order. Change it when the network returns a
-    tuple. Metrics use the first output: [rows, classes], or [rows, T, classes] if a row has T
-    labels; for numeric labels [rows, D] or the shape of the labels."""
-    embeddings: tuple[TensorName, ...] = ()
-    """Outputs that are embedding vectors, [rows, D], which clients compare by direction. Their
-    artifacts are verified with `min_cosine`, in training and wherever the version is loaded. Give
-    it for retrieval networks, whose single elements have no meaning."""
-    init: InitPart = InitPart()
-    """Initial weights of layers, by type. Give it when the loss does not start to decrease."""
-    from_: Annotated[str, Field(pattern=VERSION_NAME)] | None = Field(default=None, alias="from")
-    """A version in the store that initialises the weights whose names and shapes match: by number
-    (`digits@3`), alias (`digits@production`), or semantic version (`digits@^1.2`, `@~1.2`,
-    `@1.2.0`: the newest match); null starts from the network's own initial weights. Give it to
-    fine-tune on less data than an older model was trained on."""
-
-    @model_validator(mode="after")
-    def _embeddings_are_outputs(self) -> "ModelPart":
-        for name in self.embeddings:
-            if name not in self.outputs:
-                raise ValueError(
-                    f"model.embeddings names '{name}', and model.outputs has no such"
-                    f"{nearest_name(name, self.outputs)}"
-                )
-        return self
-
-    @field_validator("outputs")
-    @classmethod
-    def _unique_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) != len(value):
-            raise ValueError("every output needs a name of its own")
-        return value
-
-
-class TeacherForcing(RecipePart):
-    """Share of decoder steps that receive the correct symbol instead of the decoder's last output.
-
-    The share changes linearly from the first step of the run to the last (scheduled sampling;
-    Bengio et al., 2015).
-    """
-
-    first: float = Field(default=1.0, ge=0, le=1)
-    """Share at the first step. Lower it when the decoder copies labels and ignores its input."""
-    last: float = Field(default=0.0, ge=0, le=1)
-    """Share at the last step. Raise it when training becomes unstable towards the end."""
-
-
-class TrainPart(ParallelPart, CompilePart):
-    """Duration, device and precision of training."""
-
-    epochs: int = Field(default=20, ge=1, le=100_000)
-    """Passes over the training rows. Raise it while the validation metric still improves."""
-    steps_per_epoch: int | None = Field(default=None, ge=1)
-    """Optimizer steps in an epoch; null for all rows. Give it for endless streams, and for epochs
-    so long that validation would be too rare."""
-    deterministic: bool = True
-    """True if torch must use deterministic algorithms, and raise where it has none. Set it false
-    when that is too slow; the result of a resumed run then differs slightly."""
-    threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads; 0 uses torch's default. Fix a number to get identical bits on machines with
-    different numbers of cores."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = "auto"
-    """Device of the training: `cpu`, `cuda`, `cuda:1`, or `auto`, which uses a GPU if torch finds
-    one. Give it to keep a run on the CPU, or on a GPU of its own."""
-    teacher_forcing: TeacherForcing | None = None
-    """For sequence generation: in training, `forward` also receives `targets` (the labels) and
-    `teacher_forcing` (a share). Give it when the model accepts both."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Compute type of autocast-safe layers in training; weights and evaluation stay FP32. Take
-    `bf16` for speed on GPUs and on CPUs with bfloat16, `fp16` on older GPUs."""
-    ema: float | None = Field(default=None, gt=0, lt=1)
-    """Decay of the exponential moving average of the weights, per step; the average is evaluated
-    and published. null uses the weights themselves. Give 0.99 to 0.9999, more for more steps."""
-    activation_checkpoint: tuple[str, ...] = ()
-    """Patterns of layer names, such as `blocks.*`, whose activations are recomputed in the backward
-    pass instead of stored. Give it when memory runs out; a step takes up to a third longer."""
-
-
-class StopPart(RecipePart):
-    """Selection of the best epoch, and early stopping."""
-
-    metric: Annotated[str, Field(json_schema_extra={"enum": list(STOP_METRICS)})] = "val/loss"
-    """Metric that selects the best epoch and drives the `plateau` schedule. Take `val/accuracy`
-    when only the top class matters and there are thousands of validation rows, `val/exact_match`
-    when a row has several labels and all must be right, `val/macro_f1` when rare classes matter as
-    much as others; for numeric labels `val/rmse`, `val/mae` or `val/r2`, for labels 0 and 1
-    `val/f1`."""
-    patience: int | None = Field(default=None, ge=1)
-    """Epochs without improvement before training stops; null never stops early. Set it when epochs
-    are expensive."""
-
-
-class CheckpointPart(RecipePart):
-    """Frequency and retention of checkpoints."""
-
-    every_epochs: int = Field(default=1, ge=1)
-    """Epochs between checkpoints. Raise it when writing takes longer than the work you can lose."""
-    every_steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps between checkpoints within an epoch; null for none. Give it when an epoch is
-    more work than you can lose."""
-    keep: int = Field(default=1, ge=1, le=10_000)
-    """Number of recent checkpoints whose weights stay in the folder, beside those of the best
-    epoch. Raise it to inspect or average them later; a run resumes from the last."""
+from training.recipe.parts.train_parts import CheckpointPart, StopPart, TrainPart
 
 
 class ExportLimits(RecipePart):
@@ -367,8 +244,8 @@ class Recipe(RecipePart):
 
     @model_validator(mode="after")
     def _processes_fit(self) -> "Recipe":
-        check_parallel(self)
-        check_compile(self)
+        check_parallel(self.train, self.model, self.data, self.optim, self.debug, self.prune)
+        check_compile(self.train, self.optim, self.debug)
         return self
 
     def listed_exports(self) -> tuple[Export, ...]:

@@ -29,8 +29,8 @@ from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.errors import IsolationError
 from training.exporters.export import EXAMPLE_ROWS, Exported
+from training.loop.trained_model import trained_model
 from training.network.model import for_export, run_model
-from training.network.trained_model import trained_model
 from training.process.isolated_run import run_isolated
 from training.process.quiet import quiet
 from training.recipe.parts.export_entries import Export

@@ -25,8 +25,9 @@ from model_store.safety.onnx_safety import check_onnx
 from model_store.signature import Signature
 from model_store.store import ModelStore
 from model_store.tensors import Array
-from training.datasets import IGNORED_LABEL, Split, Splits
 from training.errors import IsolationError
+from training.loading.label_arrays import IGNORED_LABEL
+from training.loading.splits import Split, Splits
 from training.loop.evaluation import evaluate
 from training.loop.loop import Trained
 from training.metrics.confidence import paired_interval, wilson_interval

@@ -36,14 +36,14 @@ from model_store.host.peak_memory import PeakMemory
 from model_store.metric import MeasuredMetric
 from model_store.signature import Signature
 from model_store.tensors import Array
-from training.datasets import Split
 from training.errors import IsolationError, TargetError
 from training.exporters.export import Exported
+from training.loading.splits import Split
 from training.loop.loop import Trained
+from training.loop.trained_model import trained_model
 from training.metrics.task_metric import TaskMetric
 from training.network.network_trial import row_fault
 from training.network.row_dependence import ADVICE, depends_on_others, rows_alone
-from training.network.trained_model import trained_model
 from training.process.isolated_run import run_isolated
 from training.process.root_cause import root_cause
 from training.recipe.recipe import ExportLimits, Recipe

@@ -5,17 +5,14 @@ Source: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health_pb2 as pb
 
 from services.errors import NotFoundError, ServingError, TooManyInFlightError
 from services.gateway.wire.body import Body
+from services.gateway.wire.http2.call_connection import CallConnection
 from services.gateway.wire.http2.grpc_call import SimpleCall, UnaryCall, parsed
 from services.gateway.wire.http2.grpc_head import GrpcHead
-
-if TYPE_CHECKING:
-    from services.gateway.wire.http2.grpc_connection import GrpcConnection
 
 SERVICE = "grpc.health.v1.Health"
 MAX_WATCHES = 2048
@@ -39,7 +36,7 @@ class GrpcHealth:
         self._services = frozenset(("", *services))
         self._is_ready = False
         self._watches: set[_Watch] = set()
-        self._by_connection: Counter[GrpcConnection] = Counter()
+        self._by_connection: Counter[CallConnection] = Counter()
 
     def announce(self, is_ready: bool) -> None:
         """Tells those who watch, if it is news."""
@@ -60,7 +57,7 @@ class GrpcHealth:
             raise NotFoundError(f"no service '{service[:128]}' is here")
         call.reply(self._status(service))
 
-    def watch(self, connection: "GrpcConnection", head: GrpcHead, stream: int) -> "_Watch":
+    def watch(self, connection: CallConnection, head: GrpcHead, stream: int) -> "_Watch":
         """A call that is answered at every change."""
         return _Watch(self, connection, head, stream)
 
@@ -103,7 +100,7 @@ class _Watch(UnaryCall):
     __slots__ = ("_health", "service")
 
     def __init__(
-        self, health: GrpcHealth, connection: "GrpcConnection", head: GrpcHead, stream: int
+        self, health: GrpcHealth, connection: CallConnection, head: GrpcHead, stream: int
     ) -> None:
         super().__init__(connection, head, stream)
         self._health = health

@@ -25,6 +25,7 @@ from services.gateway.scheduling_parameters import work_deadline
 from services.gateway.sliced_work import Slices
 from services.gateway.wire.body import Body
 from services.gateway.wire.http2 import headers as http2_headers
+from services.gateway.wire.http2.call_connection import CallConnection
 from services.gateway.wire.http2.grpc_call import UnaryCall
 from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.queueing.records import InferReply
@@ -33,7 +34,6 @@ from services.tracing.context import TRACEPARENT
 if TYPE_CHECKING:
     from services.access.authenticator import CachedAuthorization
     from services.access.caller import Caller
-    from services.gateway.wire.http2.grpc_connection import GrpcConnection
 
 GRPC = WireProtocol("grpc", "OK", lambda error: error.grpc_code)
 
@@ -71,7 +71,7 @@ class InferenceCall(UnaryCall):
     counts_refusals = True
 
     def __init__(
-        self, route: GrpcInferRoute, connection: "GrpcConnection", head: GrpcHead, stream: int
+        self, route: GrpcInferRoute, connection: CallConnection, head: GrpcHead, stream: int
     ) -> None:
         super().__init__(connection, head, stream)
         self._route = route

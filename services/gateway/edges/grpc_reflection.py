@@ -7,18 +7,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from services.errors import InvalidRequestError, UnreadAnswersError
 from services.gateway.wire.body import Body
+from services.gateway.wire.http2.call_connection import CallConnection
 from services.gateway.wire.http2.grpc_call import Call, failure, parsed
 from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.interpreter_lock import lend_lock
-
-if TYPE_CHECKING:
-    from services.gateway.wire.http2.grpc_connection import GrpcConnection
 
 logger = logging.getLogger("flambeau.grpc")
 
@@ -47,7 +45,7 @@ class GrpcReflection:
         """Calls by their questions, in order."""
         self._task: asyncio.Task[None] | None = None
 
-    def open(self, connection: "GrpcConnection", head: GrpcHead, stream: int) -> "_Questions":
+    def open(self, connection: CallConnection, head: GrpcHead, stream: int) -> "_Questions":
         """A call that answers one question after the other."""
         return _Questions(self, connection, head, stream)
 
@@ -103,7 +101,7 @@ class _Questions(Call):
     __slots__ = ("_reflection", "_waiting_bytes", "waiting")
 
     def __init__(
-        self, reflection: GrpcReflection, connection: "GrpcConnection", head: GrpcHead, stream: int
+        self, reflection: GrpcReflection, connection: CallConnection, head: GrpcHead, stream: int
     ) -> None:
         super().__init__(connection, head, stream)
         self._reflection = reflection

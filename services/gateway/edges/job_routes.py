@@ -10,9 +10,7 @@ DELETE /v2/jobs/ID                      cancels it
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -31,6 +29,7 @@ from services.errors import (
 from services.gateway.admission import Admission, InferCall
 from services.gateway.edges import rest_codec
 from services.gateway.edges.json_bodies.strict_request import RestRequest
+from services.gateway.jobs.job_document import job_document
 from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
 from services.gateway.request_accounting import REQUEST_ID, RequestAccounting
 from services.gateway.wire.http1.asgi import RESERVE
@@ -235,31 +234,10 @@ class _PartsResponse(Response):
         await send({"type": "http.response.body"})
 
 
-def job_document(job: Job) -> dict[str, Any]:
-    """A job in JSON, without the answer."""
-    found: dict[str, Any] = {
-        "id": job.id,
-        "model_name": job.lane.model,
-        "model_version": str(job.lane.version),
-        "state": job.state,
-        "created_at": _moment(job.created_at),
-        "deadline": _moment(job.deadline),
-    }
-    if job.finished_at is not None:
-        found["finished_at"] = _moment(job.finished_at)
-    if isinstance(job.outcome, ServingError):
-        found["error"] = str(job.outcome)
-    return found
-
-
 async def _disconnected(request: Request) -> None:
     """Returns once the caller has hung up."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _wait_s(text: str) -> float:

@@ -31,13 +31,18 @@ from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.wire.body import SMALL_BODY_BYTES, Body
 from services.gateway.wire.http1.asgi import asgi_opener
-from services.gateway.wire.http1.exchange import JSON, Exchange, Opener, error_body
+from services.gateway.wire.http1.exchange import (
+    JSON,
+    Exchange,
+    ExchangeConnection,
+    Opener,
+    error_body,
+)
 from services.gateway.wire.http1.head import Head
 from services.ports import LIVE_PATH, READY_PATH
 
 if TYPE_CHECKING:
     from services.access.authenticator import Authenticator
-    from services.gateway.wire.http1.connection import HttpConnection
 
 _HTML = b"content-type: text/html; charset=utf-8\r\n"
 _JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
@@ -191,7 +196,9 @@ class _OpenAnswer(_BodilessExchange):
     __slots__ = ("_say",)
     is_quick = True
 
-    def __init__(self, say: Callable[[], _Said], connection: "HttpConnection", head: Head) -> None:
+    def __init__(
+        self, say: Callable[[], _Said], connection: ExchangeConnection, head: Head
+    ) -> None:
         super().__init__(connection, head)
         self._say = say
 
@@ -206,7 +213,7 @@ class _NotAllowed(_BodilessExchange):
 
     __slots__ = ("_allowed",)
 
-    def __init__(self, allowed: str, connection: "HttpConnection", head: Head) -> None:
+    def __init__(self, allowed: str, connection: ExchangeConnection, head: Head) -> None:
         super().__init__(connection, head)
         self._allowed = allowed
 

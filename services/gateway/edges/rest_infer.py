@@ -22,7 +22,7 @@ from services.gateway.scheduling_parameters import time_for_work, work_deadline
 from services.gateway.sliced_work import Slices
 from services.gateway.wire.body import Body
 from services.gateway.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
-from services.gateway.wire.http1.exchange import JSON, Exchange
+from services.gateway.wire.http1.exchange import JSON, Exchange, ExchangeConnection
 from services.gateway.wire.http1.head import Head
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
@@ -30,7 +30,6 @@ from services.tracing.context import TRACEPARENT
 if TYPE_CHECKING:
     from services.access.authenticator import CachedAuthorization
     from services.access.caller import Caller
-    from services.gateway.wire.http1.connection import HttpConnection
 
 REST = WireProtocol("rest", "200", lambda error: str(error.http_status))
 
@@ -88,7 +87,7 @@ class InferExchange(Exchange):
     counts_refusals = True
     is_paced = True
 
-    def __init__(self, route: RestInferRoute, connection: "HttpConnection", head: Head) -> None:
+    def __init__(self, route: RestInferRoute, connection: ExchangeConnection, head: Head) -> None:
         Exchange.__init__(self, connection, head)
         self._route = route
         self._inference: Inference | None = None

@@ -29,7 +29,7 @@ import orjson
 from redis.exceptions import RedisError
 
 from services.errors import InvalidRequestError, ServingError, UnknownJobError
-from services.gateway.edges.job_routes import job_document
+from services.gateway.jobs.job_document import job_document
 from services.gateway.jobs.job_service import check_webhook
 from services.queueing.job_records import Job
 from services.queueing.redis_streams.jobs import Jobs

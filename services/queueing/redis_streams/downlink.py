@@ -4,16 +4,15 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
+from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import Commands
+from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.large_records import Places, Room
 from services.queueing.redis_streams.outage import Outage
 from services.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from services.queueing.redis_streams.receiving_lane import ReceivingLane
 
 GONE_AFTER_LOOKS = 3
 CLOGGED_BYTES = 64 * 2**20
@@ -22,6 +21,21 @@ travel in pieces, nothing of lanes that have any."""
 LARGE_PAYLOAD_BYTES = 144 * 2**20
 """Of large payloads and outcomes that a worker holds before it fetches more, over all its lanes. A
 lane has room for one of the largest requests, two lanes for one each."""
+
+
+class HoldingLane(Protocol):
+    """The lane that holds a request, as far as others use it."""
+
+    @property
+    def lane(self) -> Lane:
+        """The version whose requests it takes."""
+
+    @property
+    def keys(self) -> LaneKeys:
+        """Its keys in Redis."""
+
+    def count_leaving(self, held: "Held", size: int) -> None:
+        """Counts the bytes of a large outcome that is on its way to Redis."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +55,7 @@ class Held:
         entry: in this process's own queue.
     """
 
-    lane: "ReceivingLane"
+    lane: HoldingLane
     stream: int
     stream_id: bytes
     gateway: str

@@ -12,8 +12,8 @@ from training.datasets import load_splits
 from training.distributed.lifeline import hold_lifeline
 from training.distributed.ranks import Ranks, join_ranks
 from training.job import EventWriter, is_to_resume
-from training.loop import compilation
 from training.loop.loop import assist, train
+from training.process import compilation
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 

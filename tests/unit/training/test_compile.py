@@ -14,8 +14,8 @@ from torch._dynamo.backends.registry import lookup_backend
 from tests.unit.training.recipes import DATA, recipe, splits
 from tests.unit.training.test_exact_resume import cut_off, trained
 from training.errors import RecipeError
-from training.loop import compilation
 from training.loop.loop import train
+from training.process import compilation
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 

@@ -11,7 +11,8 @@ from training import datasets
 from training.datasets import load_splits
 from training.errors import DataError, RecipeError
 from training.recipe.parts.data_parts import DataPart
-from training.recipe.recipe import ModelPart, PublishPart, Recipe
+from training.recipe.parts.model_parts import ModelPart
+from training.recipe.recipe import PublishPart, Recipe
 
 
 def recipe(recipe_seed: int = 7, target: str = "training.datasets:digits", **args: Any) -> Recipe:

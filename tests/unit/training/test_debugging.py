@@ -18,10 +18,10 @@ from training import networks
 from training.errors import DivergedError, RecipeError
 from training.loading.row_order import shuffled
 from training.loop.checkpoint import CheckpointFolder
-from training.loop.debugging import watched
 from training.loop.loop import Trained, train
 from training.loop.optimization import optimizer_step
 from training.loop.optimization.optimizers import build_optimizer
+from training.network.debugging import watched
 from training.network.model import build_model
 from training.recipe.parts.debug_parts import DebugPart
 from training.recipe.recipe import Recipe

@@ -15,13 +15,13 @@ from model_store.tolerance import Tolerance
 from tests.unit.training.recipes import recipe, splits
 from training.errors import IsolationError
 from training.exporters.export import Exported
-from training.exporters.exported_program import exported_program
 from training.exporters.onnx_graph import export_onnx
 from training.exporters.onnx_int8 import export_onnx_static_int8
 from training.exporters.pt2 import write_pt2
 from training.loop.loop import Trained
 from training.loop.train_state import TrainState
 from training.network.model import build_model, try_model
+from training.programs.exported_program import exported_program
 from training.recipe.parts.export_entries import Export, OnnxExport, OnnxInt8Export, Pt2Export
 from training.reporting.report import ArtifactReport
 from training.verification import departure

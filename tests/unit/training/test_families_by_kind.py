@@ -16,10 +16,10 @@ from model_store.tensors import Array
 from tests.unit.training.recipes import export_here, untrained
 from tests.unit.training.small_families import FAMILIES
 from training.errors import ExportError
-from training.exporters.calibration import calibration_batches
 from training.exporters.openvino_ir import check_narrows
 from training.loop.loop import Trained
 from training.network.model import run_model
+from training.programs.calibration import calibration_batches
 from training.verification.runners import file_runner
 
 MADE = {

@@ -14,6 +14,7 @@ from model_store.golden import parse_golden
 from model_store.manifest import Manifest, parse_manifest
 from services.inference.loading.kept_artifacts import accuracy_loss, is_accurate
 from tests.unit.training.number_tasks import number_recipe
+from training.auto.recipe_judge import RecipeJudge
 from training.datasets import load_splits
 from training.exporters import export
 from training.loop.loop import train
@@ -23,7 +24,6 @@ from training.recipe.parts.export_entries import OnnxExport
 from training.reporting.report import Report
 from training.run_folder import RunFolder
 from training.verification import final_replay, verify
-from training.verification.recipe_judge import RecipeJudge
 from training.verification.runners import file_runner
 from training.watcher import NullWatcher
 

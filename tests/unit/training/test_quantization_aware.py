@@ -18,11 +18,11 @@ from model_store.tensors import Array
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import ExportError, RecipeError
 from training.exporters.export import Exported, ExportJob, export_one
-from training.exporters.exported_program import exported_program, weights_program
-from training.exporters.quantization_aware import QuantizationAware
 from training.loop import loop
 from training.loop.loop import Trained, train
 from training.networks import SmallCnn
+from training.programs.exported_program import exported_program, weights_program
+from training.programs.quantization_aware import QuantizationAware
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 from training.verification.verify import reference, verify

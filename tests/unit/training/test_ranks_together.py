@@ -16,9 +16,10 @@ from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
 from training.distributed import launcher
 from training.distributed.launcher import run_together
-from training.loop import compilation
 from training.loop.loop import train
-from training.recipe.recipe import CheckpointPart, Recipe
+from training.process import compilation
+from training.recipe.parts.train_parts import CheckpointPart
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 PROGRAM = (

@@ -14,11 +14,11 @@ from model_store.manifest import Artifact, Manifest
 from model_store.tensors import Array
 from tests.fixtures.store_versions import artifact_in, draft_in
 from tests.unit.training.recipes import recipe, splits
+from training.auto.recipe_judge import RecipeJudge
 from training.datasets import Split
 from training.errors import DataError, TargetError
 from training.network.model import build_model, try_model
 from training.recipe.recipe import Recipe
-from training.verification.recipe_judge import RecipeJudge
 from training.verification.runners import Runner, module_runner
 
 

@@ -17,7 +17,8 @@ from training.loop.evaluation import evaluate
 from training.loop.loop import Trained, train
 from training.loop.optimization.schedule import teacher_forcing_share
 from training.network.model import build_model, try_model
-from training.recipe.recipe import Recipe, TeacherForcing
+from training.recipe.parts.train_parts import TeacherForcing
+from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 PADDED, END = -1, 3

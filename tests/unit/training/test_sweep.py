@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 import training.pipeline
 from flambeau.commands.sweep import sweep as command
-from model_store.semver import Bump
+from model_store.semver.semver import Bump
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import draft_in, entry_in
 from tests.unit.training.recipes import recipe

@@ -9,7 +9,9 @@ from training.errors import DivergedError
 from training.loop.train_state import TrainState, after_epoch
 from training.recipe.parts.data_parts import DataPart
 from training.recipe.parts.loss_parts import LossPart, Mse
-from training.recipe.recipe import ModelPart, PublishPart, Recipe, StopPart, TrainPart
+from training.recipe.parts.model_parts import ModelPart
+from training.recipe.parts.train_parts import StopPart, TrainPart
+from training.recipe.recipe import PublishPart, Recipe
 
 
 def recipe_of(stop: StopPart, epochs: int) -> Recipe:

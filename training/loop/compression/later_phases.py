@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from model_store.arrays.padded_rows import shortened
 from model_store.signature import Signature
-from training.datasets import Split
 from training.errors import RecipeError, TrainingError
+from training.loading.splits import Split
 from training.loop.compression.channel_removal import remove_channels
 from training.loop.compression.pruning import in_words, zero_smallest
 from training.network.model import for_export
@@ -116,7 +116,7 @@ def quantization_aware(
     Raises:
         RecipeError: torch.export cannot trace the model.
     """
-    from training.exporters.quantization_aware import QuantizationAware
+    from training.programs.quantization_aware import QuantizationAware
 
     short = shortened({n: a[:EXAMPLE_ROWS] for n, a in rows.inputs.items()}, signature)
     example = tuple(torch.from_numpy(array) for array in short.values())

@@ -21,13 +21,13 @@ from training.distributed.replica import Replica, whole_tensors
 from training.errors import DivergedError, RecipeError, TargetError, TrainingError
 from training.loading.batch import TrainingBatch
 from training.loading.row_order import Places
-from training.loop.debugging import first_not_finite
 from training.loop.device import device_of, random_state, restore_random_state
 from training.loop.objective import Objective, Weights
 from training.loop.optimization.optimizers import set_learning_rate
 from training.loop.optimization.schedule import learning_rate_factor, teacher_forcing_share
 from training.loop.optimization.weight_average import WeightAverage
 from training.loop.out_of_memory import is_of_memory
+from training.network.debugging import first_not_finite
 from training.network.model_names import named_parameters
 from training.recipe.parts.optimizer_parts import ClipPart
 from training.recipe.recipe import Recipe

@@ -7,7 +7,7 @@ for the metric is in the train state (see `training.loop.train_state`).
 import math
 
 from training.recipe.parts.schedule_parts import OneCycle, SchedulePart, Wsd
-from training.recipe.recipe import TeacherForcing
+from training.recipe.parts.train_parts import TeacherForcing
 
 
 def learning_rate_factor(

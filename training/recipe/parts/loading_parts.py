@@ -140,7 +140,7 @@ class AugmentStep(OneKey):
     entry_name = "a change"
 
     random_crop: RandomCrop | None = Field(default=None, exclude_if=lambda step: step is None)
-    """Shifts images."""
+    """Shifts images by some pixels."""
     random_flip: RandomFlip | None = Field(default=None, exclude_if=lambda step: step is None)
     """Flips rows along one axis."""
     random_erase: RandomErase | None = Field(default=None, exclude_if=lambda step: step is None)

@@ -1,9 +1,11 @@
 """The parts of a recipe for initial weights and for frozen parameters. Pure."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from model_store.signature import TensorName
+from model_store.strict import nearest_name
 from training.recipe.parts.recipe_part import RecipePart
 
 Initialisation = Literal[
@@ -58,3 +60,55 @@ class FreezePart(RecipePart):
         if self.unfreeze_at is not None and not self.freeze:
             raise ValueError("unfreeze_at is given, and freeze names nothing; give both")
         return self
+
+
+VERSION_NAME = (
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+    r"@([A-Za-z0-9][A-Za-z0-9._-]{0,127}|[\^~][0-9]{1,9}(\.[0-9]{1,9}){0,2})$"
+)
+"""`model@version`, `model@alias` or `model@range`."""
+
+
+class ModelPart(FreezePart):
+    """The network that is trained."""
+
+    # `from` is a Python keyword, so the field has another name.
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    target: str
+    """Your `torch.nn.Module`: `path/file.py:Name` (from the working directory) or
+    `package.module:Name`. Change it to train another network."""
+    args: dict[str, JsonValue] = Field(default={})
+    """Keyword arguments of the target. Change them to size the network."""
+    outputs: tuple[TensorName, ...] = Field(default=("logits",), min_length=1)
+    """Names of the tensors that `forward` returns, in order. Change it when the network returns a
+    tuple. Metrics use the first output: [rows, classes], or [rows, T, classes] if a row has T
+    labels; for numeric labels [rows, D] or the shape of the labels."""
+    embeddings: tuple[TensorName, ...] = ()
+    """Outputs that are embedding vectors, [rows, D], which clients compare by direction. Their
+    artifacts are verified with `min_cosine`, in training and wherever the version is loaded. Give
+    it for retrieval networks, whose single elements have no meaning."""
+    init: InitPart = InitPart()
+    """Initial weights of layers, by type. Give it when the loss does not start to decrease."""
+    from_: Annotated[str, Field(pattern=VERSION_NAME)] | None = Field(default=None, alias="from")
+    """A version in the store that initialises the weights whose names and shapes match: by number
+    (`digits@3`), alias (`digits@production`), or semantic version (`digits@^1.2`, `@~1.2`,
+    `@1.2.0`: the newest match); null starts from the network's own initial weights. Give it to
+    fine-tune on less data than an older model was trained on."""
+
+    @model_validator(mode="after")
+    def _embeddings_are_outputs(self) -> "ModelPart":
+        for name in self.embeddings:
+            if name not in self.outputs:
+                raise ValueError(
+                    f"model.embeddings names '{name}', and model.outputs has no such"
+                    f"{nearest_name(name, self.outputs)}"
+                )
+        return self
+
+    @field_validator("outputs")
+    @classmethod
+    def _unique_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("every output needs a name of its own")
+        return value

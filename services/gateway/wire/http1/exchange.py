@@ -6,17 +6,15 @@ connection has not seen before, so whatever it works out is not paid for by ever
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import orjson
 
 from services.errors import ServingError
 from services.gateway.wire.body import Body
-from services.gateway.wire.byte_budget import SMALL_BYTES
+from services.gateway.wire.byte_budget import SMALL_BYTES, ByteBudget
+from services.gateway.wire.compression import CompressionThread
 from services.gateway.wire.http1.head import Head
-
-if TYPE_CHECKING:
-    from services.gateway.wire.http1.connection import HttpConnection
 
 JSON = b"content-type: application/json\r\n"
 
@@ -28,6 +26,40 @@ _KEEP_ALIVE = b"connection: keep-alive\r\n"
 _CHALLENGE = b"www-authenticate: Bearer\r\n"
 _JOINED_BYTES = 16 * 1024
 """Up to this, one copy costs less than the system call's second buffer."""
+
+
+class ExchangePort(Protocol):
+    """What an exchange uses of its port."""
+
+    @property
+    def budget(self) -> ByteBudget:
+        """The bytes that the process holds."""
+
+    @property
+    def compression(self) -> CompressionThread:
+        """Compresses answers."""
+
+    @property
+    def date(self) -> bytes:
+        """The Date header of this second."""
+
+    @property
+    def stopping(self) -> bool:
+        """True once the port closes its connections."""
+
+
+class ExchangeConnection(Protocol):
+    """What an exchange uses of its connection."""
+
+    @property
+    def port(self) -> ExchangePort:
+        """The port it belongs to."""
+
+    def finish(self, exchange: "Exchange", response: list[bytes | memoryview]) -> None:
+        """Writes the response when those before it are written."""
+
+    def ends_with(self, exchange: "Exchange") -> bool:
+        """Returns True if no request follows on the connection."""
 
 
 class Exchange:
@@ -57,7 +89,7 @@ class Exchange:
     is_paced: ClassVar[bool] = False
     """Whether its own work has turns already, as inferences have (`request_pacer.py`)."""
 
-    def __init__(self, connection: "HttpConnection", head: Head) -> None:
+    def __init__(self, connection: "ExchangeConnection", head: Head) -> None:
         self._connection = connection
         self.head = head
         self.last = not head.keep_alive
@@ -179,7 +211,7 @@ class Exchange:
         return error_body(error)
 
 
-Opener = Callable[["HttpConnection", Head], Exchange]
+Opener = Callable[[ExchangeConnection, Head], Exchange]
 Router = Callable[[Head], Opener]
 
 

@@ -10,7 +10,7 @@ Rules kept here:
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError, Message
@@ -20,12 +20,10 @@ from services.gateway.wire.body import Body, too_large
 from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.compression import INFLATE_SHIFT
 from services.gateway.wire.http2 import headers as http2_headers
+from services.gateway.wire.http2.call_connection import CallConnection
 from services.gateway.wire.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
-
-if TYPE_CHECKING:
-    from services.gateway.wire.http2.grpc_connection import GrpcConnection
-    from services.gateway.wire.http2.grpc_head import GrpcHead
-    from services.gateway.wire.http2.sending import Unsent
+from services.gateway.wire.http2.grpc_head import GrpcHead
+from services.gateway.wire.http2.sending import Unsent
 
 logger = logging.getLogger("flambeau.grpc")
 
@@ -95,7 +93,7 @@ class Call:
     counts_refusals: ClassVar[bool] = False
     """Whether `refuse` counts what a limit refuses."""
 
-    def __init__(self, connection: "GrpcConnection", head: "GrpcHead", stream: int) -> None:
+    def __init__(self, connection: CallConnection, head: GrpcHead, stream: int) -> None:
         self.connection = connection
         self.head = head
         self.id = stream
@@ -359,7 +357,7 @@ class UnaryCall(Call):
 
     __slots__ = ("_held_bytes", "_message")
 
-    def __init__(self, connection: "GrpcConnection", head: "GrpcHead", stream: int) -> None:
+    def __init__(self, connection: CallConnection, head: GrpcHead, stream: int) -> None:
         super().__init__(connection, head, stream)
         self._message: Body | None = None
         self._held_bytes = 0
@@ -432,8 +430,8 @@ class SimpleCall(UnaryCall):
     def __init__(
         self,
         start: "Callable[[Body, SimpleCall], None]",
-        connection: "GrpcConnection",
-        head: "GrpcHead",
+        connection: CallConnection,
+        head: GrpcHead,
         stream: int,
     ) -> None:
         super().__init__(connection, head, stream)

@@ -6,15 +6,11 @@ gRPC. Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.wire.errors import HeadTooLargeError
 from services.gateway.wire.http2.headers import MAX_FIELDS_BYTES, Fields
-
-if TYPE_CHECKING:
-    from services.gateway.wire.http2.grpc_call import Call
-    from services.gateway.wire.http2.grpc_connection import GrpcConnection
 
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
@@ -66,7 +62,7 @@ class GrpcHead:
         self.takes_little = False
         self.max_bytes = 0
         self.refusal: ServingError | None = None
-        self.open: Callable[[GrpcConnection, GrpcHead, int], Call]
+        self.open: Callable[[Any, GrpcHead, int], Any]  # of a connection, it and a stream: a `Call`
         if pseudo[b":method"] != b"POST":
             self.http_status = 405
         elif not self.text("content-type").startswith("application/grpc"):

@@ -3,20 +3,17 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from services.gateway.wire.body import SMALL_BODY_BYTES
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.compression import CompressionThread
+from services.gateway.wire.http2.grpc_call import Call
 from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.gateway.wire.http2.headers import Fields
 from services.gateway.wire.loop_turns import LoopTurns
 from services.gateway.wire.open_port import OpenPort, PortLimits
 from services.interpreter_lock import lend_lock
 from services.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from services.gateway.wire.http2.grpc_call import Call
 
 DROPPED_A_TURN = 32
 """Calls whose caller has gone with its connection."""
@@ -62,7 +59,7 @@ class GrpcPort(OpenPort):
         self._leaving_bytes += size
         self.budget.held_bytes += size
 
-    def drop(self, waiting: "Iterable[Call]", over: "Iterable[Call]") -> None:
+    def drop(self, waiting: Iterable[Call], over: Iterable[Call]) -> None:
         """Drops calls of a lost connection, some in each turn of the loop: there may be thousands.
 
         Args:

@@ -22,10 +22,10 @@ from services.errors import (
 )
 from services.gateway.admission import InferCall, InputTensor
 from services.gateway.config import GatewayConfig
+from services.gateway.payload_settings import open_sampler
 from services.gateway.payloads import sampler as payload_sampler
 from services.gateway.payloads.rule import PayloadRule, rule_of
 from services.gateway.payloads.sampler import PayloadSampler
-from services.gateway.payloads.setting import open_sampler
 from services.gateway.payloads.tensors import NamedTensor, take
 from services.gateway.request_accounting import RequestAccounting
 from services.queueing.directory import Directory

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model_store.manifest import Draft, PythonStep
-from model_store.semver import Bump
+from model_store.semver.semver import Bump
 from model_store.signature import Signature, TensorSpec
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from model_store.signature import Signature
-from training.exporters.exported_program import (
+from training.process.quiet import quiet
+from training.programs.exported_program import (
     CHATTY_LOGGERS,
     exported_program,
     reexported,
     x86_quantizer,
 )
-from training.process.quiet import quiet
 
 
 class QuantizationAware(nn.Module):

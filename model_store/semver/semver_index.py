@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from model_store.compatibility import Identity, Need, answers_differ, identity_of, needed_bump
 from model_store.document import SMALL, parse_as
 from model_store.errors import (
     BumpTooSmallError,
@@ -28,7 +27,14 @@ from model_store.errors import (
     VersionNotFoundError,
 )
 from model_store.manifest import Manifest
-from model_store.semver import (
+from model_store.semver.compatibility import (
+    Identity,
+    Need,
+    answers_differ,
+    identity_of,
+    needed_bump,
+)
+from model_store.semver.semver import (
     FIRST,
     Bump,
     SemanticVersion,
@@ -38,10 +44,10 @@ from model_store.semver import (
 )
 from model_store.storage.storage import Storage
 from model_store.strict import StrictModel
+from model_store.version_reader import VersionReader
 
 if TYPE_CHECKING:
     from model_store.golden import GoldenRows
-    from model_store.store import ModelStore
 
 MAX_ATTEMPTS = 100
 """Lost races against other publishers after which publishing fails."""
@@ -83,7 +89,7 @@ class NextSemver:
 
 
 def next_semver(
-    store: "ModelStore",
+    store: VersionReader,
     model: str,
     new: Identity,
     versions: Sequence[int],
@@ -118,7 +124,7 @@ def next_semver(
     return NextSemver(base, bump or need.bump)
 
 
-def fitting(store: "ModelStore", model: str, wanted: SemverRange, text: str) -> Manifest:
+def fitting(store: VersionReader, model: str, wanted: SemverRange, text: str) -> Manifest:
     """Returns the newest version in a range.
 
     Args:
@@ -167,7 +173,7 @@ def discard(storage: Storage, manifest: Manifest) -> None:
         storage.delete(_path(manifest.model, manifest.semver))
 
 
-def _newest(store: "ModelStore", model: str, versions: Sequence[int]) -> Manifest | None:
+def _newest(store: VersionReader, model: str, versions: Sequence[int]) -> Manifest | None:
     """Returns the newest readable version that has a semantic version."""
     for version in reversed(versions):
         try:
@@ -182,7 +188,7 @@ def _newest(store: "ModelStore", model: str, versions: Sequence[int]) -> Manifes
 
 
 def _need(
-    store: "ModelStore", before: Manifest, new: Identity, golden: "GoldenRows | None"
+    store: VersionReader, before: Manifest, new: Identity, golden: "GoldenRows | None"
 ) -> Need:
     need = needed_bump(identity_of(before), new)
     if need.bump != "patch" or golden is None:

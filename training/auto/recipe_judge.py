@@ -23,9 +23,9 @@ from model_store.tolerance import Tolerance
 from training.auto.candidates import ModelContents, possible_entries
 from training.datasets import load_splits
 from training.errors import DataError, TargetError
+from training.loop.trained_model import trained_model
 from training.metrics.task_metric import TaskMetric
 from training.network.python_step import open_recipe_step
-from training.network.trained_model import trained_model
 from training.recipe.parts.auto_export import AutoPart
 from training.recipe.parts.export_entries import Export
 from training.recipe.recipe import Recipe

@@ -20,13 +20,13 @@ from model_store.manifest import Precision
 from model_store.signature import Signature
 from model_store.tensors import Array
 from training.errors import ExportError
-from training.exporters.calibration import calibration_batches
-from training.exporters.dynamic_axes import axes_of_arguments
-from training.exporters.narrow_floats import NarrowFloats
-from training.exporters.own_operators import check_program
-from training.exporters.step_operations import is_of_step
 from training.network.preprocessing import change_network, network_of
 from training.process.quiet import quiet
+from training.programs.calibration import calibration_batches
+from training.programs.dynamic_axes import axes_of_arguments
+from training.programs.narrow_floats import NarrowFloats
+from training.programs.own_operators import check_program
+from training.programs.step_operations import is_of_step
 
 CHATTY_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torchao")
 SEVEN_BITS = True

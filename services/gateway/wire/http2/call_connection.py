@@ -1,0 +1,81 @@
+"""The connection of a gRPC call, as far as calls and their edges use it."""
+
+from typing import Any, Protocol
+
+from services.errors import ServingError
+from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.compression import CompressionThread
+from services.gateway.wire.http2.sending import Sender, Sending
+from services.gateway.wire.loop_turns import LoopTurns
+
+
+class CallPort(Protocol):
+    """What calls use of the port."""
+
+    @property
+    def budget(self) -> ByteBudget:
+        """The bytes that the process holds."""
+
+    @property
+    def compression(self) -> CompressionThread:
+        """Decompresses messages."""
+
+    @property
+    def now(self) -> float:
+        """The event loop's time, a second old at most."""
+
+    @property
+    def turns(self) -> LoopTurns:
+        """The turns of the event loop."""
+
+
+class CallConnection(Protocol):
+    """What calls use of their connection.
+
+    Attributes:
+        moved_bytes: received since the connection began to wait for its peer.
+        unfinished_bytes: of messages that are not whole.
+    """
+
+    moved_bytes: int
+    unfinished_bytes: int
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+
+    @property
+    def port(self) -> CallPort:
+        """The port it belongs to."""
+
+    @property
+    def sending(self) -> Sending:
+        """What its peer has not taken yet."""
+
+    @property
+    def share_bytes(self) -> int:
+        """The bytes of unread answers with which no further answer is begun."""
+
+    def answered(self, call: Sender) -> None:
+        """Forgets a call that has its status."""
+
+    def beginning(self, stream: int, block: bytes, flags: int = 0) -> bytes:
+        """Encodes the headers of an answer."""
+
+    def count_move(self, size: int) -> None:
+        """Counts bytes that were copied into larger memory."""
+
+    def refuse(self, call: Any, error: ServingError) -> None:
+        """Refuses a call that a limit of the port does not admit."""
+
+    def release(self, call: Any) -> None:
+        """Gives back what a call is charged with."""
+
+    def settle_unsent(self) -> None:
+        """Charges what its peer has not taken yet."""
+
+    def unread(self) -> ServingError:
+        """Returns the refusal of a further answer to a peer that does not read."""
+
+    def write(self, data: bytes) -> None:
+        """Writes frames."""

@@ -1,0 +1,1 @@
+"""Programs of torch.export: captured graphs, their dynamic axes and calibration."""
