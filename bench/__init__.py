@@ -1,1 +1,1 @@
-"""What `make bench` runs: measures the raw model, then the same model served, in one run."""
+"""Entry point of `make bench`: measures the raw model, then the same model served, in one run."""

@@ -1,10 +1,10 @@
-"""`make bench`: the raw model, then the same model served, each figure beside the raw limit.
+"""`make bench`: the raw model, then the same model served; each figure stands beside the raw limit.
 
-Three models (a tiny MLP, a CNN, a transformer encoder), FP32 and the fastest proven artifact; then
-cold start, memory, the event loop's lag, and inputs of different lengths. Prints tables and
-verdicts, and writes `bench/results/latest.json`.
+Measures three models (a tiny MLP, a CNN, a transformer encoder), as FP32 and as the fastest
+verified artifact; then cold start, memory, event loop lag, and inputs of different lengths. Prints
+tables and verdicts, and writes `bench/results/latest.json`.
 
-Timings of a shared machine are noisy: compare ratios within one run, not figures between runs.
+Timings on a shared machine are noisy: compare ratios within one run, not figures between runs.
 """
 
 import argparse
@@ -30,20 +30,20 @@ FP32 = "onnx"
 SMALL_CASES = tuple((form, clients) for form in Form for clients in (1, 32, 64))
 LARGE_CASES = ((Form.BINARY, 32), (Form.GRPC, 32))
 LARGE_ROUNDS = 4
-"""Of each start of a large model: what is asked of it is a matter of hundredths, and a machine that
-others use is a twentieth faster in one second than in the next."""
+"""Rounds for each start of a large model. The targets differ from the figures by hundredths, and
+the speed of a shared machine varies by a twentieth from one second to the next."""
 SMALL_RATES = (5_000, 10_000)
-"""Requests a second while the event loop is looked at. A machine in a slow hour cannot answer all
-of the second, and then its loop is late whatever the code does."""
+"""Requests a second during the event loop lag measurement. A machine in a slow hour cannot answer
+the second rate; its loop is then late for reasons outside the code."""
 LAG_S = 25
-"""The server looks four times a second."""
+"""Seconds; the server samples its lag four times a second."""
 RATIO_TARGET = 0.95
 YARDSTICK_TARGET = 1.46
-"""35 µs where the yardstick takes 24, as it does on a quiet machine."""
+"""35 µs against the yardstick's 24 µs, as measured on a quiet machine."""
 
 
 def main() -> None:
-    """Measures, prints, and writes."""
+    """Measures all figures, prints them and writes the results."""
     end_with_exception()
     given = _arguments()
     store = bench_store(given.store)
@@ -99,7 +99,7 @@ def verdicts(
     lags: Sequence[LagFigures],
     lengths: Sequence[LengthFigures],
 ) -> list[Verdict]:
-    """Every figure that has a target."""
+    """Returns every figure that has a target."""
     found = []
     for model in figures:
         found += _small_verdicts(model) if model.model == SMALL_MODEL else _large_verdicts(model)
@@ -157,7 +157,7 @@ def _at_least(what: str, value: float, target: float, unit: str = "") -> Verdict
 
 
 def _artifacts(manifest: Manifest) -> list[str]:
-    """FP32 and the fastest, which may be the same."""
+    """Returns FP32 and the fastest artifact, which may be the same."""
     return list(dict.fromkeys((FP32, served_artifact(manifest, ""))))
 
 

@@ -1,8 +1,8 @@
-"""`make artifacts-table`: every family of networks in every kind and precision there is.
+"""`make artifacts-table`: every family of networks in every export kind and precision.
 
-Each family's recipe is trained, exported in every way, and every artifact held to the checkpoint,
-as `flambeau train` does it; nothing is published. A table that was interrupted goes on with the
-family it was at. Prints verdicts and writes `docs/artifacts.md` and `bench/results/artifacts.json`.
+Trains each family's recipe, exports it in every way, and verifies every artifact against the
+checkpoint, as `flambeau train` does; publishes nothing. An interrupted table resumes at the family
+it had reached. Prints verdicts and writes `docs/artifacts.md` and `bench/results/artifacts.json`.
 """
 
 import argparse
@@ -39,18 +39,18 @@ FAMILIES = {
     "own backward": "training/recipes/digits_swish.yaml",
     "control flow": "training/recipes/digits_early_exit.yaml",
 }
-"""Recipe files. The wide ones are of the same classes as the others, which are small so that tests
-can train them: less than half of their time is arithmetic, so that 8 bits gain little there."""
+"""Recipe files. The wide ones have the same classes as the others. The others are small so that
+tests can train them: arithmetic is less than half of their time, so 8 bits gain little there."""
 TARGETS = {"wide CNN": 4.0, "wide Transformer": 2.0, "LSTM": 2.0}
-"""How many times as fast as torch's eager FP32 the best artifact is to be, at `ROWS` rows."""
+"""Target speedup of the best artifact over torch's eager FP32, at `ROWS` rows."""
 ROWS = 32
 NOT_TRAINED = "not tried: the recipe has no `qat`, so nothing was trained for 8 bits"
 MAX_DROP = 0.005
-"""Of accuracy, for the best artifact: half a percentage point."""
+"""Largest accuracy loss of the best artifact: half a percentage point."""
 
 
 def main() -> None:
-    """Trains, exports, proves, prints, and writes."""
+    """Trains, exports, verifies, prints, and writes."""
     parser = argparse.ArgumentParser(prog="python -m bench.artifacts", description=__doc__)
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only this one")
     parser.add_argument("--again", action="store_true", help="also what was measured before")
@@ -68,13 +68,13 @@ def main() -> None:
 
 
 def every_export(recipe: Recipe) -> Recipe:
-    """The recipe with every kind in every precision; what it says of one itself stays.
+    """Returns the recipe with every kind in every precision; its own export settings are kept.
 
-    What is trained for 8 bits is left out of a recipe that does not train for them.
+    Quantisation-aware exports are left out of a recipe that does not train for 8 bits.
     """
     listed = recipe.listed_exports()
     own: Mapping[str, Export] = {entry.name: entry for entry in listed}
-    # What is trained for 8 bits has a tolerance of another kind than what is rounded to them.
+    # Quantisation-aware exports have another kind of tolerance than exports rounded to 8 bits.
     tolerances: dict[type, Any] = {type(entry.tolerance): entry.tolerance for entry in listed}
     entries = []
     for entry in _all_entries():
@@ -90,12 +90,12 @@ def every_export(recipe: Recipe) -> Recipe:
 
 
 def _all_entries() -> list[Export]:
-    """One of each kind and precision, as it is without settings."""
+    """Returns one export of each kind and precision, with default settings."""
     return [get_args(annotated)[0]() for annotated in get_args(get_args(Export)[0])]
 
 
 def _report(family: str, runs_dir: Path, again: bool) -> Report:
-    """Of a run, or of the last one if nothing of its recipe and data has changed."""
+    """Returns the report of a new run, or of the last one if its recipe and data are unchanged."""
     recipe = every_export(load_recipe(str(ROOT / FAMILIES[family])))
     files = RunFolder(runs_dir, recipe, load_splits(recipe).sha256()).version
     if again or not _is_of(recipe, files / RECIPE):
@@ -108,25 +108,25 @@ def _report(family: str, runs_dir: Path, again: bool) -> Report:
 
 
 def _is_of(recipe: Recipe, path: Path) -> bool:
-    """Whether a finished run left this very recipe there."""
+    """Returns True if a finished run of this exact recipe lies at the path."""
     return path.exists() and path.read_text(encoding="utf-8") == resolved_yaml(recipe)
 
 
 def speedup(report: Report, artifact: ArtifactReport) -> float:
-    """How many times as fast as the checkpoint an artifact runs, at `ROWS` rows."""
+    """Returns an artifact's speed over the checkpoint's, at `ROWS` rows."""
     rows = max(rows for rows in report.checkpoint.latency_ms if rows <= ROWS)
     return report.checkpoint.latency_ms[rows] / artifact.latency_ms[rows]
 
 
 def best(report: Report) -> ArtifactReport | None:
-    """The fastest proven artifact that is as accurate as the checkpoint, but for `MAX_DROP`."""
+    """Returns the fastest verified artifact whose accuracy loss is within `MAX_DROP`."""
     floor = report.checkpoint.metric.value - MAX_DROP
     fitting = [a for a in report.proven() if a.metric is not None and a.metric.value >= floor]
     return max(fitting, key=lambda artifact: speedup(report, artifact), default=None)
 
 
 def verdicts(reports: Mapping[str, Report]) -> list[Verdict]:
-    """The best artifact of the families that have a target."""
+    """Returns the verdict on the best artifact of each family that has a target."""
     found = []
     for family, target in TARGETS.items():
         if family not in reports:
@@ -146,7 +146,7 @@ def verdicts(reports: Mapping[str, Report]) -> list[Verdict]:
 
 
 def page_block(reports: Mapping[str, Report]) -> str:
-    """The summary of all families, then each with its figures and the reason for every hole."""
+    """Renders the summary of all families, then each family's figures and a reason for every gap."""
     names = [entry.name for entry in _all_entries()]
     lines = [_row(["", *reports]), _row(["---"] * (len(reports) + 1))]
     for name in names:

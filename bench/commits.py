@@ -1,8 +1,8 @@
-"""`make bench-commits`: a small request served by this checkout beside an earlier commit, in turns.
+"""`make bench-commits`: a small request served by this checkout and by an earlier commit, in turns.
 
-Both serve the same artifact with the same libraries. A round asks one after the other, and the next
-round begins with the other one, so that a slow minute of the machine meets both. What is printed
-is the median of the rounds' ratios, with their quartiles: a ratio within them is noise.
+Both serve the same artifact with the same libraries. A round loads one after the other, and the
+next round begins with the other one, so that a slow minute of the machine affects both. Prints the
+median of the rounds' ratios with their quartiles: a ratio within the quartiles is noise.
 
     make bench-commits ARGS="--before v0.1.0 --python /usr/bin/python3.11"
 """
@@ -38,13 +38,13 @@ CASES = tuple((form, clients) for form in (Form.JSON, Form.GRPC) for clients in 
 
 @dataclass(slots=True)
 class Case:
-    """One kind of load, and what each round found: [rounds, before and after].
+    """One kind of load, and the figures of each round: [rounds, before and after].
 
     Attributes:
-        form: how requests travel.
-        clients: at once.
-        cpu_us: of the server's processes, a request.
-        p50_ms: what a client waits.
+        form: protocol and body of the requests.
+        clients: concurrent clients.
+        cpu_us: CPU time of the server's processes for each request.
+        p50_ms: median latency seen by a client.
     """
 
     form: Form
@@ -53,13 +53,13 @@ class Case:
     p50_ms: list[tuple[float, float]] = field(default_factory=list)
 
     def line(self) -> str:
-        """For people."""
+        """Formats one line of output."""
         cpu, p50 = _ratio(self.cpu_us), _ratio(self.p50_ms)
         return f"{self.form:12} {self.clients:>3} clients   CPU {cpu}   p50 {p50}"
 
 
 def _ratio(rounds: list[tuple[float, float]]) -> str:
-    """After over before, and the medians themselves."""
+    """Formats the median ratio of after to before, and both medians."""
     figures = np.asarray(rounds)
     low, middle, high = np.percentile(figures[:, 1] / figures[:, 0], (25, 50, 75))
     before, after = np.median(figures, 0)
@@ -67,7 +67,7 @@ def _ratio(rounds: list[tuple[float, float]]) -> str:
 
 
 def main() -> None:
-    """Measures, and prints."""
+    """Measures and prints."""
     end_with_exception()
     given = _arguments()
     ensure_bench_models(str(STORE), MODEL)
@@ -113,14 +113,14 @@ def _measure(
 def _one(
     server: ServerProcess, case: Case, ask: Ask, seconds: int, answer_bytes: int
 ) -> tuple[float, float]:
-    """CPU in µs a request, and the median wait in ms."""
+    """Returns CPU time in µs for each request, and the median latency in ms."""
     cpu = cpu_seconds(server.pid)
     load = closed_loop(server, case.form, ask, case.clients, seconds, answer_bytes)
     return (cpu_seconds(server.pid) - cpu) / load.answered * 1e6, load.p50_ms
 
 
 def _check_out(commit: str, folder: Path) -> None:
-    """The files of a commit of this repository, without its history."""
+    """Extracts the files of a commit of this repository, without its history."""
     with subprocess.Popen(
         ["git", "archive", "--format=tar", commit], cwd=ROOT, stdout=subprocess.PIPE
     ) as archive:
@@ -131,7 +131,7 @@ def _check_out(commit: str, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _serving(folder: Path, python: str, free: bool) -> Iterator[ServerProcess]:
-    """A server of a checkout, with the libraries of this process."""
+    """Runs a server from a checkout, with the libraries of this process."""
     options = ["--store", str(STORE), "--model", MODEL, "--artifact", ARTIFACT]
     options += ["--set", "choose_artifact_budget_s=0"]
     paths = os.pathsep.join((str(folder), sysconfig.get_path("purelib")))

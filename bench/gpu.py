@@ -2,7 +2,7 @@
 
 In: the store that `make bench` fills. Out: samples a second of each FP32 artifact in a loop at its
 best batch size, the same served over REST binary and gRPC, and their ratio, printed and written to
-`bench/results/gpu.json`. Where there is no GPU it says so and measures nothing.
+`bench/results/gpu.json`. Without a GPU it reports so and measures nothing.
 
 The raw model runs in this process, before and after each served figure, while the server is idle.
 """
@@ -46,14 +46,14 @@ MOST_CLIENTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One artifact, served in one form."""
+    """One artifact, served through one protocol."""
 
     model: str
     artifact: str
     form: str
     clients: int
     raw_samples_per_second: float
-    """At the best batch size, the mean of before and after."""
+    """Rate at the best batch size: the mean of before and after."""
     best_batch_size: int
     served_samples_per_second: float
     ratio_to_raw: float
@@ -63,7 +63,7 @@ class Figure:
 
 
 def main() -> None:
-    """Measures and prints, or says why not."""
+    """Measures and prints, or reports why it cannot."""
     given = _arguments()
     device: Device = given.device
     if device.kind == "cuda" and not torch.cuda.is_available():
@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(
     store: ModelStore, manifest: Manifest, artifact: Artifact, device: Device, seconds: int
 ) -> Iterator[Figure]:
-    """One figure a form; none, and the reason, if no runtime here brings it to the device."""
+    """Measures one figure for each protocol; returns none, and why, if no runtime supports it."""
     data = store.read_file(manifest, artifact.file)
     try:
         backend = open_backend(artifact, data, manifest.signature, BackendOptions(device=device))

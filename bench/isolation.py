@@ -1,7 +1,7 @@
-"""What a process of its own costs a batch: the tiny MLP in this process and isolated, in turn.
+"""Cost of process isolation for a batch: the tiny MLP in this process and isolated, in turns.
 
 In: the bench store. Out: median latency of a batch and CPU time here and in the worker process,
-for batches of 1 and 64, of which a copy into the backend's buffer is part.
+for batches of 1 and 64. The figures include a copy into the backend's buffer.
 
     python -m bench.isolation
 """
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _measure(backend: Backend, name: str, batch: Array, worker: int) -> tuple[float, float, float]:
-    """Microseconds of a batch: median latency, CPU of this process, CPU of the worker."""
+    """Returns µs for each batch: median latency, CPU of this process, CPU of the worker."""
     latencies = []
     own, others = time.process_time(), _cpu_s(worker)
     for _ in range(RUNS):
@@ -75,7 +75,7 @@ def _measure(backend: Backend, name: str, batch: Array, worker: int) -> tuple[fl
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time of a process's threads, from the scheduler, which counts in nanoseconds."""
+    """Returns the CPU time of a process's threads, from the scheduler's nanosecond counters."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 

@@ -1,7 +1,7 @@
-"""`python -m bench.json_parsers`: what reading and writing tensors as JSON costs, by library.
+"""`python -m bench.json_parsers`: cost of reading and writing tensors as JSON, by library.
 
 In: nothing. Out: tables of microseconds, for docs/adr/0003-json-parser.md. Each row's candidates
-are timed in turns, and each is given its best turn, so that a busy machine slows all alike.
+are timed in turns, and the best turn of each counts, so that a busy machine slows all alike.
 """
 
 import array
@@ -79,7 +79,7 @@ def _parsing() -> None:
 
 
 def _bodies() -> dict[str, bytes]:
-    """Requests of one input, by what they are and their size."""
+    """Returns requests of one input, by description and size."""
     small, image = (RANDOM.standard_normal(shape).astype("f4") for shape in (SMALL, IMAGE))
     pixels = RANDOM.integers(0, 256, IMAGE)
     mixed = np.where(pixels % 2, pixels / 256, pixels)
@@ -189,7 +189,7 @@ def _table(title: str) -> None:
 
 
 def _row(title: str, candidates: Mapping[str, Work]) -> None:
-    """Times the candidates in turns; one that refuses the input has no figure."""
+    """Times the candidates in turns; a candidate that rejects the input has no figure."""
     able = {name: work for name, work in candidates.items() if _works(work)}
     counts = [max(1, int(TURN_S / _seconds(work, 1))) for work in able.values()]
     best = [float("inf")] * len(able)
@@ -212,7 +212,7 @@ def _works(work: Work) -> bool:
 
 
 def _seconds(work: Work, count: int) -> float:
-    """CPU seconds a run, on average over `count` runs."""
+    """Returns the mean CPU seconds of a run over `count` runs."""
     started = time.thread_time()
     for _ in range(count):
         work()

@@ -1,7 +1,7 @@
-"""`python -m bench.json_slices`: how long large JSON holds the event loop, by its shape.
+"""`python -m bench.json_slices`: event loop time taken by large JSON bodies, by their shape.
 
-In: nothing. Out: a table for docs/adr/0036: of each body, its size, the CPU time of all slices and
-of the longest one, and the memory beyond the body at the peak. `--mib` sets the size of bodies.
+In: nothing. Out: a table for docs/adr/0036: each body's size, the CPU time of all slices and of
+the longest one, and the peak memory beyond the body. `--mib` sets the size of bodies.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def _row(title: str, size: int, start: Callable[[], object]) -> None:
 
 
 def _run(start: Callable[[], object]) -> tuple[list[float], str]:
-    """CPU seconds of each slice, and how it ended."""
+    """Returns the CPU seconds of each slice, and the outcome."""
     gc.collect()
     times: list[float] = []
     work: Slices[object] | None = None

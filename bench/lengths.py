@@ -1,9 +1,9 @@
 """Inputs of different lengths: batches padded within buckets against one request at a time.
 
 Both ways run the same artifact on the same random lengths (8 to 128 tokens, all equally likely):
-raw, as the artifact in a loop; and served, where "one by one" is a copy of the version whose
-largest batch is 1, on a server of its own with the same clients and everything else alike. The
-two take turns in every round.
+raw, as the artifact in a loop; and served. "One by one" is served by a copy of the version with a
+largest batch of 1, on a server of its own with the same clients and settings. The two ways take
+turns in every round.
 
     python -m bench.lengths
 """
@@ -49,7 +49,7 @@ from model_store.tensors import Array
 
 MODEL = "text"
 REQUESTS = 512
-"""Different ones, sent round and round."""
+"""Number of different requests; clients cycle through them."""
 CLIENTS = 64
 SEED = 5
 WARM_UP_S = 1
@@ -64,33 +64,33 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFigures:
-    """Throughput both ways, medians over the rounds."""
+    """Throughput of both ways, medians over the rounds."""
 
     where: str
-    """`RAW`, or how the requests travelled."""
+    """`RAW`, or the protocol of the requests."""
     bucketed_per_second: float
     one_by_one_per_second: float
     gain: float
-    """Median of the rounds' own ratios."""
+    """Median of the ratios of single rounds."""
     batch_rows: float
-    """Of the bucketed batches, on average."""
+    """Mean rows of the bucketed batches."""
     failures: int
 
 
 def random_texts(count: int, seed: int) -> list[Tokens]:
-    """Requests of one row each, [1, 8..128] tokens."""
+    """Returns requests of one row each, [1, 8..128] tokens."""
     random = np.random.default_rng(seed)
     lengths = random.integers(SHORTEST, LONGEST, count, endpoint=True)
     return [random.integers(0, VOCABULARY, (1, int(length))) for length in lengths]
 
 
 def bucketed(texts: Sequence[Tokens], padding: Padding, size: int) -> list[dict[str, Array]]:
-    """Batches of at most `size` rows of one bucket each, padded to the longest of the batch.
+    """Forms batches of at most `size` rows of one bucket, padded to the longest of the batch.
 
     Args:
-        texts: each [1, length].
-        padding: its buckets, its one padded input, and its mask.
-        size: the most rows of a batch.
+        texts: token rows, each [1, length].
+        padding: buckets, the one padded input, and its mask.
+        size: largest number of rows in a batch.
     """
     (name,) = padding.inputs
     by_bucket: dict[int, list[Tokens]] = {}
@@ -113,13 +113,13 @@ def bucketed(texts: Sequence[Tokens], padding: Padding, size: int) -> list[dict[
 def measure_lengths(
     store: ModelStore, artifact: str, rounds: int, seconds: int
 ) -> list[LengthFigures]:
-    """Measures raw and served; prints as it goes.
+    """Measures raw and served throughput; prints as it goes.
 
     Args:
-        store: holds the model `text`.
-        artifact: which to run; empty for the fastest.
-        rounds: of which the medians are taken.
-        seconds: of load, each way in each round.
+        store: model store with the model `text`.
+        artifact: name of the artifact to run; empty for the fastest.
+        rounds: number of rounds; the figures are their medians.
+        seconds: duration of the load of each way in each round.
     """
     manifest = newest_manifest(store, MODEL)
     artifact = served_artifact(manifest, artifact)
@@ -146,7 +146,7 @@ def measure_lengths(
 
 
 def length_verdicts(figures: Sequence[LengthFigures]) -> list[Verdict]:
-    """Each way of asking beside its target; the raw model has none."""
+    """Returns the verdict for each protocol; the raw model has no target."""
     return [
         Verdict(
             what=f"{MODEL}, {SHORTEST} to {LONGEST} tokens, {figure.where}: bucketed ÷ one by one",
@@ -189,7 +189,7 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Both ways, one after the other."""
+    """Throughput of both ways in one round."""
 
     together: _Load
     alone: _Load
@@ -215,7 +215,7 @@ def _figures(where: str, rounds: Sequence[_Round]) -> LengthFigures:
 
 
 def _load(server: ServerProcess, form: Form, asks: Sequence[Ask], seconds: int) -> _Load:
-    with contextlib.suppress(NothingAnsweredError):  # as long as a slow batch takes
+    with contextlib.suppress(NothingAnsweredError):  # lasts as long as a slow batch takes
         different_load(server, form, asks, CLIENTS, WARM_UP_S)
     before = read_metrics(server.metrics)
     load = different_load(server, form, asks, CLIENTS, seconds)
@@ -224,7 +224,7 @@ def _load(server: ServerProcess, form: Form, asks: Sequence[Ask], seconds: int) 
 
 
 def _raw(store: ModelStore, manifest: Manifest, artifact: str, seconds: float) -> _Round:
-    """Both ways in a process on the server's core."""
+    """Measures both ways in a process on the server's core."""
     command = [sys.executable, "-m", "bench.lengths", "--store", store.url]
     command += ["--artifact", artifact, "--raw", str(seconds / 2)]
     pin = pinned_to(SERVER_CORE)
@@ -236,7 +236,7 @@ def _raw(store: ModelStore, manifest: Manifest, artifact: str, seconds: float) -
 def _raw_here(
     store: ModelStore, manifest: Manifest, artifact: str, seconds: float
 ) -> dict[str, float]:
-    """Rows a second one by one, and at the best of a few batch sizes."""
+    """Returns rows a second one by one, and at the best of a few batch sizes."""
     padding = manifest.signature.padding
     assert padding is not None, f"the model '{MODEL}' has a padding"
     backend = open_artifact(store, manifest, artifact)

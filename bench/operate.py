@@ -1,15 +1,15 @@
-"""`make bench-operate`: what metrics, keys and traces cost where a request costs least.
+"""`make bench-operate`: cost of metrics, keys and traces for the cheapest request.
 
-Four servers of the tiny MLP, each with one thing more than the one before, are loaded in turn
-over REST. Each figure is the median of the rounds' own ratios, of requests a second and of
-processor time a request. Prints a table and verdicts, and writes `bench/results/operate.json`.
+Loads four servers of the tiny MLP in turn over REST; each has one feature more than the one before.
+Each figure is the median of the ratios of single rounds, of requests a second and of CPU time for
+each request. Prints a table and verdicts, and writes `bench/results/operate.json`.
 
 - *bare*: metrics that count nothing (`bench/servers/uncounted_server.py`);
-- *metrics*: a server as it is by default;
-- *keys*: every request has an API key, which has a rate of requests and one of rows;
-- *traces*: a hundredth of the requests is traced too, and sent to a collector.
+- *metrics*: a server with default settings;
+- *keys*: every request has an API key with a limit for requests and one for rows;
+- *traces*: in addition, a hundredth of the requests is traced and exported to a collector.
 
-Who comes first in a round is last in the next, so that an hour that grows slower harms none.
+The order of the servers is reversed in every round, so that a slowing machine favours none.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from services.access.api_keys import ApiKey, add_key, digest_of, new_key
 MODEL, ARTIFACT, FORM = "tiny-mlp", "onnx", Form.JSON
 CLIENTS = 64
 UNREACHED = 1e9
-"""A rate that is counted against and refuses nobody."""
+"""A rate limit that is counted against and never reached."""
 TRACED = 0.01
 WARM_UP_S = 2
 SCRAPES = 100
@@ -57,20 +57,20 @@ STEPS = {
     "metrics, tracing off and keys together": (WITH_KEYS, BARE),
     "traces of 1 %": (WITH_TRACES, WITH_KEYS),
 }
-"""What each adds, and the two servers that tell."""
+"""The feature that each step adds, and the two servers that are compared."""
 JUDGED = ("metrics, tracing off and keys together", "traces of 1 %")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """One load of one server, or the medians of several."""
+    """Figures of one load of one server, or the medians of several."""
 
     server: str
     requests_per_second: float
     cpu_us: float
-    """User and system time of the server a request."""
+    """User and system time of the server for each request."""
     least_cpu_us: float
-    """Of all rounds: what a machine whose other work disturbs the medians still tells."""
+    """Minimum of all rounds: informative even where other work on the machine disturbs the medians."""
     p50_ms: float
     p99_ms: float
     failed: int
@@ -78,7 +78,7 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one thing costs: medians and quartiles of the rounds' ratios."""
+    """Cost of one feature: medians and quartiles of the rounds' ratios."""
 
     what: str
     throughput: float
@@ -88,19 +88,19 @@ class Cost:
 
 
 Round = Mapping[str, LoadFigures]
-"""One load of each server, by its name."""
+"""One load of each server, by server name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A running server, and what it is asked."""
+    """A running server, and the requests for it."""
 
     server: ServerProcess
     asks: Sequence[Ask]
 
 
 def cost_of(what: str, rounds: Sequence[Round]) -> Cost:
-    """What a step of `STEPS` costs, round by round."""
+    """Returns the cost of a step of `STEPS`, from the ratios of single rounds."""
     more, less = STEPS[what]
     rates = [ratio(one[more].requests_per_second, one[less].requests_per_second) for one in rounds]
     times = [ratio(one[more].cpu_us, one[less].cpu_us) for one in rounds]
@@ -114,7 +114,7 @@ def cost_of(what: str, rounds: Sequence[Round]) -> Cost:
 
 
 def medians(rounds: Sequence[Round]) -> list[LoadFigures]:
-    """Of each server over the rounds; failures add up."""
+    """Returns the medians of each server over the rounds; failures add up."""
     found = []
     for name in rounds[0]:
         loads = [one[name] for one in rounds]
@@ -126,7 +126,7 @@ def medians(rounds: Sequence[Round]) -> list[LoadFigures]:
 
 
 def verdicts(costs: Sequence[Cost], loads: Sequence[LoadFigures], dropped: float) -> list[Verdict]:
-    """The figures beside their targets."""
+    """Returns the figures beside their targets."""
     found = []
     for cost in costs:
         if cost.what in JUDGED:
@@ -176,11 +176,11 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _variants(store: ModelStore, keys: int) -> Iterator[dict[str, Variant]]:
-    """All servers at once: one that waits costs the others next to nothing, and all the same.
+    """Runs all servers at once: an idle one costs the others next to nothing, and all alike.
 
     Args:
-        store: where the model lies.
-        keys: how many take turns on each connection.
+        store: model store of the model.
+        keys: number of keys that take turns on each connection.
     """
     model = golden_model(store, newest_manifest(store, MODEL))
     ask = ask_for(model, FORM, model.rows[:1])
@@ -208,7 +208,7 @@ def _variants(store: ModelStore, keys: int) -> Iterator[dict[str, Variant]]:
 
 
 def _give_out(file: Path, name: str) -> str:
-    """A new key in the file."""
+    """Adds a new key to the file and returns it."""
     secret = new_key()
     key = ApiKey(
         name=name,
@@ -223,7 +223,7 @@ def _give_out(file: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def _collector() -> Iterator[str]:
-    """Takes spans and forgets them, on the client's core. Yields where they are to be sent."""
+    """Runs a collector that discards spans, on the client's core. Yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -247,10 +247,10 @@ def _collector() -> Iterator[str]:
 
 
 def _check_that_it_is(name: str, variant: Variant) -> None:
-    """Makes sure that a warmed-up server does what it is measured for, and no more.
+    """Checks that a warmed-up server does the measured work and nothing more.
 
     Raises:
-        RuntimeError: it does not.
+        RuntimeError: the server does less or more.
     """
     page, seen = read_metrics(variant.server.metrics), set()
     if page.total("flambeau_requests_total"):
@@ -302,7 +302,7 @@ def _load(name: str, variant: Variant, seconds: int) -> LoadFigures:
 
 
 def _scrape_ms(server: ServerProcess) -> float:
-    """Processor time of one look at a server's metrics, which Prometheus takes every 15 s."""
+    """Returns the CPU time of one scrape of a server's metrics; Prometheus scrapes every 15 s."""
     before = cpu_seconds(server.pid)
     for _ in range(SCRAPES):
         with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:

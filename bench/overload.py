@@ -1,12 +1,12 @@
-"""`make bench-overload`: more is asked than can be done, and every request has 50 ms.
+"""`make bench-overload`: load beyond the capacity, with a deadline of 50 ms for every request.
 
-An open loop offers requests at random moments whatever becomes of them. First the capacity is
-found: the goodput (answers in time, a second) at rising loads. Then 0.5, 1, 2 and 3 times as much
-is offered, in turn within each round. Prints tables and verdicts and writes
+An open loop offers requests at random times, independent of responses. The first step finds the
+capacity: the goodput (responses in time, a second) at rising loads. The second offers 0.5, 1, 2 and
+3 times the capacity, in turn within each round. Prints tables and verdicts and writes
 `bench/results/overload.json`.
 
-A request counts by what its caller saw: *refused* (503 or RESOURCE_EXHAUSTED), *in time*, or
-*late*: let in, and answered after 50 ms or not at all.
+A request counts by the outcome seen by its client: *refused* (503 or RESOURCE_EXHAUSTED), *in
+time*, or *late*: admitted, and answered after 50 ms or not at all.
 """
 
 import argparse
@@ -40,9 +40,9 @@ from model_store.store import ModelStore
 DEADLINE_S = 0.05
 CAPACITY_CLIENTS = 32
 SEARCHED = (0.5, 0.65, 0.8, 0.9, 1.0, 1.15)
-"""Loads tried for the capacity, as shares of what a closed loop without deadlines gets."""
+"""Loads tried for the capacity, as shares of a closed loop's rate without deadlines."""
 OFFERED = (0.5, 1.0, 2.0, 3.0)
-"""Times the capacity."""
+"""Multiples of the capacity."""
 OVERLOADED = 2.0
 SEED = 3
 FORMS = {"binary": Form.BINARY, "grpc": Form.GRPC}
@@ -50,7 +50,7 @@ FORMS = {"binary": Form.BINARY, "grpc": Form.GRPC}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """What became of one load, or the medians of several rounds."""
+    """Outcomes of one load, or the medians of several rounds."""
 
     times_capacity: float
     offered_per_second: float
@@ -63,23 +63,23 @@ class LoadFigures:
     """Neither answered nor refused: always a fault."""
     goodput_per_second: float
     share_of_best: float
-    """Goodput over the best of the same round."""
+    """Goodput divided by the best goodput of the same round."""
     made_it: float
-    """The share of those admitted that were answered in time."""
+    """Share of the admitted requests that were answered in time."""
     in_time_p99_ms: float
     refused_p50_ms: float
     refused_p99_ms: float
     client_lag_p99_ms: float
-    """How late the client itself sent."""
+    """Lag of the client's own sends."""
 
 
 def load_figures(shots: Shots, seconds: float, deadline_s: float) -> LoadFigures:
-    """Counts a load.
+    """Counts the outcomes of a load.
 
     Args:
-        shots: all of its requests.
-        seconds: how long it was.
-        deadline_s: what each request had.
+        shots: all requests of the load.
+        seconds: duration of the load.
+        deadline_s: deadline of each request.
     """
     answered, refused = shots.where(Outcome.ANSWERED), shots.where(Outcome.REFUSED)
     expired = shots.where(Outcome.EXPIRED)
@@ -106,13 +106,13 @@ def load_figures(shots: Shots, seconds: float, deadline_s: float) -> LoadFigures
 
 
 def compared_with_best(loads: Sequence[LoadFigures]) -> list[LoadFigures]:
-    """One round's loads, each beside the best goodput of the round."""
+    """Compares the loads of one round with the best goodput of the round."""
     best = max(load.goodput_per_second for load in loads)
     return [replace(load, share_of_best=ratio(load.goodput_per_second, best)) for load in loads]
 
 
 def medians(rounds: Sequence[Sequence[LoadFigures]]) -> list[LoadFigures]:
-    """The medians of each load over the rounds; failures add up."""
+    """Returns the medians of each load over the rounds; failures add up."""
     found = []
     for same in zip(*rounds, strict=True):
         records = [asdict(load) for load in same]
@@ -123,19 +123,19 @@ def medians(rounds: Sequence[Sequence[LoadFigures]]) -> list[LoadFigures]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadFigures:
-    """One artifact in one form."""
+    """One artifact through one protocol."""
 
     model: str
     artifact: str
     form: str
     closed_loop_per_second: float
-    """32 clients, no deadlines."""
+    """Rate of 32 clients without deadlines."""
     capacity_per_second: float
-    """The best goodput at rising loads."""
+    """Best goodput at rising loads."""
     loads: list[LoadFigures]
 
     def verdicts(self) -> list[Verdict]:
-        """The overload's figures beside their targets."""
+        """Returns the overload figures beside their targets."""
         name = f"{self.model}, {self.artifact}, {self.form}, {OVERLOADED:g} x capacity"
         load = next(load for load in self.loads if load.times_capacity == OVERLOADED)
         return [
@@ -215,7 +215,7 @@ def _measure(
 def _offer(
     server: ServerProcess, form: Form, ask: Ask, rate: float, seconds: float, number: int
 ) -> LoadFigures:
-    """One load, from a generator of its own."""
+    """Offers one load, from a generator of its own."""
 
     async def run() -> Shots:
         shots = Shots()

@@ -1,8 +1,8 @@
-"""One model, one artifact: the raw limit and what is served, in turn within each round.
+"""One model, one artifact: the raw limit and the served model, in turn within each round.
 
 The machine's speed drifts, so the raw model is measured before and after each served figure, which
-is divided by the mean of the two. Where a process's memory happens to lie makes it a hundredth or
-two faster or slower for its whole life, so that both are started several times.
+is divided by the mean of the two. A process's memory layout makes it one or two hundredths faster
+or slower for its whole life, so both are started several times.
 """
 
 from collections.abc import Sequence
@@ -22,29 +22,29 @@ from model_store.manifest import Manifest
 from model_store.store import ModelStore
 
 LAG_BOUND_S = 0.001
-"""How long nothing of ours may hold the event loop; a bucket of the server's histogram."""
+"""Longest block of the event loop by our code; a bucket of the server's histogram."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFigure:
-    """One load, or the medians of several rounds of it."""
+    """Figures of one load, or the medians of several rounds of it."""
 
     form: str
     clients: int
     generator: str
     requests_per_second: float
     ratio_to_raw: float
-    """Samples served over those of the raw model at its best batch size."""
+    """Served samples divided by those of the raw model at its best batch size."""
     p50_ms: float
     p99_ms: float
     server_cpu_us: float
-    """User and system time of the server's processes over the requests they answered."""
+    """User and system time of the server's processes for each answered request."""
     batch_rows: float
-    """On average."""
+    """Mean rows of a batch."""
     lag_within_bound: float
-    """The share of looks at the event loop answered within `LAG_BOUND_S`."""
+    """Share of event loop samples answered within `LAG_BOUND_S`."""
     failures: int
-    """Of all rounds."""
+    """Sum over all rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,11 @@ class ModelFigures:
     model: str
     artifact: str
     raw_samples_per_second: dict[int, float]
-    """By batch size, once at the beginning."""
+    """Rates by batch size, measured once at the beginning."""
     served: list[ServedFigure]
 
     def of(self, form: Form, clients: int) -> ServedFigure | None:
-        """One load's figure."""
+        """Returns the figure of one load."""
         return next((f for f in self.served if (f.form, f.clients) == (form, clients)), None)
 
 
@@ -75,17 +75,17 @@ def measure_model(
     """Measures one artifact of one version.
 
     Args:
-        store: where it lies.
-        manifest: of the version, which must be the live one.
-        artifact: its name.
+        store: model store of the version.
+        manifest: manifest of the version, which must be the live one.
+        artifact: name of the artifact.
         cases: forms and numbers of clients.
-        starts: of the server and of the raw model.
-        rounds: of each start; the medians are taken of all.
-        seconds: of load for each figure of a round.
-        in_batches: whether a batch takes so long that it matters where a load is cut off.
+        starts: number of starts of the server and of the raw model.
+        rounds: rounds of each start; medians are taken over all.
+        seconds: duration of the load for each figure of a round.
+        in_batches: True if batches take so long that the end of a load distorts its rate.
 
     Raises:
-        PeerError: a wrong answer, or none.
+        PeerError: a response is wrong or missing.
     """
     raw_s = min(1.0, seconds / 2)
     raw = raw_rates(store, manifest, artifact, raw_s)
@@ -116,14 +116,14 @@ def measure_model(
 
 
 def medians(figures: Sequence[ServedFigure]) -> ServedFigure:
-    """The medians of one load's rounds; failures add up."""
+    """Returns the medians of one load's rounds; failures add up."""
     numbers = [f.name for f in fields(ServedFigure) if f.type in (float, "float")]
     middle = {name: median(getattr(figure, name) for figure in figures) for name in numbers}
     return replace(figures[0], failures=sum(f.failures for f in figures), **middle)
 
 
 def figure_line(figure: ServedFigure) -> str:
-    """One line for people."""
+    """Formats one line of output."""
     return (
         f"{figure.form}, {figure.clients:>2} clients: {figure.requests_per_second:>8,.0f} "
         f"requests/s ({figure.ratio_to_raw:.3f} of raw), p50 {figure.p50_ms:.2f} ms, p99 "
@@ -143,7 +143,7 @@ def _measure(
 ) -> ServedFigure:
     """Warms up, then loads; CPU and metrics count only the second part."""
     ask = ask_for(model, form, model.rows[:1])
-    if not in_batches:  # else the first ones are left out
+    if not in_batches:  # otherwise the rate leaves out the first batches
         warm_up(server, form, ask, clients, lengths[form])
     before, cpu = read_metrics(server.metrics), cpu_seconds(server.pid)
     if in_batches:

@@ -22,7 +22,7 @@ NICENESS = 19
 STEPS_BELOW_LOOP = 4
 """Steps for threads that run a model or decompress a body: the event loop gets 71 % of a core that
 both use. The loop's work is due in any case, and until it is done, requests of small models wait
-for batches of large ones (ADR 34)."""
+for batches of large ones (ADR 45)."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""One line over time as SVG. Pure: points in, text out."""
+"""Draws one line over time as SVG. Pure: points in, text out."""
 
 from collections.abc import Sequence
 from html import escape
@@ -10,13 +10,13 @@ GRID_LINES = 4
 
 
 def draw_line(title: str, x_name: str, y_name: str, points: Sequence[tuple[float, float]]) -> str:
-    """The chart; its vertical axis begins at 0, so that a small change looks small.
+    """Draws the chart; its vertical axis begins at 0, so that a small change looks small.
 
     Args:
-        title: above it.
-        x_name: what the points' first number is.
-        y_name: what the second is; not negative.
-        points: at least two, the first numbers ascending.
+        title: heading above the chart.
+        x_name: label of the points' first number.
+        y_name: label of the second number, which is not negative.
+        points: at least two, in ascending order of the first number.
     """
     high = max(y for _, y in points) * 1.1 or 1.0
     first, last = points[0][0], points[-1][0]

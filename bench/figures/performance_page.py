@@ -1,4 +1,4 @@
-"""`docs/performance.md`: what each benchmark measured last stands between two marks of its own.
+"""`docs/performance.md`: the latest figures of each benchmark stand between two marks of its own.
 
 In: a benchmark's name and its tables. Out: the page with that block replaced, and nothing else.
 """
@@ -9,14 +9,14 @@ PAGE = ROOT / "docs" / "performance.md"
 
 
 def write_block(name: str, block: str) -> None:
-    """Puts a benchmark's tables into the page."""
+    """Writes a benchmark's tables into the page."""
     text = PAGE.read_text() if PAGE.exists() else ""
     PAGE.write_text(with_block(text, name, block))
     print(f"wrote {PAGE}")
 
 
 def with_block(text: str, name: str, block: str) -> str:
-    """Puts the block between its marks; a text without them gets them at its end."""
+    """Replaces the block between its marks; appends both to a text without the marks."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)

@@ -1,4 +1,4 @@
-"""Where results go, on which machine they were measured, and the store that is measured."""
+"""Results files, a description of the machine they were measured on, and the measured store."""
 
 import json
 import os
@@ -19,14 +19,14 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def bench_store(url: str) -> ModelStore:
-    """The store to measure; the bench store is filled with its models if it lacks any."""
+    """Returns the store to measure; fills the bench store with its models if any are missing."""
     if Path(url).resolve() == BENCH_STORE:
         ensure_bench_models(url)
     return ModelStore(url)
 
 
 def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
-    """Prints the verdicts, writes all to `bench/results/NAME.json`, and them to the page."""
+    """Prints the verdicts, and writes all figures to `bench/results/NAME.json` and to the page."""
     print("\n" + "\n".join(verdict.line() for verdict in verdicts))
     document = {
         "measured": {
@@ -46,13 +46,13 @@ def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verd
 
 
 def machine() -> str:
-    """What was measured on, in words."""
+    """Describes the machine that ran the benchmark."""
     apart = "server and client on a core each" if cores_apart() else "one core for both"
     return f"{os.cpu_count()} cores, Python {platform.python_version()}, {apart}"
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: null says as well that there is no figure."""
+    """Replaces NaN, which JSON lacks, by null: there is no figure."""
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

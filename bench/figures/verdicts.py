@@ -1,7 +1,7 @@
 """Figures beside their targets, and tables of text. Pure.
 
-A target missed is said and nothing more: on a shared machine a timing proves no fault, so no
-benchmark fails for it.
+A missed target is reported and nothing more: a timing on a shared machine proves no fault, so no
+benchmark fails because of it.
 """
 
 from collections.abc import Sequence
@@ -16,53 +16,53 @@ MISSING = float("nan")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One figure and what it should be."""
+    """One figure and its target."""
 
     what: str
     value: float
-    """NaN if it could not be measured, which reaches nothing."""
+    """NaN if the figure could not be measured; NaN reaches no target."""
     bound: Literal["at least", "at most"]
     target: float
     unit: str = ""
 
     @property
     def reached(self) -> bool:
-        """Whether the figure is on the right side of its target."""
+        """True if the figure is on the right side of its target."""
         if self.bound == "at least":
             return self.value >= self.target
         return self.value <= self.target
 
     @property
     def figures(self) -> tuple[str, str]:
-        """The value and the target, each with the unit."""
+        """Returns the value and the target, each with the unit."""
         value, target = (f"{short(v)} {self.unit}".rstrip() for v in (self.value, self.target))
         return value, target
 
     def line(self) -> str:
-        """One line for people."""
+        """Formats one line of output."""
         said = "reached    " if self.reached else "not reached"
         value, target = self.figures
         return f"{said}  {self.what}: {value} (target: {self.bound} {target})"
 
     def as_record(self) -> dict[str, Any]:
-        """For the results file; NaN, which JSON has not, as null."""
+        """Returns the record for the results file; NaN, which JSON lacks, becomes null."""
         record = asdict(self) | {"reached": self.reached}
         return record | ({"value": None} if self.value != self.value else {})
 
 
 def percentile(values: npt.ArrayLike, percent: float) -> float:
-    """The percentile of some values, interpolated; NaN if there are none."""
+    """Returns the interpolated percentile of some values; NaN if there are none."""
     array = np.asarray(values, np.float64)
     return float(np.percentile(array, percent)) if array.size else MISSING
 
 
 def ratio(part: float, whole: float) -> float:
-    """A quotient; NaN where there is nothing to divide by."""
+    """Returns a quotient; NaN if the divisor is 0."""
     return part / whole if whole else MISSING
 
 
 def short(value: float) -> str:
-    """Three digits of a small number, the whole part of a large one."""
+    """Formats a small number with three digits, a large one as its whole part."""
     if value != value:
         return "-"
     if value == int(value) or abs(value) >= 100:
@@ -71,7 +71,7 @@ def short(value: float) -> str:
 
 
 def markdown_table(verdicts: Sequence[Verdict]) -> str:
-    """Every figure beside its target; those that miss it are bold."""
+    """Renders every figure beside its target; figures that miss it are bold."""
     rows = []
     for verdict in verdicts:
         value, target = verdict.figures
@@ -82,11 +82,11 @@ def markdown_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | float]]) -> str:
-    """Aligned columns: text to the left, numbers to the right.
+    """Renders aligned columns: text to the left, numbers to the right.
 
     Args:
         head: names of the columns.
-        rows: as many cells each.
+        rows: cells, one for each column.
     """
     cells = [[c if isinstance(c, str) else short(c) for c in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]

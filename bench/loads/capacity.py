@@ -1,7 +1,7 @@
-"""How much a server answers in time when requests come whatever became of those before.
+"""Finds the load that a server answers in time when requests arrive independently of responses.
 
-That is less than a closed loop of a few clients gets: requests come at random moments and over as
-many connections as it takes, so that more of them are handled one by one.
+The result is below a closed loop of a few clients: requests arrive at random times over as many
+connections as needed, so that more of them are handled one by one.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from bench.peers.peer import Ask, Form
 from flambeau.server_process import ServerProcess
 
 SEARCHED = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Loads tried, as parts of the most that there could be."""
+"""Loads tried, as parts of the highest rates."""
 TRIAL_S = 6.0
 FAILING = 0.8
-"""A load of which less is answered in time is the last one that is tried."""
+"""Share answered in time; the first load below it is the last one tried."""
 SEED = 41
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One kind of request, and the most of it that there could be."""
+    """One kind of request, and its highest possible rate."""
 
     form: Form
     ask: Ask
@@ -33,11 +33,11 @@ class Stream:
 
 
 async def find_capacity(server: ServerProcess, streams: Sequence[Stream]) -> float:
-    """The largest part of these rates that is answered in time, of every stream; prints as it goes.
+    """Returns the largest part of these rates that every stream answers in time; logs progress.
 
     Args:
-        server: whom to ask.
-        streams: asked together.
+        server: server under load.
+        streams: streams that run together.
     """
     capacity = 0.0
     for part in SEARCHED:
@@ -51,7 +51,7 @@ async def find_capacity(server: ServerProcess, streams: Sequence[Stream]) -> flo
 
 
 async def _try(server: ServerProcess, streams: Sequence[Stream], part: float) -> list[float]:
-    """The shares of a load that are answered before it ends, by stream."""
+    """Returns the share of a load that is answered before it ends, for each stream."""
     shooters: list[Shooter] = []
     trials: list[tuple[int, Shots]] = []
     end = time.monotonic() + TRIAL_S

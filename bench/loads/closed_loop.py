@@ -1,7 +1,7 @@
-"""Closed-loop load: each client sends its next request when the last is answered.
+"""Closed-loop load: each client sends its next request after the response to the last one.
 
-`wrk` and `h2load` make it where they are installed, for they cost next to nothing (see
-`bench/peers/load.py`); else a generator in Python does, and is named beside its figures.
+`wrk` and `h2load` generate it where they are installed, because they use little CPU (see
+`bench/peers/load.py`); otherwise a generator in Python does, and its name is in the results.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from flambeau.server_process import ServerProcess
 
 WARM_UP_S = 2
 PYTHON = "Python"
-"""The generator that is always there."""
+"""Name of the generator that is always available."""
 
 
 def generator_of(form: Form) -> str:
-    """The program that makes the load of a form here."""
+    """Returns the program that generates the load of a protocol on this machine."""
     program = "h2load" if form is Form.GRPC else "wrk"
     return program if shutil.which(program) else PYTHON
 
@@ -37,18 +37,18 @@ def generator_of(form: Form) -> str:
 def closed_loop(
     server: ServerProcess, form: Form, ask: Ask, clients: int, seconds: int, answer_bytes: int
 ) -> Load:
-    """Loads a server with one canned request again and again.
+    """Loads a server with one canned request, repeated.
 
     Args:
-        server: whom to ask.
-        form: how the request travels.
-        ask: the request.
+        server: server under load.
+        form: protocol and body of the request.
+        ask: request to repeat.
         clients: requests in flight.
-        seconds: how long.
-        answer_bytes: of a right answer, the gRPC prefix included.
+        seconds: duration.
+        answer_bytes: size of a correct response, the gRPC prefix included.
 
     Raises:
-        PeerError: nothing was answered.
+        PeerError: no request was answered.
     """
     match generator_of(form):
         case "wrk":
@@ -59,7 +59,7 @@ def closed_loop(
 
 
 def warm_up(server: ServerProcess, form: Form, ask: Ask, clients: int, answer_bytes: int) -> None:
-    """Loads a server for a second or so; nothing need come of it: a slow batch may take longer."""
+    """Loads a server for about a second; needs no response, because a slow batch may take longer."""
     with contextlib.suppress(programs.NothingAnsweredError):
         closed_loop(server, form, ask, clients, WARM_UP_S, answer_bytes)
 
@@ -67,17 +67,17 @@ def warm_up(server: ServerProcess, form: Form, ask: Ask, clients: int, answer_by
 def different_load(
     server: ServerProcess, form: Form, asks: Sequence[Ask], clients: int, seconds: int
 ) -> Load:
-    """Loads a server with different requests, sent round and round.
+    """Loads a server with different requests in rotation.
 
     Args:
-        server: whom to ask.
-        form: how the requests travel; `h2load` can only send one again and again.
-        asks: the requests.
+        server: server under load.
+        form: protocol and body of the requests; `h2load` can only repeat one request.
+        asks: requests to rotate through.
         clients: requests in flight.
-        seconds: how long.
+        seconds: duration.
 
     Raises:
-        PeerError: nothing was answered.
+        PeerError: no request was answered.
     """
     if form is not Form.GRPC and generator_of(form) != PYTHON:
         return programs.load_rest(server.http, asks, clients, seconds)
@@ -90,11 +90,11 @@ def python_load(
     """Loads a server from this process; unlike the programs it can send different requests.
 
     Args:
-        server: whom to ask.
-        form: how the requests travel.
-        asks: the requests, sent round and round.
+        server: server under load.
+        form: protocol and body of the requests.
+        asks: requests to rotate through.
         clients: requests in flight.
-        seconds: how long.
+        seconds: duration.
     """
     return _all_clients(server, form, asks, clients, seconds).load
 
@@ -102,18 +102,18 @@ def python_load(
 def steady_load(
     server: ServerProcess, form: Form, ask: Ask, clients: int, seconds: float
 ) -> tuple[Load, float]:
-    """Loads a server whose batches take long with one request again and again.
+    """Loads a server whose batches take long with one request, repeated.
 
     Args:
-        server: whom to ask.
-        form: how the request travels.
-        ask: the request.
+        server: server under load.
+        form: protocol and body of the request.
+        ask: request to repeat.
         clients: requests in flight.
-        seconds: how long.
+        seconds: duration.
 
     Returns:
-        What the clients saw, and answers a second from batch to batch (see `steady_rate`), or
-        all in all where there were too few.
+        The clients' figures, with responses a second from batch to batch (see `steady_rate`), or
+        over the whole load if there were too few.
     """
     done = _all_clients(server, form, [ask], clients, seconds)
     load, rate = done.load, steady_rate(done.answered_at, clients)
@@ -121,22 +121,22 @@ def steady_load(
 
 
 def steady_rate(times_s: Sequence[float], clients: int) -> float:
-    """Answers a second between the ends of two batches, one at the beginning and one at the end.
+    """Returns responses a second between the ends of two batches, one early and one late.
 
-    Over a fixed time, the last batch in flight would never count, which is a good part of a load
-    of a few seconds; and the first ones are no full batches.
+    A fixed duration would never count the last batch in flight, a good part of a load of a few
+    seconds; and the first batches are not full.
 
     Args:
-        times_s: when each answer came, in order.
-        clients: requests in flight; answers to a whole batch come close together.
+        times_s: arrival time of each response, ascending.
+        clients: requests in flight; the responses to a whole batch arrive close together.
 
     Returns:
-        NaN if there were too few.
+        The rate; NaN if there were too few responses.
     """
     times = np.asarray(times_s)
     if len(times) < 6 * clients:
         return MISSING
-    gaps = np.diff(times)  # gap i lies behind answer i
+    gaps = np.diff(times)  # gap i follows response i
     first = 2 * clients + int(np.argmax(gaps[2 * clients : 4 * clients]))
     last = len(gaps) - 2 * clients + int(np.argmax(gaps[-2 * clients :]))
     return float((last - first) / (times[last] - times[first]))
@@ -160,14 +160,14 @@ def _all_clients(
 
 @dataclass(slots=True)
 class _Clients:
-    """So many clients of one shooter."""
+    """Concurrent clients of one shooter."""
 
     shooter: Shooter
     clients: int
     seconds: float
     latencies_s: list[float] = field(default_factory=list)
     answered_at: list[float] = field(default_factory=list)
-    """Those while all clients went on."""
+    """Times of responses received while all clients were sending."""
     failed: int = 0
     sent: int = 0
     took_s: float = 0.0
@@ -192,7 +192,7 @@ class _Clients:
         )
 
     def _next(self, ended: "asyncio.Future[None]", stop_at: float) -> None:
-        """One client's next request, until its time is up."""
+        """Sends one client's next request, until the load ends."""
         began = time.monotonic()
         if began >= stop_at:
             ended.set_result(None)

@@ -1,9 +1,9 @@
-"""gRPC calls over a few connections of HTTP/2, one message each way.
+"""gRPC calls over a few HTTP/2 connections, one message each way.
 
-In: canned messages. Out: for each that is sent, one call with how it ended, and the answer's bytes.
-A call through `grpc.aio` takes this core longer than it takes the server, so that the client would
-be what is measured. Frames, header blocks and windows are read and written by the server's own
-modules; that they are right is tested there, with clients that others wrote.
+In: canned messages. Out: for each one sent, one callback with its outcome and the response bytes.
+A `grpc.aio` call takes this core longer than it takes the server, so the client would be measured.
+Frames, header blocks and windows are read and written by the server's own modules; the server's
+tests verify those against third-party clients.
 
 Sources: RFC 9113, and https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
@@ -69,7 +69,7 @@ _OUTCOMES = {
 
 
 class _Call:
-    """One call, and what the windows make of its message (see `Sender`)."""
+    """One call, and the flow-control state of its message (see `Sender`)."""
 
     __slots__ = ("answer", "answered", "connection", "credit", "has_moved", "id", "place", "unsent")
 
@@ -84,7 +84,7 @@ class _Call:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; calls given to it before it is open wait."""
+    """One connection; calls submitted before it is open wait."""
 
     def __init__(self, owner: "GrpcShooter") -> None:
         self._owner = owner
@@ -107,7 +107,7 @@ class _Connection(asyncio.Protocol):
             self.send(call)
 
     def send(self, call: _Call) -> None:
-        """Begins a call, or lets it wait until the connection is open."""
+        """Starts a call, or queues it until the connection is open."""
         call.connection = self
         if self._transport is None:
             self._waiting.append(call)
@@ -124,14 +124,14 @@ class _Connection(asyncio.Protocol):
             self._sending.send(call, [memoryview(message)], frame(DATA, END_STREAM, call.id))
 
     def leave(self, call: _Call) -> None:
-        """Cancels a call, unless it is over."""
+        """Cancels a call unless it has ended."""
         if call in self._waiting:
             self._waiting.remove(call)
         elif self._forget(call.id) and self._transport is not None:
             self._transport.write(reset(call.id, Fault.CANCEL))
 
     def abort(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -154,7 +154,7 @@ class _Connection(asyncio.Protocol):
         self.end(f"connection lost: {error}")
 
     def end(self, why: str) -> None:
-        """Nothing more is sent; all that was has failed."""
+        """Stops sending; fails all calls in flight."""
         self.takes_calls = False
         self.abort()
         self._owner.forget(self)
@@ -204,7 +204,7 @@ class _Connection(asyncio.Protocol):
             self._leave_calls_behind(number(payload[:4]))
 
     def _leave_calls_behind(self, last: int) -> None:
-        """The server ends the connection: what it has not begun is sent again, RFC 9113, 6.8."""
+        """Handles GOAWAY: calls that the server has not begun are sent again, RFC 9113, 6.8."""
         self.takes_calls = False
         for stream in [stream for stream in self._calls if stream > last]:
             call = self._calls[stream]
@@ -213,7 +213,7 @@ class _Connection(asyncio.Protocol):
             self._owner.begin(call)
 
     def _learn(self, block: bytes) -> tuple[Outcome, bytes]:
-        """What a header block says of its call, if that is over."""
+        """Returns the outcome and the message in a header block; caches final blocks."""
         fields, lasts = self._blocks.read(block)
         found = dict(fields)
         code = _CODES.get(found.get(b"grpc-status", b""), grpc.StatusCode.UNKNOWN)
@@ -231,17 +231,17 @@ class _Connection(asyncio.Protocol):
 
 
 class GrpcShooter:
-    """Calls over a few connections; answers are not parsed.
+    """Calls over a few connections; responses are not parsed.
 
-    More calls at once than the server takes on a connection fail.
+    Calls beyond the server's stream limit for a connection fail.
 
     Args:
         address: host:port.
-        asks: what to send.
-        timeout_s: deadline that each call tells the server; None for none.
+        asks: requests to send.
+        timeout_s: deadline sent with each call; None for none.
 
     Attributes:
-        requests: header block and message, with its prefix, of each ask.
+        requests: header block and message, with its prefix, of each request.
     """
 
     def __init__(self, address: str, asks: Sequence[Ask], timeout_s: float | None) -> None:
@@ -254,11 +254,11 @@ class GrpcShooter:
         self._sent = 0
 
     def send(self, number: int, answered: Answered) -> None:
-        """Sends one; see `Shooter`."""
+        """Sends one request; see `Shooter`."""
         self.begin(_Call(number % len(self.requests), answered))
 
     def begin(self, call: _Call) -> None:
-        """Gives a call to the next connection in turn, opened where there is none."""
+        """Assigns a call to the next connection in turn; opens one if it is missing."""
         self._sent += 1
         turn = self._sent % CONNECTIONS
         connection = self._connections[turn]
@@ -278,18 +278,18 @@ class GrpcShooter:
             connection.end(f"cannot connect: {error}")
 
     def forget(self, connection: _Connection) -> None:
-        """A connection is over."""
+        """Removes a closed connection."""
         self._open.discard(connection)
 
     async def send_and_leave(self, number: int, patience_s: float) -> None:
-        """Sends one and cancels it; see `Shooter`."""
+        """Sends one request and cancels it; see `Shooter`."""
         call = _Call(number % len(self.requests), lambda outcome, body: None)
         self.begin(call)
         await asyncio.sleep(patience_s)
         call.connection.leave(call)
 
     async def close(self) -> None:
-        """Hangs up."""
+        """Closes all connections."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for connection in list(self._open):
             connection.abort()

@@ -1,8 +1,8 @@
-"""Open-loop load: requests leave when they are due, whether or not earlier ones were answered.
+"""Open-loop load: requests are sent when due, independent of earlier responses.
 
-In: moments, drawn before the run. Out: for each request when it left, how late it left, how long
-its answer took and how it ended. A closed loop slows down with the server and hides an overload;
-this does not.
+In: send times, drawn before the run. Out: for each request its send time, its lag behind schedule,
+its latency and its outcome. A closed loop slows down with the server and hides an overload; an
+open loop does not.
 """
 
 import asyncio
@@ -20,70 +20,70 @@ from bench.loads.shooter import Answered, Outcome, Shooter
 from bench.servers.pinning import cores_apart
 
 SPIN_BELOW_S = 0.002
-"""Timers are right to a millisecond; nearer than this the loop turns until the time has come."""
+"""Timers have millisecond resolution; for shorter waits the loop spins until the time has come."""
 TICK_S = 0.001
-"""How long a loop that does not spin sleeps at least: shorter timers make it spin all the same."""
+"""Shortest sleep of a loop that does not spin; shorter timers would make it spin anyway."""
 LAST_ANSWERS_S = 5.0
-"""How long the last requests may take before they count as failed."""
+"""Time allowed for the last responses before their requests count as failed."""
 SENT_A_TURN = 64
-"""After so many that are late, answers are read, as one client among many would."""
+"""Number of late requests sent before responses are read, as a client of many would do."""
 MAX_MESSAGES = 20
 
 Floats = npt.NDArray[np.float64]
 
 
 def poisson_arrivals(rate: float, seconds: float, seed: int) -> Floats:
-    """Moments of independent arrivals, in seconds from 0.
+    """Draws times of independent arrivals, in seconds from 0.
 
     Args:
-        rate: arrivals a second on average.
-        seconds: none is later.
-        seed: the same one gives the same moments.
+        rate: mean arrivals a second.
+        seconds: upper bound of the times.
+        seed: random seed; equal seeds give equal times.
     """
     random = np.random.default_rng(seed)
-    # Given their number, the moments of a Poisson process are independent and uniform.
+    # Given their number, the arrival times of a Poisson process are independent and uniform.
     return np.sort(random.uniform(0, seconds, random.poisson(rate * seconds)))
 
 
 @dataclass(slots=True)
 class Shots:
-    """What became of the requests, in the order they ended."""
+    """Outcomes of the requests, in the order they ended."""
 
     sent_at: "array[float]" = field(default_factory=lambda: array("d"))
     """`time.monotonic()` seconds."""
     took_s: "array[float]" = field(default_factory=lambda: array("d"))
     outcomes: "array[int]" = field(default_factory=lambda: array("b"))
     tags: "array[int]" = field(default_factory=lambda: array("q"))
-    """What the reader of the bodies made of each; 0 without one."""
+    """Number that `read_tag` returned for each response; 0 without it."""
     lags_s: "array[float]" = field(default_factory=lambda: array("d"))
-    """How late each request left, in the order they left."""
+    """Lag of each request behind its schedule, in send order."""
     messages: "Counter[str]" = field(default_factory=Counter)
-    """What failures said."""
+    """Messages of failures."""
 
     def where(self, outcome: Outcome) -> npt.NDArray[np.bool_]:
-        """Which of the requests ended so."""
+        """Returns a mask of the requests with this outcome."""
         chosen: npt.NDArray[np.bool_] = np.asarray(self.outcomes) == outcome
         return chosen
 
     def answered_by(self, moment: float) -> int:
-        """How many had their answer at a `time.monotonic()` second."""
+        """Returns the number of responses received by a `time.monotonic()` second."""
         ended_at = np.asarray(self.sent_at) + np.asarray(self.took_s)
         return int((self.where(Outcome.ANSWERED) & (ended_at <= moment)).sum())
 
     def durations_ms(self, chosen: npt.NDArray[np.bool_]) -> Floats:
-        """How long the chosen requests took."""
+        """Returns the latencies of the chosen requests."""
         return np.asarray(self.took_s)[chosen] * 1000
 
 
 class OpenLoop:
-    """Sends one request at each of the given moments.
+    """Sends one request at each of the given times.
 
     Args:
-        shooter: sends them.
+        shooter: sender of the requests.
         arrivals: seconds from the start, ascending.
-        shots: where what becomes of them is written.
-        read_tag: reads a number out of the body of an answer.
-        spins: whether to send to the microsecond, where the client has a core to spend on it.
+        shots: receives the outcomes.
+        read_tag: function that reads a number out of a response body.
+        spins: True to send with microsecond precision; needs a free client core.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class OpenLoop:
         self._all_ended = self._loop.create_future()
 
     async def run(self) -> None:
-        """Returns when all are answered, or `LAST_ANSWERS_S` after the last was sent."""
+        """Returns after all responses, or `LAST_ANSWERS_S` after the last request was sent."""
         self._started = time.monotonic()
         self._turn()
         try:
@@ -123,7 +123,7 @@ class OpenLoop:
             self._over = True
 
     def _turn(self) -> None:
-        """Sends what is due, and comes back for the next."""
+        """Sends the requests that are due, and schedules the next turn."""
         if self._over:
             return
         arrivals, count = self._arrivals, len(self._arrivals)

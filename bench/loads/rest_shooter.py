@@ -1,7 +1,7 @@
-"""Requests over kept connections of HTTP/1.1.
+"""Requests over persistent HTTP/1.1 connections.
 
-In: canned requests. Out: for each that is sent, one call with how it ended, and the body. The work
-for a request stays as small as Python allows, for the client must not be what is measured.
+In: canned requests. Out: for each one sent, one callback with its outcome and the body. The work
+for each request is as small as Python allows, so that the client is not what is measured.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _BY_STATUS = {
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. Reads just enough HTTP for our own server's answers."""
+    """One connection. Parses just enough HTTP for the responses of our own server."""
 
     def __init__(self, owner: "RestShooter") -> None:
         self._owner = owner
@@ -73,17 +73,17 @@ class _Connection(asyncio.Protocol):
         if answered is None:
             return
         if not self._fresh and not self._buffer:
-            # The server closed an idle connection just then: RFC 9112, 9.3.1 has clients retry.
+            # The server just closed an idle connection: RFC 9112, 9.3.1 has clients retry.
             owner.on_new_connection(self._request, answered)
         else:
             answered(Outcome.FAILED, f"connection lost: {error}".encode())
 
 
 class RestShooter:
-    """Keeps connections, one request at a time on each, and opens more when all are busy.
+    """Keeps connections with one request at a time on each; opens more when all are busy.
 
-    Where there are as many as may be, requests wait for the first that is free, as in any client's
-    pool; to whoever asked they have been sent.
+    At the connection limit, requests wait for the first free connection, as in any client's pool;
+    the caller sees them as sent.
     """
 
     def __init__(self, address: str, asks: Sequence[Ask]) -> None:
@@ -97,7 +97,7 @@ class RestShooter:
         self.connections: set[_Connection] = set()
 
     def send(self, number: int, answered: Answered) -> None:
-        """Sends one; see `Shooter`."""
+        """Sends one request; see `Shooter`."""
         request = self._requests[number % len(self._requests)]
         if self.idle:
             self.idle.pop().send(request, answered)
@@ -105,7 +105,7 @@ class RestShooter:
             self.on_new_connection(request, answered)
 
     def on_new_connection(self, request: bytes, answered: Answered) -> None:
-        """Sends a request on a connection of its own, which is kept afterwards, or lets it wait."""
+        """Sends a request on a new connection, which is then kept, or queues it at the limit."""
         if self._closed:
             answered(Outcome.FAILED, b"not sent: the client hangs up")
             return
@@ -117,14 +117,14 @@ class RestShooter:
         task.add_done_callback(self._on_connected)
 
     def on_free(self, connection: _Connection) -> None:
-        """A connection has had its answer."""
+        """Reuses a connection that received its response."""
         if self._waiting:
             connection.send(*self._waiting.popleft())
         else:
             self.idle.append(connection)
 
     def on_lost(self, connection: _Connection) -> None:
-        """A connection has ended."""
+        """Removes a connection that has ended."""
         self.connections.discard(connection)
         if connection in self.idle:
             self.idle.remove(connection)
@@ -151,7 +151,7 @@ class RestShooter:
             connection.send(request, answered)
 
     async def send_and_leave(self, number: int, patience_s: float) -> None:
-        """Sends one on a connection of its own and hangs up; see `Shooter`."""
+        """Sends one request on a new connection and disconnects; see `Shooter`."""
         connection = await self._open()
         connection.transport.write(self._requests[number % len(self._requests)])
         await asyncio.sleep(patience_s)
@@ -165,7 +165,7 @@ class RestShooter:
         return connection
 
     async def close(self) -> None:
-        """Hangs up."""
+        """Closes all connections."""
         self._closed = True
         for connection in list(self.connections):
             connection.transport.abort()

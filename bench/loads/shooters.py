@@ -1,4 +1,4 @@
-"""The shooter for each form of request."""
+"""Creates the shooter for each protocol and body."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from bench.peers.peer import Ask, Form
 def open_shooter(
     form: Form, http: str, grpc_address: str, asks: Sequence[Ask], timeout_s: float | None = None
 ) -> Shooter:
-    """A shooter for one form.
+    """Opens a shooter for one form.
 
     Args:
-        form: how requests travel.
+        form: protocol and body of the requests.
         http: host:port for the REST forms.
         grpc_address: host:port for gRPC.
-        asks: what to send.
-        timeout_s: deadline of each gRPC call; REST requests carry theirs.
+        asks: requests to send.
+        timeout_s: deadline of each gRPC call; REST requests carry their own.
     """
     if form is Form.GRPC:
         return GrpcShooter(grpc_address, asks, timeout_s)

@@ -1,1 +1,1 @@
-"""Models that are measured: networks, data, golden rows, and the raw model."""
+"""Models under measurement: networks, data, golden rows, and the raw model."""

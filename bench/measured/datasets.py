@@ -1,7 +1,7 @@
-"""Data for the networks that are measured: made from a seed, learned in seconds.
+"""Data for the measured networks: generated from a seed, learned in seconds.
 
-Each function is a data set of `training.datasets`: its splits hold rows whose class shows through
-noise, so that a short training ends in a model whose answers are sure, as a real one's are.
+Each function is a data set of `training.datasets`: the class of a row shows through noise, so
+that a short training ends in a model with confident answers, as a real model has.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ Splits = dict[str, tuple[dict[str, Array], Array]]
 
 VALIDATION_ROWS, TEST_ROWS = 32, 64
 SHORTEST, LONGEST = 8, 128
-"""Tokens of a text."""
+"""Shortest and longest text, in tokens."""
 OWN_WORDS = 5
 """Words of the vocabulary that belong to one class."""
 
 
 def feature_vectors(seed: int, rows: int = 2048) -> Splits:
-    """`features`, FP32 [rows, 64]: ten clouds."""
+    """Returns `features`, FP32 [rows, 64]: ten clouds."""
     random = np.random.default_rng(seed)
     labels = _labels(random, rows)
     centres = random.normal(size=(CLASSES, 64))
@@ -28,7 +28,7 @@ def feature_vectors(seed: int, rows: int = 2048) -> Splits:
 
 
 def images(seed: int, rows: int = 96) -> Splits:
-    """`image`, FP32 [rows, 3, 64, 64]: ten patterns of 8 x 8 coloured squares, moved about."""
+    """Returns `image`, FP32 [rows, 3, 64, 64]: ten shifted patterns of 8 x 8 coloured squares."""
     random = np.random.default_rng(seed)
     labels = _labels(random, rows)
     patterns = random.normal(size=(CLASSES, 3, 8, 8)).repeat(8, axis=2).repeat(8, axis=3)
@@ -38,14 +38,14 @@ def images(seed: int, rows: int = 96) -> Splits:
 
 
 def sentences(seed: int, rows: int = 160) -> Splits:
-    """`tokens`, INT64 [rows, 64]: each class has words of its own."""
+    """Returns `tokens`, INT64 [rows, 64]: each class has words of its own."""
     random = np.random.default_rng(seed)
     labels = _labels(random, rows)
     return _split({"tokens": _tokens(random, labels, 64)}, labels)
 
 
 def texts(seed: int, rows: int = 512) -> Splits:
-    """`tokens` and `mask`, INT64 and BOOL [rows, 128]: 8 to 128 words, then padding."""
+    """Returns `tokens` and `mask`, INT64 and BOOL [rows, 128]: 8 to 128 words, then padding."""
     random = np.random.default_rng(seed)
     labels = _labels(random, rows)
     lengths = random.integers(SHORTEST, LONGEST, len(labels), endpoint=True)
@@ -58,7 +58,7 @@ def _labels(random: np.random.Generator, train_rows: int) -> Array:
 
 
 def _tokens(random: np.random.Generator, labels: Array, length: int) -> Array:
-    """Every second word, by chance, is one of the few that only the class has."""
+    """Draws tokens; about every second one is a word that only the class has."""
     shape = (len(labels), length)
     own = OWN_WORDS * labels.astype(np.int64)[:, None] + random.integers(0, OWN_WORDS, shape)
     common = random.integers(OWN_WORDS * CLASSES, VOCABULARY, shape)
@@ -66,7 +66,7 @@ def _tokens(random: np.random.Generator, labels: Array, length: int) -> Array:
 
 
 def _split(inputs: dict[str, Array], labels: Array) -> Splits:
-    """The last rows are for validation and test."""
+    """Splits off the last rows for validation and test."""
     first = len(labels) - VALIDATION_ROWS - TEST_ROWS
     parts = {
         "train": slice(first),

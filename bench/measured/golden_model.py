@@ -1,7 +1,7 @@
-"""A model to ask for, out of its golden rows: what to send, and what must come back.
+"""A served model built from golden rows: requests to send, and the expected responses.
 
-In: a model of a store. Out: the `ServedModel` that `bench/peers` asks of every server; right
-answers are the checkpoint's own, as the golden file has them.
+In: a model of a store. Out: the `ServedModel` that `bench/peers` sends to every server; the
+expected outputs are the checkpoint's own, as stored in the golden file.
 """
 
 from collections.abc import Mapping
@@ -22,27 +22,27 @@ from model_store.store import ModelStore
 
 BENCH_STORE = STORE
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
-"""How long the caller of a REST request waits; a gRPC deadline travels with the call."""
+"""Header with the timeout of a REST request; a gRPC deadline travels with the call."""
 
 
 def newest_manifest(store: ModelStore, model: str) -> Manifest:
-    """The manifest of a model's newest version."""
+    """Reads the manifest of a model's newest version."""
     return store.manifest(model, store.versions(model)[-1])
 
 
 def read_golden(store: ModelStore, manifest: Manifest) -> GoldenRows:
-    """The golden rows of a version."""
+    """Reads the golden rows of a version."""
     return parse_golden(store.read_file(manifest, manifest.golden.file), manifest)
 
 
 def golden_model(store: ModelStore, manifest: Manifest, first: int = 0) -> ServedModel:
-    """What to ask of a version with one input that must be given; no torch is needed for it.
+    """Returns the requests for a version with one required input; needs no torch.
 
     Args:
-        store: where the version lies.
-        manifest: of the version.
-        first: the golden row to begin with. Where rows are padded there is only this one, cut to
-            its own length.
+        store: model store of the version.
+        manifest: manifest of the version.
+        first: index of the first golden row. A padded input uses only this row, cut to its own
+            length.
     """
     golden = read_golden(store, manifest)
     spec, output = manifest.signature.inputs[0], manifest.signature.outputs[0]
@@ -67,13 +67,13 @@ def golden_model(store: ModelStore, manifest: Manifest, first: int = 0) -> Serve
 
 
 def ask_for(model: ServedModel, form: Form, rows: Array, timeout_ms: int = 0) -> Ask:
-    """A request for some rows.
+    """Builds a request for some rows.
 
     Args:
-        model: what to ask.
-        form: how it travels.
+        model: target of the request.
+        form: protocol and body.
         rows: [rows, ...].
-        timeout_ms: what a REST caller says it waits; 0 to say nothing.
+        timeout_ms: timeout that a REST request states; 0 for none.
     """
     ask = infer(model, form, rows)
     if not timeout_ms or form is Form.GRPC:
@@ -82,34 +82,34 @@ def ask_for(model: ServedModel, form: Form, rows: Array, timeout_ms: int = 0) ->
 
 
 def check_answers(server: ServerProcess, model: ServedModel, artifact: str) -> dict[Form, int]:
-    """Asks for each golden row in every form.
+    """Sends each golden row in every form, and compares the outputs.
 
     Returns:
-        The bytes of a right answer, by form.
+        The size of a correct response in bytes, by form.
 
     Raises:
-        PeerError: a wrong answer, or none.
+        PeerError: a response is wrong or missing.
     """
     return check(Flambeau("flambeau", artifact), _launch(server), model)
 
 
 def first_answer(server: ServerProcess, model: ServedModel, artifact: str) -> None:
-    """Asks for one golden row over REST.
+    """Sends one golden row over REST.
 
     Raises:
-        PeerError: a wrong answer, or none.
+        PeerError: the response is wrong or missing.
     """
     if why := ask_once(Flambeau("flambeau", artifact), _launch(server), model):
         raise PeerError(f"the server said it was ready and does not answer: {why}")
 
 
 def served_artifact(manifest: Manifest, artifact: str) -> str:
-    """The artifact a server takes: the one asked for, or else the fastest."""
+    """Returns the artifact that a server selects: the requested one, or else the fastest."""
     return artifact or manifest.artifacts_by_speed()[0].name
 
 
 def http_request(ask: Ask) -> bytes:
-    """The whole HTTP request, head and body."""
+    """Returns the whole HTTP request, head and body."""
     headers: Mapping[str, str] = {"Host": "bench", **ask.headers}
     lines = [f"POST {ask.path} HTTP/1.1", *(f"{name}: {v}" for name, v in headers.items())]
     head = "\r\n".join([*lines, f"Content-Length: {len(ask.body)}", "", ""])

@@ -1,10 +1,10 @@
-"""The models that are measured: trained, proven and published once, by the recipes beside this.
+"""The measured models: trained, verified and published once, by the recipes in this folder.
 
     python -m bench.measured.models [--store var/bench_store]
 
 Publishes `tiny-mlp`, `cnn`, `encoder` and `text`, each with TorchScript, ONNX and ONNX int8, unless
-the newest version in the store comes from the same recipe. A peer takes the weights by
-`load_network`, or without anything of ours: `bench/measured/networks.py` is plain torch, and
+the newest version in the store comes from the same recipe. Peers load the weights with
+`load_network`, or without our code: `bench/measured/networks.py` is plain torch, and
 `<store>/<model>/<version>/checkpoint.safetensors` is the `state_dict` of its class.
 """
 
@@ -29,11 +29,11 @@ RUNS = ROOT / "var" / "bench_runs"
 
 
 def ensure_bench_models(store_url: str = str(STORE), only: str = "") -> None:
-    """Trains and publishes what the store lacks; minutes the first time, nothing after that.
+    """Trains and publishes missing models; takes minutes the first time, no time after that.
 
     Args:
-        store_url: of the bench store.
-        only: the one model to see to; empty for all.
+        store_url: URL of the bench store.
+        only: name of a single model to ensure; empty for all.
 
     Raises:
         TrainingError, StoreError: see `training.pipeline.run`.
@@ -51,14 +51,14 @@ def ensure_bench_models(store_url: str = str(STORE), only: str = "") -> None:
 
 
 def load_network(store_url: str, model: str) -> "nn.Module":
-    """The trained network of a model's newest version, in evaluation mode.
+    """Loads the trained network of a model's newest version, in evaluation mode.
 
     Args:
-        store_url: of the bench store.
-        model: its name there, such as `cnn`.
+        store_url: URL of the bench store.
+        model: name in the store, such as `cnn`.
 
     Raises:
-        ModelNotFoundError: nothing is published; call `ensure_bench_models` first.
+        ModelNotFoundError: no version is published; call `ensure_bench_models` first.
         StoreError: a file of the version is missing or damaged.
     """
     from safetensors.torch import load
@@ -97,7 +97,7 @@ def _read(store: ModelStore, manifest: Manifest, name: str) -> bytes:
 
 
 def main() -> None:
-    """Fills the store, and says what it holds."""
+    """Fills the store, and prints its contents."""
     parser = argparse.ArgumentParser(prog="python -m bench.measured.models", description=__doc__)
     parser.add_argument("--store", default=str(STORE), help="folder or s3://bucket/prefix")
     url = parser.parse_args().store

@@ -1,4 +1,4 @@
-"""The networks that are measured. Plain torch: nothing of ours is imported, so peers can load them.
+"""The measured networks. Plain torch: no import of ours, so that peers can load them.
 
 Shapes: N rows, T tokens, D features of a token, H heads, K = 10 classes. The batch comes first and
 may have any size.
@@ -10,19 +10,19 @@ from torch.nn import functional
 CLASSES = 10
 VOCABULARY = 1000
 MASKED = -1e4
-"""Added to the score of what may not be looked at: its softmax is 0 in FP32, and a row without any
-real token gives numbers and not NaN, as minus infinity would."""
+"""Added to the score of masked tokens: their softmax is 0 in FP32, and a row without any real token
+gives numbers instead of the NaN that minus infinity would give."""
 
 
 class TinyMlp(nn.Module):
-    """64 → 256 → 10: next to no work, so that what is measured is the server."""
+    """64 → 256 → 10: almost no work, so that the server is what is measured."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, CLASSES))
 
     def forward(self, features: Tensor) -> Tensor:
-        """FP32 [N, 64] to logits [N, K]."""
+        """Maps FP32 [N, 64] to logits [N, K]."""
         logits: Tensor = self.layers(features)
         return logits
 
@@ -49,7 +49,7 @@ class Cnn(nn.Module):
         self.head = nn.Linear(256, CLASSES)
 
     def forward(self, image: Tensor) -> Tensor:
-        """FP32 [N, 3, 64, 64] to logits [N, K]."""
+        """Maps FP32 [N, 3, 64, 64] to logits [N, K]."""
         logits: Tensor = self.head(self.features(image))
         return logits
 
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(384, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """INT64 [N, 64], each below 1000, to logits [N, K]."""
+        """Maps INT64 [N, 64], each below 1000, to logits [N, K]."""
         logits: Tensor = self.head(self.body(tokens).mean(dim=1))
         return logits
 
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
 class TextEncoder(nn.Module):
     """A small sentence classifier, one layer, D = 32, for 1 to 128 tokens.
 
-    Small, so that a batch is worth forming: a wider one gains nothing from company on one thread.
+    Small enough that batching pays: a wider network gains nothing from batches on one thread.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class TextEncoder(nn.Module):
         self.head = nn.Linear(32, CLASSES)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """INT64 [N, T] and BOOL [N, T], True for real tokens, to logits [N, K]."""
+        """Maps INT64 [N, T] and BOOL [N, T], True for real tokens, to logits [N, K]."""
         real = mask.to(self.head.weight.dtype)  # [N, T]
         bias = (1 - real)[:, None, None, :] * MASKED  # [N, 1, 1, T]
         features = self.body(tokens, bias) * real[:, :, None]  # [N, T, D]
@@ -93,10 +93,10 @@ class TokenEncoder(nn.Module):
     """Embeddings and pre-norm transformer layers.
 
     Args:
-        layers: how many.
+        layers: number of layers.
         width: features of a token, D.
         heads: heads of each attention, H.
-        longest: the most tokens that have a position.
+        longest: number of positions, the longest input in tokens.
     """
 
     def __init__(self, layers: int, width: int, heads: int, longest: int) -> None:
@@ -107,7 +107,7 @@ class TokenEncoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Tokens [N, T] and what is added to attention scores [N, 1, 1, T] to [N, T, D]."""
+        """Maps tokens [N, T] and an attention bias [N, 1, 1, T] to features [N, T, D]."""
         features = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         for layer in self.layers:
             features = layer(features, bias)
@@ -141,7 +141,7 @@ class _Layer(nn.Module):
 def _convolution(channels_in: int, channels_out: int, stride: int = 1) -> tuple[nn.Module, ...]:
     return (
         nn.Conv2d(channels_in, channels_out, 3, stride=stride, padding=1, bias=False),
-        # The running averages follow fast: a training of few steps ends with the right ones.
+        # The running averages follow fast: they are accurate after a training of few steps.
         nn.BatchNorm2d(channels_out, momentum=0.3),
         nn.ReLU(),
     )

@@ -1,8 +1,8 @@
-"""The limit: the artifact in a loop, one thread, nothing around it.
+"""The upper limit: the artifact in a loop on one thread, without a server.
 
-Run as a process of its own (`python -m bench.measured.raw_model STORE MODEL VERSION ARTIFACT`),
-pinned to the server's core. For each line of its input, a batch size and seconds, it prints samples
-a second.
+Runs as a process of its own (`python -m bench.measured.raw_model STORE MODEL VERSION ARTIFACT`),
+pinned to the server's core. For each input line, a batch size and seconds, it prints samples a
+second.
 """
 
 import argparse
@@ -34,14 +34,14 @@ def raw_rates(
     seconds: float,
     sizes: Sequence[int] = BATCH_SIZES,
 ) -> dict[int, float]:
-    """Samples a second by batch size, measured by a process on the server's core.
+    """Returns samples a second by batch size, measured by a process on the server's core.
 
     Args:
-        store: where the version lies.
-        manifest: of the version.
-        artifact: the name of one of its artifacts.
-        seconds: for each batch size.
-        sizes: those above the model's largest batch are left out.
+        store: model store of the version.
+        manifest: manifest of the version.
+        artifact: name of one of its artifacts.
+        seconds: duration for each batch size.
+        sizes: batch sizes; those above the model's largest batch are left out.
     """
     largest = manifest.signature.max_batch_size
     with raw_model(store, manifest, artifact) as rate:
@@ -52,15 +52,15 @@ def raw_rates(
 def raw_model(
     store: ModelStore, manifest: Manifest, artifact: str
 ) -> Iterator[Callable[[int, float], float]]:
-    """The same process for as long as the block lasts; it sleeps when it is not asked.
+    """Keeps that process running for as long as the block lasts; it sleeps between measurements.
 
     Args:
-        store: where the version lies.
-        manifest: of the version.
-        artifact: the name of one of its artifacts.
+        store: model store of the version.
+        manifest: manifest of the version.
+        artifact: name of one of its artifacts.
 
     Yields:
-        From a batch size and seconds to samples a second.
+        A function from a batch size and seconds to samples a second.
     """
     argv = [sys.executable, "-m", "bench.measured.raw_model", store.url, manifest.model]
     argv += [str(manifest.version), artifact]
@@ -83,14 +83,14 @@ def raw_model(
 
 
 def open_artifact(store: ModelStore, manifest: Manifest, name: str) -> Backend:
-    """Opens an artifact as the server would: one thread, on the CPU."""
+    """Opens an artifact as the server does: one thread, on the CPU."""
     artifact = next(a for a in manifest.artifacts if a.name == name)
     data = store.read_file(manifest, artifact.file)
     return open_backend(artifact, data, manifest.signature, BackendOptions())
 
 
 def runs_per_second(backend: Backend, batches: Sequence[Mapping[str, Array]], s: float) -> float:
-    """Runs the batches round and round, whole rounds only; each counts as one run."""
+    """Runs the batches in whole rounds; returns batches a second."""
     for batch in batches:
         backend.run(batch)
     runs, started = 0, time.perf_counter()

@@ -1,8 +1,8 @@
-"""Copies of a version: as the next one of its model, whole or with a smaller largest batch.
+"""Copies of a version: as the next version of its model, unchanged or with a smaller largest batch.
 
-Run as a process of its own (`python -m bench.measured.version_copy STORE`), it publishes a copy of
-a model's newest version and moves `production` to it for every line with a model's name on standard
-input, and prints when, as one line of JSON; an empty one says that it is ready.
+Runs as a process of its own (`python -m bench.measured.version_copy STORE`). For every line with a
+model's name on standard input it publishes a copy of the newest version, moves `production` to it
+and prints the times as one line of JSON. Its first line, an empty object, means that it is ready.
 """
 
 import json
@@ -18,19 +18,19 @@ from model_store.manifest import Draft, Manifest
 from model_store.store import ModelStore
 
 LEAST_URGENT = 19
-"""Of `nice`: copying files must not slow down the client that measures."""
+"""`nice` value: copying files must not slow down the measuring client."""
 
 
 def copy_changed(
     source: ModelStore, manifest: Manifest, target: ModelStore, max_batch_size: int = 0
 ) -> Manifest:
-    """Publishes a version again and points `production` at it.
+    """Publishes a version again and points `production` at the copy.
 
     Args:
-        source: where the version lies.
-        manifest: of the version.
-        target: where the copy goes; may be the same.
-        max_batch_size: the copy's own; 0 to keep it.
+        source: model store of the version.
+        manifest: manifest of the version.
+        target: model store of the copy; may be the same.
+        max_batch_size: largest batch of the copy; 0 to keep the original's.
     """
     changed = manifest.signature
     if max_batch_size:
@@ -41,14 +41,14 @@ def copy_changed(
 def publish_copy(
     source: ModelStore, manifest: Manifest, target: ModelStore, model: str, **changes: Any
 ) -> Manifest:
-    """Publishes a version again, perhaps as another model, and points `production` at it.
+    """Publishes a version again, optionally as another model, and points `production` at it.
 
     Args:
-        source: where the version lies.
-        manifest: of the version.
-        target: where the copy goes; may be the same.
-        model: the copy's name.
-        changes: replace fields of the draft.
+        source: model store of the version.
+        manifest: manifest of the version.
+        target: model store of the copy; may be the same.
+        model: name of the copy.
+        changes: replacements for fields of the draft.
     """
     fields = {name: getattr(manifest, name) for name in Draft.model_fields}
     fields |= {"model": model, **changes}
@@ -61,7 +61,7 @@ def publish_copy(
 
 
 def main() -> None:
-    """Publishes whenever told to; ends with its input."""
+    """Publishes a copy for each input line; ends at end of input."""
     os.nice(LEAST_URGENT)
     store = ModelStore(sys.argv[1])
     print("{}", flush=True)

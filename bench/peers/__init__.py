@@ -1,1 +1,1 @@
-"""What `make bench-peers` runs: other people's servers and ours, the same weights, one client."""
+"""Code of `make bench-peers`: other projects' servers and ours, the same weights, one client."""

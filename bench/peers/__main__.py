@@ -1,7 +1,7 @@
-"""`make bench-peers`: other people's servers and ours, the same weights, one run.
+"""`make bench-peers`: other projects' servers and ours, the same weights, one run.
 
 Writes `bench/results/peers.json`, `bench/results/peers.svg` and the tables between the marks in
-`docs/performance.md`. Interrupted, it ends every process it started; environments are reused.
+`docs/performance.md`. On an interrupt it ends every process it started; environments are reused.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from bench.servers.pinning import CLIENT_CORE, pinned_to
 
 
 def main() -> int:
-    """Installs, measures, writes; 1 if a peer that was asked for could not be measured."""
+    """Installs, measures, writes; returns 1 if a requested peer could not be measured."""
     end_with_exception()
     ours: list[Peer] = [Flambeau("flambeau", ""), Flambeau("flambeau-fp32", "onnx")]
     others: list[Peer] = [
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _install(peers: Sequence[Peer]) -> tuple[dict[str, str], dict[str, str]]:
-    """Versions of those that could be installed, and why the others could not."""
+    """Installs peers; returns versions of the installed ones, and the errors of the others."""
     versions, failures = {}, {}
     for peer in peers:
         try:

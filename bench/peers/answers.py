@@ -1,6 +1,6 @@
-"""Whether a server answers as torch does: nobody is measured who does not.
+"""Compares a server's responses with torch: only servers with equal outputs are measured.
 
-In: a started server and a model's rows. Out: nothing, or an error that shows both answers.
+In: a started server and a model's rows. Out: nothing, or an error that shows both outputs.
 """
 
 import http.client
@@ -13,21 +13,21 @@ from bench.peers.served_model import ServedModel
 
 TIMEOUT_S = 30
 SAME_NETWORK = 1e-3
-"""Largest difference from torch's answer, as a share of that answer's spread."""
+"""Largest difference from torch's output, as a share of that output's spread."""
 QUANTISED = 0.1
-"""The same for an artifact of lower precision, which passed its own gate when it was published."""
+"""The same for an artifact of lower precision, which was verified when it was published."""
 
 
 class WrongAnswerError(PeerError):
-    """A server that answers, but not what torch answers."""
+    """A server whose output differs from torch's."""
 
 
 def check(peer: Peer, launch: Launch, model: ServedModel) -> dict[Form, int]:
-    """Asks for each row in every form the peer speaks; returns the bytes of each answer.
+    """Sends each row in every form of the peer; returns the size of each response in bytes.
 
     Raises:
-        WrongAnswerError: it answers something else than torch.
-        PeerError: it does not answer.
+        WrongAnswerError: an output differs from torch's.
+        PeerError: the server does not respond.
     """
     lengths: dict[Form, int] = {}
     for form in peer.forms:
@@ -39,10 +39,10 @@ def check(peer: Peer, launch: Launch, model: ServedModel) -> dict[Form, int]:
 
 
 def ask_once(peer: Peer, launch: Launch, model: ServedModel) -> str:
-    """Asks for one row; returns why there is no answer yet, nothing if it is right.
+    """Sends one row; returns the reason for a missing response, or nothing if the output is right.
 
     Raises:
-        WrongAnswerError: somebody answers something else than torch.
+        WrongAnswerError: the output differs from torch's.
     """
     ask = peer.request(model, Form.JSON, model.rows[:1])
     try:
@@ -54,15 +54,15 @@ def ask_once(peer: Peer, launch: Launch, model: ServedModel) -> str:
 
 
 def compare(got: Floats, expected: Floats, tolerance: float) -> None:
-    """Compares an answer with torch's.
+    """Compares an output with torch's.
 
     Args:
-        got: what the server answered, [rows, classes].
-        expected: what torch answers, [rows, classes].
-        tolerance: largest difference, as a share of the spread of what is expected.
+        got: output of the server, [rows, classes].
+        expected: output of torch, [rows, classes].
+        tolerance: largest difference, as a share of the spread of the expected output.
 
     Raises:
-        WrongAnswerError: another shape, or a difference beyond the tolerance.
+        WrongAnswerError: the shape differs, or a difference exceeds the tolerance.
     """
     if got.shape != expected.shape:
         raise WrongAnswerError(f"it answered {got.shape} where torch gives {expected.shape}")
@@ -75,7 +75,7 @@ def compare(got: Floats, expected: Floats, tolerance: float) -> None:
 
 
 def _answer(launch: Launch, form: Form, ask: Ask) -> tuple[Floats, int]:
-    """The output, and the bytes it came in; a gRPC message with its prefix of 5."""
+    """Returns the output, and the response size in bytes; a gRPC message includes its prefix of 5."""
     if form is Form.GRPC:
         with grpc.insecure_channel(launch.grpc) as channel:
             try:

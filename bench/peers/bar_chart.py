@@ -1,7 +1,7 @@
 """Horizontal bars as SVG, several panels on one sheet. Pure: figures in, text out.
 
-A panel has one scale, linear, or logarithmic if its values lie far apart; its groups are sorted,
-the longest bar first, and each bar carries its value.
+A panel has one scale: linear, or logarithmic if its values lie far apart. Its groups are sorted,
+the longest bar first, and each bar shows its value.
 """
 
 import math
@@ -16,7 +16,7 @@ BAR, BAR_GAP, GROUP_GAP = 11, 2, 9
 HEAD, FOOT, MARGIN = 62, 34, 20
 SHEET_HEAD = 84
 FAR_APART = 30
-"""Largest over smallest value from which on a linear scale would hide the small ones."""
+"""Ratio of largest to smallest value from which a linear scale would hide the small ones."""
 INK, FAINT, GRID, BAND = "#1f2933", "#616e7c", "#e4e7eb", "#fff3d6"
 
 
@@ -27,7 +27,7 @@ class Group:
     label: str
     highlighted: bool
     bars: Mapping[str, float]
-    """By series; positive."""
+    """Bar lengths by series; positive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +36,27 @@ class Panel:
 
     title: str
     note: str
-    """The unit, and which way is better."""
+    """The unit, and the better direction."""
     groups: Sequence[Group]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values to pixels from the left end of the bars."""
+    """Maps values to pixels from the left end of the bars."""
 
     low: float
     high: float
     logarithmic: bool
 
     def pixels(self, value: float) -> float:
-        """Where a value lies."""
+        """Returns the position of a value."""
         room = PANEL_WIDTH - LABEL_WIDTH - VALUE_WIDTH - MARGIN
         if self.logarithmic:
             return room * math.log(value / self.low) / math.log(self.high / self.low)
         return room * value / self.high
 
     def ticks(self) -> list[float]:
-        """Round values to draw a line at."""
+        """Returns round values for grid lines."""
         if self.logarithmic:
             first, last = round(math.log10(self.low)), math.floor(math.log10(self.high))
             return [10.0**power for power in range(first, last + 1)]
@@ -66,12 +66,12 @@ class Scale:
 
 
 def draw(title: str, subtitle: str, colours: Mapping[str, str], panels: Sequence[Panel]) -> str:
-    """The sheet: panels two by two under a title and a legend.
+    """Draws the sheet: panels two by two under a title and a legend.
 
     Args:
-        title: of the sheet.
-        subtitle: one line under it.
-        colours: of each series, in the order of the bars in a group.
+        title: title of the sheet.
+        subtitle: one line under the title.
+        colours: colour of each series, in the order of the bars in a group.
         panels: at least one, each with at least one bar.
     """
     pairs = [panels[i : i + 2] for i in range(0, len(panels), 2)]
@@ -92,7 +92,7 @@ def draw(title: str, subtitle: str, colours: Mapping[str, str], panels: Sequence
 
 
 def scale_for(values: Sequence[float]) -> Scale:
-    """A scale on which the smallest value is still a bar."""
+    """Returns a scale on which the smallest value is still a visible bar."""
     least, most = min(values), max(values)
     if most / least < FAR_APART:
         return Scale(0, most, False)
@@ -100,7 +100,7 @@ def scale_for(values: Sequence[float]) -> Scale:
 
 
 def short(value: float) -> str:
-    """Three digits of a small number, all of a large one's whole part."""
+    """Formats a small number with three digits, a large one as its whole part."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,7 +1,7 @@
-"""One virtual environment a peer, under `var/peers/NAME/venv`, made from PyPI once and reused.
+"""One virtual environment for each peer, under `var/peers/NAME/venv`, made from PyPI and reused.
 
-What it was made from is written last, beside it: an environment without that note, or with
-another one, was interrupted or is out of date, and is made again.
+The list of its requirements is written last, beside it: an environment without that note, or with
+a different one, was interrupted or is out of date, and is made again.
 """
 
 import os
@@ -16,7 +16,7 @@ from bench.peers.peer import PeerError
 from deploy.lock import TORCH
 
 FOLDER = Path(__file__).parents[2] / "var" / "peers"
-"""Installed first and by this exact pin, so that a CPU build at hand is taken."""
+"""Installed first and with this exact pin, so that an available CPU build is used."""
 ALL_NEED = ("numpy", "safetensors")
 INSTALL_TIMEOUT_S = 1800
 
@@ -25,8 +25,8 @@ class Environment:
     """The virtual environment of one peer.
 
     Args:
-        name: of the peer; names the folder.
-        requirements: what pip installs beside torch; the first is the peer itself.
+        name: name of the peer and of its folder.
+        requirements: packages that pip installs besides torch; the first is the peer itself.
     """
 
     def __init__(self, name: str, requirements: Sequence[str]) -> None:
@@ -36,17 +36,17 @@ class Environment:
 
     @property
     def python(self) -> str:
-        """Its interpreter."""
+        """Path of its interpreter."""
         return str(self.venv / "bin" / "python")
 
     @property
     def site_packages(self) -> Path:
-        """Where its packages lie."""
+        """Path of its packages."""
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         return self.venv / "lib" / version / "site-packages"
 
     def script(self, name: str) -> str:
-        """A program a package installed."""
+        """Returns the path of a program that a package installed."""
         return str(self.venv / "bin" / name)
 
     @property
@@ -55,10 +55,10 @@ class Environment:
         return f"{self.venv / 'bin'}:{os.environ['PATH']}"
 
     def install(self) -> str:
-        """Makes it unless it is there; returns the version of the peer.
+        """Creates the environment if it is missing; returns the version of the peer.
 
         Raises:
-            PeerError: pip failed; with its last lines.
+            PeerError: pip failed; the message holds its last lines.
         """
         made_from = "\n".join((sys.version, TORCH, *self._requirements))
         note = self.folder / "installed.txt"

@@ -1,7 +1,7 @@
-"""What was measured, and its medians over the rounds. Pure.
+"""Figures of the peers, and their medians over the rounds. Pure.
 
 A *figure* belongs to one server, model, form and number of clients; a *start* to one server and
-model. Each holds one value a round.
+model. Each holds one value for each round.
 """
 
 from collections import defaultdict
@@ -24,9 +24,9 @@ class Figure:
     p50_ms: float
     p99_ms: float
     cpu_us: float
-    """User and system time of all the server's processes, over the requests they answered."""
+    """User and system time of all processes of the server for each answered request."""
     errors: int
-    """Requests that failed; of several measurements, all of them."""
+    """Failed requests; their sum for several measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class Start:
     cold_start_s: float
     """From the start of the process to the first right answer."""
     resident_mib: float
-    """PSS of all the server's processes after the load."""
+    """PSS of all processes of the server after the load."""
 
 
 def median_figures(figures: Iterable[Figure]) -> list[Figure]:
-    """One for each (server, model, form, clients), in the order they first came."""
+    """Returns one figure for each (server, model, form, clients), in order of first appearance."""
     groups: dict[tuple[str, str, Form, int], list[Figure]] = defaultdict(list)
     for figure in figures:
         groups[figure.server, figure.model, figure.form, figure.clients].append(figure)
@@ -63,7 +63,7 @@ def median_figures(figures: Iterable[Figure]) -> list[Figure]:
 
 
 def median_starts(starts: Sequence[Start]) -> list[Start]:
-    """One for each (server, model), in the order they first came."""
+    """Returns one start for each (server, model), in order of first appearance."""
     groups: dict[tuple[str, str], list[Start]] = defaultdict(list)
     for start in starts:
         groups[start.server, start.model].append(start)

@@ -1,4 +1,4 @@
-"""flambeau itself, from this checkout; it gathers no batch by waiting."""
+"""flambeau itself, from this checkout; it forms batches without waiting."""
 
 import sys
 from pathlib import Path
@@ -17,8 +17,8 @@ class Flambeau(Peer):
     """`flambeau serve`.
 
     Args:
-        name: in the tables.
-        artifact: which to serve; empty: the fastest proven one.
+        name: name in the tables.
+        artifact: name of the served artifact; empty for the fastest verified one.
     """
 
     forms = open_inference.FORMS

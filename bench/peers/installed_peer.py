@@ -1,4 +1,4 @@
-"""What the peers have in common that are a Python package and a small service file of ours."""
+"""Base of peers that consist of a Python package and a small service file of ours."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from bench.peers.services import FOLDER as SERVICES
 
 
 class InstalledPeer(Peer):
-    """A peer that is ready once its environment is.
+    """A peer that is ready once its environment is installed.
 
     Args:
-        requirements: as `Environment` takes them.
+        requirements: packages, see `Environment`.
     """
 
     service: str
-    """The file of `bench/peers/services` that it runs."""
+    """File in `bench/peers/services` that it runs."""
 
     def __init__(self, requirements: Sequence[str]) -> None:
         self._environment = Environment(self.name, requirements)
@@ -27,7 +27,7 @@ class InstalledPeer(Peer):
         return self._environment.install()
 
     def folder_of(self, model: ServedModel) -> Path:
-        """A folder with the model and the service, to start in."""
+        """Creates a working folder with the model and the service."""
         folder = self._environment.folder / model.name
         model.write_to(folder)
         shutil.copy(SERVICES / self.service, folder)

@@ -10,7 +10,7 @@ BOUNDARY = "flambeau-bench-row"
 
 
 class LitServe(InstalledPeer):
-    """One worker. Its only body beside JSON is a form, as a browser sends files."""
+    """One worker. Its only body besides JSON is a form, as browsers use for file uploads."""
 
     name = "litserve"
     service = "litserve_service.py"

@@ -1,7 +1,7 @@
-"""The outside clients: `wrk` for REST, `h2load` for gRPC, each a process on the client's core.
+"""External clients: `wrk` for REST, `h2load` for gRPC, each a process on the client's core.
 
-In: canned requests. Out: how many were answered, how fast, how many failed. Both are closed
-loops: each client sends its next request when the last is answered.
+In: canned requests. Out: the number of responses, their rate and the failures. Both are closed
+loops: each client sends its next request after the response to the last one.
 """
 
 import json
@@ -20,19 +20,19 @@ from bench.servers.pinning import CLIENT_CORE, pinned_to
 
 SCRIPT = Path(__file__).with_name("wrk_request.lua")
 MOST_CONNECTIONS = 8
-"""Of h2load; more clients share them as streams, as gRPC channels do."""
+"""Connections of h2load; more clients share them as streams, as gRPC channels do."""
 SLOWEST_ANSWER_S = 30
 GRPC_HEADERS = ("content-type: application/grpc", "te: trailers")
 PREFIX_BYTES = 5
-"""Before each gRPC message: a flag and its length."""
+"""Prefix of each gRPC message: a flag and its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a client saw."""
+    """Figures seen by a client."""
 
     answered: int
-    """Requests with a right status."""
+    """Requests with a success status."""
     failed: int
     duration_s: float
     p50_ms: float
@@ -40,14 +40,14 @@ class Load:
 
 
 class NothingAnsweredError(PeerError):
-    """No request got a right answer while the load lasted."""
+    """No request got a correct response during the load."""
 
 
 def clients_at_hand() -> None:
     """Checks that both programs are installed.
 
     Raises:
-        PeerError: naming the Debian package of the one that is not.
+        PeerError: a program is missing; the message names its Debian package.
     """
     for program, package in (("wrk", "wrk"), ("h2load", "nghttp2-client")):
         if shutil.which(program) is None:
@@ -55,10 +55,10 @@ def clients_at_hand() -> None:
 
 
 def load_rest(address: str, asks: Sequence[Ask], clients: int, seconds: int) -> Load:
-    """Asks over `clients` connections, one request at a time on each, round and round.
+    """Sends requests in rotation over `clients` connections, one request at a time on each.
 
     Raises:
-        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+        PeerError: wrk printed no figures; `NothingAnsweredError` if no request was answered.
     """
     with tempfile.NamedTemporaryFile(prefix="wrk-") as file:
         for ask in asks:
@@ -71,25 +71,25 @@ def load_rest(address: str, asks: Sequence[Ask], clients: int, seconds: int) -> 
 
 
 def http_request(address: str, ask: Ask) -> bytes:
-    """One whole POST."""
+    """Returns one whole POST request."""
     headers = {"Host": address, **ask.headers, "Content-Length": str(len(ask.body))}
     lines = [f"POST {ask.path} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items())]
     return "\r\n".join((*lines, "", "")).encode() + ask.body
 
 
 def load_grpc(address: str, ask: Ask, clients: int, seconds: int, answer_bytes: int) -> Load:
-    """Asks over at most `MOST_CONNECTIONS` connections, `clients` calls at a time in all.
+    """Calls over at most `MOST_CONNECTIONS` connections, with `clients` concurrent calls in all.
 
     Args:
         address: host:port.
-        ask: the call.
-        clients: calls in flight; divisible by `MOST_CONNECTIONS` if there are more of them.
-        seconds: how long.
-        answer_bytes: of a right answer, its prefix included. A failed call ends with HTTP status
-            200 and no message, so that only the missing bytes tell.
+        ask: call to repeat.
+        clients: calls in flight; divisible by `MOST_CONNECTIONS` if larger than it.
+        seconds: duration.
+        answer_bytes: size of a correct response, its prefix included. A failed call ends with HTTP
+            status 200 and no message, so that only the missing bytes reveal it.
 
     Raises:
-        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+        PeerError: h2load printed no figures; `NothingAnsweredError` if no request was answered.
     """
     connections = min(clients, MOST_CONNECTIONS)
     with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
@@ -103,15 +103,15 @@ def load_grpc(address: str, ask: Ask, clients: int, seconds: int, answer_bytes: 
 
 
 def grpc_message(ask: Ask) -> bytes:
-    """The message of a call behind its prefix, which says that it is plain, and its length."""
+    """Returns a call's message with its prefix: an uncompressed flag, and the length."""
     return b"\0" + len(ask.body).to_bytes(PREFIX_BYTES - 1, "big") + ask.body
 
 
 def parse_wrk(output: str) -> Load:
-    """Reads the line our script prints.
+    """Parses the line that our script prints.
 
     Raises:
-        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+        PeerError: the line has no figures; `NothingAnsweredError` if no request was answered.
     """
     line = next((x for x in output.splitlines() if x.startswith("figures ")), None)
     if line is None:
@@ -130,17 +130,17 @@ def parse_wrk(output: str) -> Load:
 
 
 def parse_h2load(summary: str, log: str, answer_bytes: int, seconds: int) -> Load:
-    """Reads h2load's summary, and its log: start (µs), HTTP status, duration (µs) a request.
+    """Parses h2load's summary and log; log columns: start (µs), HTTP status, duration (µs).
 
     Raises:
-        PeerError: it printed no figures; `NothingAnsweredError` if none was answered.
+        PeerError: they hold no figures; `NothingAnsweredError` if no request was answered.
     """
     counts = re.search(r"^requests: .*?(\d+) succeeded, (\d+) failed", summary, re.MULTILINE)
     data = re.search(r"^traffic: .*\((\d+)\) data$", summary, re.MULTILINE)
     if not counts or not data:
         raise PeerError(f"h2load printed no figures: {_last_words(summary)}")
     succeeded, failed = int(counts[1]), int(counts[2])
-    # Numbers in text differ a little in length from answer to answer: hence the rounding.
+    # Numbers in text vary a little in length between responses: hence the rounding.
     with_message = round(int(data[1]) / answer_bytes)
     without = succeeded - with_message if with_message < 0.99 * succeeded else 0
     rows = [line.split("\t") for line in log.splitlines()]

@@ -8,7 +8,7 @@ from bench.peers.served_model import ServedModel
 
 
 class Mosec(InstalledPeer):
-    """One worker; a body of bytes is read by the user's `deserialize`."""
+    """One worker; the user's `deserialize` reads a body of bytes."""
 
     name = "mosec"
     service = "mosec_service.py"

@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol v2, which ours, Triton and MLServer speak.
+"""Requests and responses of the Open Inference Protocol v2 for our server, Triton and MLServer.
 
 Its three bodies: JSON; JSON followed by the tensors' bytes (Triton's binary tensor data
 extension, HTTP only); and the gRPC message with raw contents.
@@ -25,7 +25,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 def infer(model: ServedModel, form: Form, rows: Array) -> Ask:
-    """Asks for the one output of some rows."""
+    """Requests the single output for some rows."""
     match form:
         case Form.JSON:
             return _json(model, rows)

@@ -1,9 +1,9 @@
-"""What a server is to this benchmark: something to install, to start and to ask.
+"""Interface of a measured server: installs it, starts it and builds requests for it.
 
-One small file a peer implements `Peer`; everything else here treats all servers alike, ours
+Each peer implements `Peer` in one small file; all other code treats all servers alike, ours
 included. A peer gets one model at a time, in a folder of its own, and serves it with one worker,
-one torch thread, batches of at most `MAX_BATCH` rows and `WAIT_MS` to gather them, as far as it
-has these settings; `asked` says in words what it was given.
+one torch thread, batches of at most `MAX_BATCH` rows and `WAIT_MS` to form them, as far as it has
+these settings; `asked` describes its configuration.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 
 
 class Form(StrEnum):
-    """How a request travels."""
+    """Protocol and body of a request."""
 
     JSON = "REST JSON"
     BINARY = "REST binary"
@@ -34,66 +34,66 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A server about to be started."""
+    """Configuration of a server start."""
 
     argv: tuple[str, ...]
     folder: Path
-    """Where it runs, and where its log goes."""
+    """Working folder of the server and its log."""
     http: str
     """host:port."""
     grpc: str = ""
-    """host:port; empty: it speaks none."""
+    """host:port; empty for a server without gRPC."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Beyond what every server gets."""
+    """Variables in addition to those of every server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request, the same bytes each time, and how to read what comes back."""
+    """One request with constant bytes, and the parser of its response."""
 
     path: str
-    """Of the URL; the full name of the method for gRPC."""
+    """Path of the URL; the full method name for gRPC."""
     body: bytes
-    """Of the HTTP request; the message, without its gRPC prefix."""
+    """Body of the HTTP request; for gRPC the message without its prefix."""
     read: Callable[[Mapping[str, str], bytes], Floats]
-    """Answer's headers (names in lower case) and body to the output, [rows, ...]."""
+    """Maps the response's headers (names in lower case) and body to the output, [rows, ...]."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Peer(ABC):
-    """A server to be measured."""
+    """A server to measure."""
 
     name: str
-    """As `--peers` takes it and the tables show it."""
+    """Name for `--peers` and in the tables."""
     asked: str
-    """What it was given to do, in words, for the report."""
+    """Description of its configuration, for the report."""
     forms: Mapping[Form, str]
-    """How it can be asked, and what the body is."""
+    """Supported forms, each with a description of the body."""
     warm_up_s: int = 3
-    """Load before anything is measured, once a start and form; more for who compiles meanwhile."""
+    """Duration of the warm-up load of each start and form; longer for servers that compile meanwhile."""
     exact: bool = True
-    """Whether it runs the FP32 weights; False: what it serves was quantised and may differ."""
+    """True if it runs the FP32 weights; False if it serves a quantised model, which may differ."""
 
     @abstractmethod
     def install(self) -> str:
-        """Makes it ready to start; returns its version.
+        """Installs the peer; returns its version.
 
         Raises:
-            PeerError: it cannot be installed here.
+            PeerError: the installation failed.
         """
 
     @abstractmethod
     def start(self, model: ServedModel) -> Launch:
-        """Writes what it needs to serve one model, and says how to start it.
+        """Writes the files that serve one model, and returns the start configuration.
 
         Raises:
-            PeerError: it cannot serve this model.
+            PeerError: the peer cannot serve this model.
         """
 
     @abstractmethod
     def request(self, model: ServedModel, form: Form, rows: Array) -> Ask:
-        """Asks for the outputs of some rows; `form` is one of `forms`."""
+        """Builds a request for the outputs of some rows; `form` is one of `forms`."""
 
 
 class PeerError(Exception):
-    """A server that cannot be measured; the message says why. The others go on."""
+    """A server that cannot be measured; the message states the reason. Other servers are measured."""

@@ -1,4 +1,4 @@
-"""The JSON body of peers without a protocol of their own: `{"features": [...]}`, one row."""
+"""JSON body of peers without a protocol of their own: `{"features": [...]}`, one row."""
 
 import json
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ BYTES_HEADERS = {"Content-Type": "application/octet-stream"}
 
 
 def nested(rows: Array) -> list[Any]:
-    """The numbers as a client would write them: four decimals are what the rows have."""
+    """Returns the numbers as a client would write them, with the four decimals that the rows have."""
     if rows.dtype.kind != "f":
         return list(rows.tolist())
     return list(np.asarray(rows, np.float64).round(4).tolist())
 
 
 def body_of_row(model: ServedModel, row: Array) -> bytes:
-    """`{"features": [...]}`."""
+    """Returns `{"features": [...]}`."""
     return json.dumps({model.input: nested(row)}).encode()
 
 
 def read_row(headers: Mapping[str, str], body: bytes) -> Floats:
-    """An answer `[...]` or `{"logits": [...]}` as [1, classes]."""
+    """Parses a response `[...]` or `{"logits": [...]}` to [1, classes]."""
     answer = json.loads(body)
     numbers = next(iter(answer.values())) if isinstance(answer, dict) else answer
     return np.array(numbers, np.float32).reshape(1, -1)

@@ -1,8 +1,8 @@
-"""A server with all its processes: CPU time, memory, and an end that leaves none behind.
+"""A server with all its processes: CPU time, memory, and a shutdown that leaves none behind.
 
-Figures come from /proc, see proc(5). A process belongs to the tree of the one we started if it
-descends from it or lives in its session: servers start workers that start workers, and some lose
-their parent on the way.
+Figures come from /proc, see proc(5). A process belongs to the tree of the started one if it is
+its descendant or belongs to its session: servers start workers that start workers, and some of
+these lose their parent.
 """
 
 import os
@@ -17,21 +17,21 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What /proc/PID/stat says; times in clock ticks."""
+    """Fields of /proc/PID/stat; times in clock ticks."""
 
     pid: int
     parent: int
     session: int
     ticks: int
-    """User and system time of the process and of its children that have ended."""
+    """User and system time of the process and of its ended children."""
     started: int
-    """Since boot; with the pid, it tells a process from a later one of the same pid."""
+    """Clock ticks since boot; with the pid, identifies a process even if the pid is reused."""
     ended: bool
-    """A zombie: it waits for its parent to take notice."""
+    """True for a zombie: its parent has not reaped it yet."""
 
 
 def parse_stat(text: str) -> ProcessState:
-    """Reads one line of /proc/PID/stat; the name in parentheses may hold spaces and more."""
+    """Parses one line of /proc/PID/stat; the name in parentheses may hold spaces and parentheses."""
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(")")[2].split()
     return ProcessState(
@@ -45,7 +45,7 @@ def parse_stat(text: str) -> ProcessState:
 
 
 def tree_of(root: int) -> list[ProcessState]:
-    """The process, if it is alive, its descendants, and whoever lives in its session."""
+    """Returns the process, if it is alive, its descendants, and the members of its session."""
     states = {state.pid: state for state in _all_processes()}
     members = {pid for pid, state in states.items() if root in (pid, state.session)}
     while True:
@@ -56,12 +56,12 @@ def tree_of(root: int) -> list[ProcessState]:
 
 
 def cpu_seconds(root: int) -> float:
-    """User and system time of the whole tree so far, ended children included."""
+    """Returns user and system time of the whole tree so far, ended children included."""
     return sum(state.ticks for state in tree_of(root)) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mebibytes(root: int) -> float:
-    """Memory in RAM of the whole tree: PSS, so that a page shared by n processes counts once."""
+    """Returns the tree's memory in RAM: PSS, so that a page shared by n processes counts once."""
     total = 0
     for state in tree_of(root):
         try:
@@ -74,7 +74,7 @@ def resident_mebibytes(root: int) -> float:
 
 
 def end_tree(root: int, patience_s: float = 10.0) -> None:
-    """Asks the process to end, then kills what is left of its tree; returns when all are gone."""
+    """Terminates the process, then kills the rest of its tree; returns after all have ended."""
     members = {(state.pid, state.started) for state in tree_of(root)}
     if any(pid == root for pid, _ in members):
         _signal(root, signal.SIGTERM)
@@ -95,7 +95,7 @@ def _all_processes() -> Iterator[ProcessState]:
 
 
 def _alive(root: int, members: set[tuple[int, int]]) -> list[int]:
-    """Who of the members, and of those that joined since, still runs."""
+    """Returns the pids of members, including processes that joined since, that still run."""
     now = {(s.pid, s.started): s for s in _all_processes()}
     members |= {(s.pid, s.started) for s in tree_of(root)}
     return [pid for pid, started in members if (s := now.get((pid, started))) and not s.ended]

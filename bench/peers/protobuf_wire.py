@@ -1,6 +1,6 @@
-"""Just enough of protobuf's wire format for TorchServe's two messages.
+"""Minimal protobuf wire format for the two messages of TorchServe.
 
-Only length-delimited fields below number 16, see
+Supports only length-delimited fields below number 16, see
 https://protobuf.dev/programming-guides/encoding/.
 """
 
@@ -8,15 +8,15 @@ LENGTH_DELIMITED = 2
 
 
 def field(number: int, data: bytes) -> bytes:
-    """One string, bytes or message field."""
+    """Encodes one string, bytes or message field."""
     return bytes([number << 3 | LENGTH_DELIMITED]) + _varint(len(data)) + data
 
 
 def first_field(message: bytes) -> bytes:
-    """What field 1 holds, if the message begins with it.
+    """Returns the content of field 1, if the message begins with it.
 
     Raises:
-        ValueError: it begins with something else.
+        ValueError: the message begins with something else.
     """
     if not message or message[0] != (1 << 3 | LENGTH_DELIMITED):
         raise ValueError(f"field 1 expected first, got {message[:8].hex()}")

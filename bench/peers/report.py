@@ -1,6 +1,6 @@
-"""The run as Markdown tables and as a plot. Pure: figures in, text out.
+"""Renders the run as Markdown tables and as a plot. Pure: figures in, text out.
 
-Every table of figures is followed by one of ratios, ours ÷ theirs; a ratio by which we lose is
+Every table of figures is followed by one of ratios, ours ÷ theirs; a ratio below 1 for us is
 bold. Medians over the rounds.
 """
 
@@ -20,33 +20,33 @@ TITLES = {
 COLOURS = {Form.JSON: "#3a6ea5", Form.BINARY: "#5aa9a0", Form.GRPC: "#e08a2e"}
 LARGER_MODELS = ("cnn", "encoder")
 AGAINST_BEST_PEER = 3.0
-"""What the best artifact should gain over the FP32 checkpoint that peers serve."""
+"""Target ratio of the best artifact to the FP32 checkpoint that peers serve."""
 NONE = "-"
 LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReport:
-    """Everything one run found; what `peers.json` holds."""
+    """Results of one run; the content of `peers.json`."""
 
     figures: Sequence[Figure]
     """One for each round."""
     starts: Sequence[Start]
     """One for each round."""
     ours: Sequence[str]
-    """Names of our servers; the first is what a user gets by default."""
+    """Names of our servers; the first has the default configuration."""
     asked: Mapping[str, str]
-    """By server: its settings, in words."""
+    """Description of the settings, by server."""
     bodies: Mapping[str, Mapping[str, str]]
-    """By server and form: what the body is."""
+    """Description of the body, by server and form."""
     versions: Mapping[str, str]
     failures: Mapping[str, str]
-    """Who was not measured, and why."""
+    """Servers that were not measured, and the reasons."""
     measured: Mapping[str, object]
-    """When, where, how long."""
+    """Time, machine and durations of the run."""
 
     def tables(self) -> str:
-        """Markdown, without the marks around it."""
+        """Renders Markdown, without the marks around it."""
         figures = median_figures(self.figures)
         models = list(dict.fromkeys(figure.model for figure in figures))
         sections = [self._opening()]
@@ -60,7 +60,7 @@ class PeerReport:
         return "\n\n".join(sections)
 
     def verdicts(self) -> list[Verdict]:
-        """The larger models: the best we serve beside the best that any peer serves."""
+        """Returns verdicts on the larger models: our best server beside the best of any peer."""
         figures = [f for f in median_figures(self.figures) if f.model in LARGER_MODELS]
         return [
             Verdict(
@@ -77,7 +77,7 @@ class PeerReport:
         return max(rates, default=MISSING)
 
     def plot(self) -> str:
-        """SVG: requests/s and CPU of the small model, requests/s of the others."""
+        """Draws SVG: requests/s and CPU of the small model, requests/s of the others."""
         figures = median_figures(self.figures)
         panels = []
         for model in dict.fromkeys(figure.model for figure in figures):
@@ -123,7 +123,7 @@ class PeerReport:
         return "\n\n".join(lines)
 
     def _model_tables(self, figures: Sequence[Figure]) -> list[str]:
-        """One pair of tables a form if it was asked by several numbers of clients, else one."""
+        """Renders a pair of tables for each form if there are several numbers of clients, else one."""
         if len({figure.clients for figure in figures}) == 1:
             return self._pair(figures, lambda f: f"{f.form}, {f.clients} clients")
         sections = []
@@ -133,7 +133,7 @@ class PeerReport:
         return sections
 
     def _pair(self, figures: Sequence[Figure], column: Callable[[Figure], str]) -> list[str]:
-        """The figures by server and column, then the ratios of each of ours to each peer."""
+        """Renders figures by server and column, then the ratios of each of ours to each peer."""
         cells = {(figure.server, column(figure)): figure for figure in figures}
         columns = list(dict.fromkeys(column(f) for f in sorted(figures, key=_order)))
         servers = list(dict.fromkeys(figure.server for figure in figures))

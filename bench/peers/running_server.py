@@ -1,4 +1,4 @@
-"""A server from start to end: in a session of its own, on the server's core, all of it ended."""
+"""Runs a server from start to end: own session, server's core, every process ended."""
 
 import os
 import socket
@@ -22,27 +22,27 @@ LONGEST_LINE = 200
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that has answered rightly."""
+    """A server that has returned a correct response."""
 
     pid: int
     launch: Launch
     cold_start_s: float
-    """From the start of the process to the end of the first right answer."""
+    """Seconds from the start of the process to the end of the first correct response."""
 
 
 @contextmanager
 def running(launch: Launch, why_no_answer: Callable[[], str]) -> Iterator[RunningServer]:
-    """Starts a server and ends it, and all it started, with the block.
+    """Starts a server, and ends it with all its processes at the end of the block.
 
     Args:
-        launch: what to start.
-        why_no_answer: asks once; nothing if the answer was right; raises if it was wrong.
+        launch: configuration of the start.
+        why_no_answer: sends one request; returns "" for a correct response, raises for a wrong one.
 
     Raises:
-        PeerError: it ended, or did not answer within `START_TIMEOUT_S`; with its last words.
+        PeerError: the server ended or timed out (`START_TIMEOUT_S`); with its last log lines.
     """
     with ExitStack() as stack:
-        # Short, because sockets are made in it and their paths may have only 107 characters.
+        # Short: sockets are created in it, and their paths are limited to 107 characters.
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="peer-"))
         log = stack.enter_context((launch.folder / LOG).open("wb"))
         started = time.perf_counter()
@@ -69,7 +69,7 @@ def running(launch: Launch, why_no_answer: Callable[[], str]) -> Iterator[Runnin
 
 
 def free_addresses(count: int) -> list[str]:
-    """So many host:port of this machine that nobody listens on."""
+    """Returns so many host:port pairs of this machine without a listener."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -78,7 +78,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def _environment(launch: Launch, home: str) -> dict[str, str]:
-    """Nothing of the caller's but the search path; one thread; nothing reported to anyone."""
+    """Returns a minimal environment: the caller's search path, one thread, no usage reports."""
     return {
         "PATH": os.environ["PATH"],
         "LANG": "C.UTF-8",
@@ -93,7 +93,7 @@ def _environment(launch: Launch, home: str) -> dict[str, str]:
 
 
 def _last_words(folder: Path) -> str:
-    """The last lines of its log that speak of an error, or else the last ones."""
+    """Returns the last log lines that mention an error, or else the last lines."""
     lines = (folder / LOG).read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "error" in line.lower()]
     said = " / ".join(line.strip()[:LONGEST_LINE] for line in (errors or lines)[-3:])

@@ -1,7 +1,7 @@
-"""The models every server serves, as files a peer can load with torch and safetensors alone.
+"""The models that every server serves, as files that need only torch and safetensors.
 
 In: a model of the bench store. Out: a folder with its weights, the code of the networks, and
-`model.json`; and rows to ask for, with torch's own outputs for them.
+`model.json`; and rows to send, with torch's outputs for them.
 """
 
 import json
@@ -23,30 +23,30 @@ CHECKED_ROWS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One model, one input, one output."""
+    """One model with one input and one output."""
 
     name: str
-    """In the store, and in every server."""
+    """Name in the store and in every server."""
     network: str
     """Class in `bench/measured/networks.py`."""
     input: str
     output: str
     datatype: str
-    """Of the input, as the Open Inference Protocol names it."""
+    """Datatype of the input, as named by the Open Inference Protocol."""
     row_shape: tuple[int, ...]
     clients: tuple[int, ...]
-    """How many ask at once, one figure each."""
+    """Numbers of concurrent clients, one figure each."""
     store: str
     """URL of the bench store."""
     rows: NDArray[Any]
-    """[CHECKED_ROWS, *row_shape]: what is asked for."""
+    """[CHECKED_ROWS, *row_shape]: rows of the requests."""
     expected: NDArray[np.float32]
-    """[CHECKED_ROWS, classes]: what torch answers."""
+    """[CHECKED_ROWS, classes]: outputs of torch."""
     weights: bytes
-    """safetensors."""
+    """Weights in safetensors format."""
 
     def write_to(self, folder: Path) -> None:
-        """Everything a peer needs to load it, see `services/peer_network.py`."""
+        """Writes all files that a peer needs to load it, see `services/peer_network.py`."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "weights.safetensors").write_bytes(self.weights)
         description = {
@@ -63,16 +63,16 @@ class ServedModel:
 
 
 CLIENTS: dict[str, tuple[int, ...]] = {"tiny-mlp": (1, 32, 64), "cnn": (32,), "encoder": (32,)}
-"""The models that are measured, and how many ask at once."""
+"""The measured models, and their numbers of concurrent clients."""
 
 
 def served_model(url: str, name: str, clients: tuple[int, ...] | None = None) -> ServedModel:
-    """Loads the weights of a model of the bench store and lets torch answer some golden rows.
+    """Loads a model's weights from the bench store and computes outputs of golden rows with torch.
 
     Args:
-        url: of the bench store.
+        url: URL of the bench store.
         name: one of `CLIENTS`.
-        clients: instead of the usual ones.
+        clients: replacement for the default numbers of clients.
 
     Raises:
         StoreError: the store does not hold the model.
@@ -106,5 +106,5 @@ def served_model(url: str, name: str, clients: tuple[int, ...] | None = None) ->
 
 
 def _as_written_in_json(rows: NDArray[Any]) -> NDArray[Any]:
-    """Four decimals, so that JSON bodies are as long as those of people who print what they see."""
+    """Rounds to four decimals, so that JSON bodies have the length of typical clients' bodies."""
     return rows.astype(np.float64).round(4).astype(rows.dtype) if rows.dtype.kind == "f" else rows

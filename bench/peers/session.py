@@ -1,7 +1,7 @@
-"""One run: every server in turn within each round, so that a noisy minute harms all alike.
+"""One run: measures every server in turn within each round, so that a noisy minute affects all.
 
-Only one server runs at a time; each serves one model a start. In: peers and models. Out: figures,
-starts, and the reason for each server that could not be measured.
+Only one server runs at a time; each start serves one model. In: peers and models. Out: figures,
+starts, and a reason for each server that could not be measured.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from bench.peers.running_server import running
 from bench.peers.served_model import ServedModel
 
 WARM_UP_S = 1
-"""Before each figure; each form's first one comes after a longer one, see `Peer.warm_up_s`."""
+"""Seconds before each figure; the first warm-up of a form is longer, see `Peer.warm_up_s`."""
 LARGE_MODEL_TIMES = 3
-"""How much longer a load lasts on a large model: its answers come in bursts of a whole batch."""
+"""Factor on a large model's load duration: its responses come in bursts of a whole batch."""
 SMALL_MODEL = "tiny-mlp"
-"""Its row is a few hundred bytes, so that nobody would send it in binary over REST."""
+"""Its row has a few hundred bytes, so that binary bodies over REST are pointless."""
 
 
 @dataclass(slots=True)
 class Session:
-    """What a run has measured so far."""
+    """Results of a run so far."""
 
     figures: list[Figure] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By server and model: why it was not measured."""
+    """Reason for each missing measurement, by server and model."""
 
     def measure(
         self, peers: Sequence[Peer], models: Sequence[ServedModel], rounds: int, seconds: int
@@ -73,7 +73,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A running server with what is asked of it."""
+    """A running server with the model it serves."""
 
     pid: int
     launch: Launch
@@ -82,7 +82,7 @@ class _Target:
     answer_bytes: dict[Form, int]
 
     def figure(self, form: Form, clients: int, seconds: int) -> Figure:
-        """Loads it and counts its CPU time meanwhile."""
+        """Loads the server and measures its CPU time meanwhile."""
         self.warm_up(form, clients, WARM_UP_S)
         seconds *= 1 if self.model.name == SMALL_MODEL else LARGE_MODEL_TIMES
         before = cpu_seconds(self.pid)
@@ -107,7 +107,7 @@ class _Target:
         return figure
 
     def warm_up(self, form: Form, clients: int, seconds: int) -> None:
-        """A load that nobody counts; a large model may not answer anything so soon."""
+        """Runs a load without figures; a large model may not respond within it."""
         with suppress(NothingAnsweredError):
             self._load(form, clients, seconds)
 

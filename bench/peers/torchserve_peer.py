@@ -22,7 +22,7 @@ QUIET = """<Configuration><Appenders><Console name="console"/></Appenders><Logge
 
 
 class TorchServe(Peer):
-    """One worker, no token, no log of each request."""
+    """One worker, no token, no log line for each request."""
 
     name = "torchserve"
     warm_up_s = 10
@@ -107,5 +107,5 @@ class TorchServe(Peer):
 
 
 def _read_prediction(headers: Mapping[str, str], body: bytes) -> Floats:
-    """`PredictionResponse.prediction` holds what the handler answered."""
+    """Parses `PredictionResponse.prediction`, which holds the handler's output."""
     return read_row(headers, first_field(body))

@@ -1,4 +1,4 @@
-"""Triton with its Python backend: the binary that nvidia-pytriton's wheel carries."""
+"""Triton with its Python backend: the binary in nvidia-pytriton's wheel."""
 
 import shutil
 import sys
@@ -19,7 +19,7 @@ class Triton(Peer):
     """One instance behind the dynamic batcher.
 
     Args:
-        wait_ms: how long the dynamic batcher waits for a batch to fill.
+        wait_ms: time for which the dynamic batcher waits for a batch to fill.
     """
 
     forms = open_inference.FORMS
@@ -71,7 +71,7 @@ class Triton(Peer):
             http=http,
             grpc=grpc,
             environment={
-                # The stub takes the packages of the first `python3` it finds there.
+                # The stub uses the packages of the first `python3` it finds there.
                 "PATH": self._environment.search_path,
                 "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries),
             },

@@ -1,1 +1,1 @@
-"""Servers that are measured, and what they use."""
+"""Servers under measurement, and their helpers."""

@@ -1,4 +1,4 @@
-"""What a server says of itself at `/metrics`, and what changed between two looks.
+"""Parses a server's `/metrics` page, and computes the difference between two of them.
 
 Source: the Prometheus text format; a histogram is `NAME_bucket{le=...}`, `NAME_sum`, `NAME_count`.
 """
@@ -25,42 +25,42 @@ class MetricsPage:
     samples: Mapping[tuple[str, Labels], float]
 
     def since(self, earlier: "MetricsPage") -> "MetricsPage":
-        """How much each sample grew."""
+        """Returns the growth of each sample."""
         before = earlier.samples
         return MetricsPage({key: v - before.get(key, 0.0) for key, v in self.samples.items()})
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of all samples of a name that have these labels."""
+        """Returns the sum of all samples with this name and these labels."""
         wanted = frozenset(labels.items())
         return sum(v for (n, found), v in self.samples.items() if n == name and wanted <= found)
 
     def mean_batch_rows(self, model: str) -> float:
-        """Rows of a model's batches; NaN if none ran."""
+        """Returns the mean rows of a model's batches; NaN if none ran."""
         rows = self.total(f"{BATCH}_sum", model=model)
         return ratio(rows, self.total(f"{BATCH}_count", model=model))
 
     def lag_share_within(self, seconds: float) -> float:
-        """The share of looks at the event loop that it answered within so many seconds.
+        """Returns the share of event loop samples answered within so many seconds.
 
         Args:
-            seconds: an upper bound of one of the histogram's buckets.
+            seconds: upper bound of one of the histogram's buckets.
         """
         within = self.total(f"{LAG}_bucket", le=str(seconds))
         return ratio(within, self.total(f"{LAG}_count"))
 
 
 def read_metrics(address: str) -> MetricsPage:
-    """Asks a server.
+    """Fetches the metrics of a server.
 
     Args:
-        address: host:port of its metrics.
+        address: host:port of the metrics endpoint.
     """
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as page:
         return parse_metrics(page.read().decode())
 
 
 def parse_metrics(text: str) -> MetricsPage:
-    """Reads the text format."""
+    """Parses the text format."""
     return MetricsPage(
         {
             (sample.name, frozenset(sample.labels.items())): sample.value

@@ -1,6 +1,6 @@
-"""Our server on its own core, with its default settings, ended whatever happens to the benchmark.
+"""Our server on its own core, with default settings; ends with the benchmark in all cases.
 
-What servers log goes to `var/bench/server.log`, anew for every run of a benchmark.
+Server logs go to `var/bench/server.log`, truncated for every run of a benchmark.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ def pinned_server(
 
     Args:
         store: URL of the model store.
-        models: which to serve.
-        artifact: which to serve of each; empty for the fastest.
-        settings: other than the defaults, `NAME=VALUE`.
-        module: the command line, or what stands in for it.
+        models: names of the served models.
+        artifact: artifact of each model; empty for the fastest.
+        settings: non-default settings, `NAME=VALUE`.
+        module: the command line module, or its replacement.
 
     Raises:
-        ServerProcessError: it did not start, or did not end well.
+        ServerProcessError: the server did not start, or did not exit cleanly.
     """
     options = ["--store", store, *(part for model in models for part in ("--model", model))]
     options += ["--artifact", artifact] if artifact else []
-    # Which artifact is measured is what the manifest says, not what this start found out.
+    # The manifest decides which artifact is measured, not a measurement of this start.
     settings = ("choose_artifact_budget_s=0", *settings)
     options += [part for setting in settings for part in ("--set", setting)]
     with server_process(options, before_exec(), module) as server:
@@ -50,7 +50,7 @@ def pinned_server(
 
 
 def end_with_exception() -> None:
-    """Lets SIGTERM end this process as Ctrl-C does, so that no child outlives it."""
+    """Makes SIGTERM end this process as Ctrl-C does, so that no child outlives it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -61,7 +61,7 @@ def _log() -> int:
 
 
 def pinned_child(*, pinned: bool = True) -> Callable[[], None]:
-    """A `preexec_fn` that pins a child to the server's core, perhaps, and ties it to our life."""
+    """Returns a `preexec_fn` that may pin a child to the server's core and ends it with its parent."""
     pin, libc = pinned_to(SERVER_CORE), ctypes.CDLL(None)
 
     def prepare() -> None:
@@ -73,10 +73,10 @@ def pinned_child(*, pinned: bool = True) -> Callable[[], None]:
 
 
 def before_exec(*, pinned: bool = True) -> Callable[[], None]:
-    """The same, keeps Ctrl-C from the child, which is ours to act on, and gives it our log.
+    """Returns the same, which also ignores Ctrl-C, handled by the parent, and redirects the log.
 
     Args:
-        pinned: whether the child gets a core of its own.
+        pinned: True to pin the child to a core of its own.
     """
     pin, log = pinned_child(pinned=pinned), _log()
 

@@ -1,4 +1,4 @@
-"""Keeps the server and the load apart: one core each, so that neither measures the other."""
+"""Separates server and load: one core each, so that neither disturbs the other's measurement."""
 
 import functools
 import gc
@@ -11,16 +11,16 @@ CLIENT_CORE = 1
 
 @functools.cache
 def cores_apart() -> bool:
-    """Whether there were two cores to keep apart when this was first asked.
+    """Returns True if there were two cores to separate at the first call.
 
-    The answer is kept: a process that has pinned itself to one core still pins its children to
+    The result is cached: a process that has pinned itself to one core still pins its children to
     the other.
     """
     return {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0)
 
 
 def pinned_to(core: int) -> Callable[[], None]:
-    """A `preexec_fn` that pins a child process, or does nothing on a single core."""
+    """Returns a `preexec_fn` that pins a child process; on a single core it does nothing."""
     apart = cores_apart()
 
     def pin() -> None:
@@ -31,8 +31,8 @@ def pinned_to(core: int) -> Callable[[], None]:
 
 
 def become_client() -> None:
-    """Pins this process to the client's core, and lets its garbage collector forget what it has
-    imported: looking through torch's modules costs pauses of tens of milliseconds.
+    """Pins this process to the client's core, and freezes imported objects for the garbage
+    collector: scanning torch's modules causes pauses of tens of milliseconds.
     """
     pinned_to(CLIENT_CORE)()
     gc.collect()

@@ -1,6 +1,6 @@
-"""Memory of one process and what a core was kept from, from /proc; see proc(5).
+"""Memory of one process and steal time of a core, from /proc; see proc(5).
 
-`bench/peers/process_tree.py` has a whole tree's figures.
+`bench/peers/process_tree.py` has the figures of a whole tree.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def resident_mebibytes(pid: int) -> float:
-    """All its memory in RAM now, pages it shares with others included (RSS)."""
+    """Returns its current memory in RAM, including pages shared with other processes (RSS)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -16,7 +16,7 @@ def resident_mebibytes(pid: int) -> float:
 
 
 def stolen_seconds(core: int) -> float:
-    """How long since the start of the machine its host has run others where this core was due."""
+    """Returns the core's steal time since boot: the host ran others while this core was due."""
     for line in Path("/proc/stat").read_text().splitlines():
         if line.startswith(f"cpu{core} "):
             return int(line.split()[8]) / os.sysconf("SC_CLK_TCK")

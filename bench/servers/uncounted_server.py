@@ -1,8 +1,8 @@
-"""`python -m bench.servers.uncounted_server serve ...`: our server without busy metrics.
+"""`python -m bench.servers.uncounted_server serve ...`: our server without live metrics.
 
-No setting turns metrics off, for they cost little. How little, `bench/operate.py` can only tell
-beside a server without them: this one, where what a request, a batch and the event loop would add
-to counters and histograms is thrown away. What it would have cost to make the values is still paid.
+No setting turns metrics off, because they cost little. `bench/operate.py` measures that cost
+against this server, which discards what a request, a batch and the event loop would add to counters
+and histograms. The cost of computing the values remains.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from services.telemetry.loop_metrics import CounterChild, HistogramChild
 
 
 def _nothing(*_: object) -> None:
-    """Instead of a method that counts."""
+    """Replaces a method that counts."""
 
 
 @contextlib.contextmanager
 def _no_samples(*_: object) -> Iterator[None]:
-    """Instead of the thread that looks at the event loop."""
+    """Replaces the thread that samples the event loop."""
     yield
 
 

@@ -1,10 +1,10 @@
-"""The least that answers the small model's REST request at all: what our server is held against.
+"""A minimal server for the small model's REST request: the yardstick for our server.
 
     python -m bench.servers.yardstick STORE MODEL ARTIFACT    prints its port, serves until killed
 
 httptools, orjson, NumPy, one list that becomes the batch, one thread that runs it. No checks,
-limits, deadlines, priorities, metrics, logs, ids or errors. What it takes is what the machine, the
-kernel and the libraries take; a figure of ours divided by it can be compared between machines.
+limits, deadlines, priorities, metrics, logs, ids or errors. Its cost is that of the machine, the
+kernel and the libraries; the ratio of our figure to it can be compared between machines.
 """
 
 import argparse
@@ -44,12 +44,12 @@ START = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YardstickFigures:
-    """CPU a request over REST JSON at `CLIENTS` clients, medians over the rounds."""
+    """CPU time for each REST JSON request at `CLIENTS` clients, medians over the rounds."""
 
     server_cpu_us: float
     yardstick_cpu_us: float
     ratio: float
-    """Median of the rounds' own ratios."""
+    """Median of the ratios of single rounds."""
 
 
 def measure_against_yardstick(
@@ -58,14 +58,14 @@ def measure_against_yardstick(
     """Loads our server and the yardstick in turns; prints as it goes.
 
     Args:
-        store: where the version lies.
-        manifest: of a version of one input and one output.
-        artifact: its name.
-        rounds: of which the medians are taken.
-        seconds: of load for each of the two in a round.
+        store: model store of the version.
+        manifest: manifest of a version with one input and one output.
+        artifact: name of the artifact.
+        rounds: number of rounds; the figures are their medians.
+        seconds: duration of the load of each of the two in a round.
 
     Raises:
-        PeerError: nothing was answered.
+        PeerError: no request was answered.
     """
     model = golden_model(store, manifest)
     ask = ask_for(model, Form.JSON, model.rows[:1])
@@ -94,7 +94,7 @@ def _cpu_us(pid: int, address: str, ask: Ask, seconds: int) -> float:
 
 @contextlib.contextmanager
 def _yardstick(store: ModelStore, manifest: Manifest, artifact: str) -> Iterator[tuple[int, str]]:
-    """Its pid and address."""
+    """Runs the yardstick; yields its pid and address."""
     command = [sys.executable, "-m", "bench.servers.yardstick", store.url, manifest.model, artifact]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, preexec_fn=pinned_to(SERVER_CORE)
@@ -108,7 +108,7 @@ def _yardstick(store: ModelStore, manifest: Manifest, artifact: str) -> Iterator
 
 
 class _Engine:
-    """Rows that wait, and the thread that runs them."""
+    """Queued rows, and the thread that runs them."""
 
     def __init__(self, backend: Backend, name: str, output: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ class _Engine:
         threading.Thread(target=self._work, daemon=True).start()
 
     def take(self, row: Array, connection: "_Connection") -> None:
-        """Runs one row with whatever else is there."""
+        """Queues one row; it runs in a batch with all other queued rows."""
         if not self._waiting:
             self._loop.call_soon(self._start)
         self._waiting.append((row, connection))
@@ -181,7 +181,7 @@ async def _serve(backend: Backend, name: str, output: str) -> None:
 
 
 def main() -> None:
-    """Serves."""
+    """Runs the yardstick server."""
     parser = argparse.ArgumentParser(prog="python -m bench.servers.yardstick", description=__doc__)
     for name in ("store", "model", "artifact"):
         parser.add_argument(name)

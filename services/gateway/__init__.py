@@ -1,1 +1,1 @@
-"""Requests come in and responses go out: two edges (REST, gRPC) and one admission."""
+"""The gateway: two edges (REST, gRPC) receive requests and send responses; one admission."""

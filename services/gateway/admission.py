@@ -1,15 +1,15 @@
-"""Admission: decides whether a decoded request is let in, and brings its answer.
+"""Admission: accepts or rejects a decoded request, and delivers its response.
 
 In: an `InferCall`, the same whichever edge decoded it. Out: an `InferReply`, or a `ServingError`.
 
 One request, in order:
-1. the gateway must not be draining, nor have `max_in_flight_requests` unanswered ones, nor a
-   caller whom it knows more than its share;
+1. the gateway must not be draining, nor have `max_in_flight_requests` in flight, and an
+   authenticated caller must not exceed its share;
 2. the model name and version, and the artifact if one is asked for, are resolved to a lane that
    is ready;
-3. names, datatypes, shapes and the batch size are checked against the signature; a caller whom the
-   gateway knows must be within its rates, against which what is refused counts, too;
-4. the deadline is stamped: the caller's, but never later than `request_timeout_s`;
+3. names, datatypes, shapes and the batch size are checked against the signature; an authenticated
+   caller must be within its rates, which refused requests count against, too;
+4. the deadline is set: the caller's, but never later than `request_timeout_s`;
 5. the request is enqueued, with the lane of a faster artifact for when its own is overloaded, if
    the server degrades; its outcome comes back as a call.
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 MAX_KINDS = 4096
-"""Of requests of one signature that are remembered; then it begins anew."""
+"""Checked kinds of requests cached for one signature; a full cache is cleared."""
 
 _Kind = tuple[tuple[str, str, tuple[int, ...]], ...]
 """Name, datatype and shape of each input."""
@@ -74,37 +74,37 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     request_id: str
     model: str
     version: str
-    """As the caller wrote it; empty for the live version."""
+    """The version as the caller wrote it; empty for the live version."""
     inputs: Sequence[InputTensor]
     outputs: Sequence[str] = ()
-    """Names asked for; empty for all."""
+    """Names of the requested outputs; empty for all."""
     deadline: float = math.inf
-    """The caller's own: `time.monotonic()` second."""
+    """The caller's own deadline: `time.monotonic()` second."""
     priority: int = 0
     """1 (first) to 10 (last); 0 for the default."""
     preference: ArtifactPreference | None = None
-    """Which artifact is to answer; None for the default one."""
+    """The requested artifact; None for the default one."""
     trace: TraceContext | None = None
-    """If it is traced."""
+    """Trace context of a traced request."""
     caller: "Caller | None" = None
-    """Who asks, and may; None where nobody is asked for a credential."""
+    """The authenticated caller; None where no credential is required."""
 
 
 class _Known:
-    """Kinds of requests of one signature that have been checked, so that none is checked twice."""
+    """Cache of the kinds of requests of one signature that passed the checks."""
 
     __slots__ = ("_signature", "kinds")
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self.kinds: dict[_Kind, tuple[int, int | None]] = {}
-        """The rows of each and, for a padded model, their length."""
+        """The rows of each kind and, for a padded model, their length."""
 
     def learn(self, kind: _Kind) -> tuple[int, int | None]:
-        """Checks a kind that `kinds` does not have, and keeps it there.
+        """Checks a kind that `kinds` does not have, and caches it.
 
         Raises:
-            SignatureError: a rule of the signature that the inputs break.
+            SignatureError: the inputs break a rule of the signature.
         """
         given = {name: (datatype, shape) for name, datatype, shape in kind}
         if len(given) != len(kind):
@@ -122,13 +122,13 @@ class _Known:
 
 
 class Admission:
-    """Lets requests in, one permit each.
+    """Admits requests; each takes one permit.
 
     Attributes:
-        directory: what is served.
-        turns: where edges begin what they have received.
-        work: where edges read and write what is large.
-        draining: whether nothing more is let in.
+        directory: models that are served.
+        turns: schedule in which edges begin received requests.
+        work: sliced reading and writing of large bodies.
+        draining: True if new requests are refused.
     """
 
     def __init__(
@@ -153,22 +153,22 @@ class Admission:
         self._degraded = metrics.degraded
         metrics.in_flight.set_function(lambda: queue.unanswered)
         self._known: dict[int, _Known] = {}
-        """By the identity of their signatures, which they keep alive."""
+        """Keyed by the identity of a signature, which the value keeps alive."""
 
     def refuse_new(self) -> None:
-        """Lets nothing more in."""
+        """Stops admitting requests."""
         self.draining = True
 
     def infer(self, call: InferCall, answered: Done) -> Entry:
-        """Lets one request in.
+        """Admits one request.
 
         Args:
             call: the request.
-            answered: called once on the event loop with the answer or with what the queue or
-                the worker refused, perhaps before this returns; never after `Entry.cancel`.
+            answered: callback, called once on the event loop with the response or the error of
+                    the queue or worker, perhaps before this returns; never after `Entry.cancel`.
 
         Raises:
-            ServingError: whichever of the steps above refused it; `answered` is not called.
+            ServingError: one of the steps above refused it; `answered` is not called.
         """
         if self.draining:
             raise ShuttingDownError("this server is shutting down; send the request to another")
@@ -186,7 +186,7 @@ class Admission:
             rows, length = self._check(call, served.lane, signature)
         except ServingError:
             if tenant is not None:
-                tenant.take(0, now)  # what is wrong counts, too
+                tenant.take(0, now)  # invalid requests count, too
             raise
         if tenant is not None:
             tenant.take(rows, now)
@@ -227,9 +227,9 @@ class Admission:
         caller: "Caller | None",
         inputs: Sequence[tuple[str, str, tuple[int, ...]]],
     ) -> None:
-        """Holds a large request against its model, by the names, datatypes and shapes that it says.
+        """Checks the declared names, datatypes and shapes of a large request against its model.
 
-        Saves the reading of elements that would be refused; `infer` checks again.
+        Avoids reading elements of a request that will be refused; `infer` checks again.
 
         Raises:
             ServingError: the model is not ready, or the inputs break one of its rules.
@@ -248,7 +248,7 @@ class Admission:
             raise
 
     def checked(self, call: InferCall) -> InferRequest:
-        """A request that keeps every rule of its model, for a queue of its own: a job.
+        """Returns a job's request, checked against every rule of its model, for the job queue.
 
         Takes no permit and stamps no deadline; its rows count against its caller's rate.
 
@@ -273,10 +273,10 @@ class Admission:
     def _by_preference(
         self, preference: ArtifactPreference | None, served: ServedVersion, answered: Done
     ) -> tuple[Lane, Lane | None, Done]:
-        """Where a request goes, where it goes under overload, and who is called with its answer.
+        """Returns a request's lane, its fallback lane under overload, and its callback.
 
         Raises:
-            UnknownArtifactError: what it asks for is not loaded.
+            UnknownArtifactError: the requested artifact is not loaded.
         """
         lane = find_artifact(served, preference).lane if preference else served.lane
         faster = None
@@ -287,7 +287,7 @@ class Admission:
         names = {known.lane: known.name for known in served.artifacts}
 
         def told(outcome: Outcome) -> None:
-            """Adds to an answer which artifact it is of."""
+            """Adds the artifact's name to a response."""
             if isinstance(outcome, InferReply):
                 degraded = outcome.lane != lane
                 if degraded:
@@ -301,11 +301,11 @@ class Admission:
         return lane, faster.lane if faster else None, told
 
     def _check(self, call: InferCall, lane: Lane, signature: Signature) -> tuple[int, int | None]:
-        """Every rule of the signature. Returns the rows and, for a padded model, the length."""
+        """Checks every rule of the signature. Returns the rows and a padded model's length."""
         known = self._known.get(id(signature)) or self._learn(signature)
         inputs = call.inputs
         kind: _Kind
-        if len(inputs) == 1:  # written out here and in `infer`, as most are
+        if len(inputs) == 1:  # inlined here and in `infer`: the usual case
             kind = ((inputs[0].name, inputs[0].datatype, inputs[0].array.shape),)
         else:
             kind = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
@@ -318,7 +318,7 @@ class Admission:
         return found
 
     def _learn(self, signature: Signature) -> _Known:
-        """Keeps a signature that is new, and forgets those that are not served any more."""
+        """Caches a new signature, and evicts those that are no longer served."""
         live = {id(s.signature) for s in self.directory.all_versions()}
         self._known = {key: k for key, k in self._known.items() if key in live}
         known = self._known[id(signature)] = _Known(signature)

@@ -1,7 +1,7 @@
-"""Which artifact of a version a caller may ask for: the parameters `artifact` and `accuracy`.
+"""Selects an artifact of a version by the request parameters `artifact` and `accuracy`.
 
-In: what an edge made of their values, and what is loaded of the version. Out: one artifact, or a
-refusal that names the others. Nothing is chosen that gives less than was asked for.
+In: the parameters' values as an edge decoded them, and the version's loaded artifacts. Out: one
+artifact, or a refusal that names the others. Rule: never an artifact less accurate than requested.
 """
 
 from typing import NamedTuple
@@ -12,25 +12,25 @@ from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 
 class ArtifactPreference(NamedTuple):
-    """What a caller asks for; one of the two is empty."""
+    """A caller's choice of artifact; one of the two fields is empty."""
 
     artifact: str
     accuracy: str
 
     @property
     def is_strict(self) -> bool:
-        """Whether nothing else may answer, whatever the load."""
+        """True if no other artifact may answer, whatever the load."""
         return bool(self.artifact) or self.accuracy == "exact"
 
 
 def checked_preference(artifact: object, accuracy: object) -> ArtifactPreference | None:
-    """Checks both parameters; one that was not given comes as an empty text.
+    """Checks both parameters; an absent one is an empty string.
 
     Returns:
-        What is asked for; None if neither was given.
+        The preference; None if neither was given.
 
     Raises:
-        InvalidRequestError: one is no text or not a known word, or both are given.
+        InvalidRequestError: one is not a string or not a known value, or both are given.
     """
     if artifact == "" and accuracy == "":
         return None
@@ -50,7 +50,7 @@ def checked_preference(artifact: object, accuracy: object) -> ArtifactPreference
 
 
 def find_artifact(served: ServedVersion, preference: ArtifactPreference) -> ServedArtifact:
-    """Finds the loaded artifact that a preference names, or the fastest that is as accurate.
+    """Finds the loaded artifact that a preference names, or the fastest one as accurate.
 
     Raises:
         UnknownArtifactError: none is loaded; the message names those that are.
@@ -76,7 +76,7 @@ def find_artifact(served: ServedVersion, preference: ArtifactPreference) -> Serv
 
 
 def faster_artifact(served: ServedVersion, lane: Lane) -> ServedArtifact | None:
-    """The fastest loaded artifact, if it is faster than that of a lane by more than noise."""
+    """Returns the fastest loaded artifact if it beats that of a lane by more than noise."""
     own = next((a for a in served.artifacts if a.lane == lane), None)
     found = _fastest(served.artifacts)
     if own is None or found is None or found.row_ms >= own.row_ms * (1 - NOISE):
@@ -87,7 +87,7 @@ def faster_artifact(served: ServedVersion, lane: Lane) -> ServedArtifact | None:
 def _fastest(
     artifacts: "list[ServedArtifact] | tuple[ServedArtifact, ...]",
 ) -> ServedArtifact | None:
-    """The default one, unless another is faster by more than noise: then the fastest."""
+    """Returns the default artifact, or the fastest if that beats it by more than noise."""
     first = artifacts[:1]
     others = sorted(artifacts[1:], key=lambda a: a.row_ms)
     name = fastest((a.name, a.row_ms) for a in (*first, *others))

@@ -1,4 +1,4 @@
-"""The users' code of each peer. Copied into its folder and run in its own environment."""
+"""User code of each peer. Copied into the peer's folder and run in its own environment."""
 
 from pathlib import Path
 

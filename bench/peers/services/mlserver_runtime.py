@@ -1,4 +1,4 @@
-"""MLServer's runtime; its adaptive batching hands over joined requests."""
+"""MLServer's runtime; its adaptive batching passes joined requests."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from peer_network import PeerNetwork  # type: ignore[import-not-found]
 
 
 class Runtime(MLModel):  # type: ignore[misc]
-    """What MLServer calls."""
+    """Model class that MLServer calls."""
 
     async def load(self) -> bool:
         self.network = PeerNetwork(Path(__file__).parent)

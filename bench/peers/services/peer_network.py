@@ -1,7 +1,7 @@
-"""The network as the peers' services use it: one torch thread, numpy in, numpy out.
+"""The network for the peers' services: one torch thread, numpy in, numpy out.
 
 Copied beside `weights.safetensors`, `model.json` and `networks.py` into the folder of a model;
-needs torch and safetensors and nothing of ours.
+needs torch and safetensors, and no code of ours.
 """
 
 import importlib
@@ -20,7 +20,7 @@ class PeerNetwork:
     """A network with its weights, ready to run batches.
 
     Args:
-        folder: written by `ServedModel.write_to`.
+        folder: folder written by `ServedModel.write_to`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,15 +37,15 @@ class PeerNetwork:
         self._network.eval()
 
     def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """[rows, *row_shape] to [rows, classes]."""
+        """Maps [rows, *row_shape] to [rows, classes]."""
         with torch.inference_mode():
             answer: NDArray[np.float32] = self._network(torch.from_numpy(batch)).numpy()
         return answer
 
     def row_from_list(self, numbers: list[Any]) -> NDArray[Any]:
-        """One row out of parsed JSON, nested or flat."""
+        """Converts parsed JSON, nested or flat, to one row."""
         return np.asarray(numbers, self.dtype).reshape(self.row_shape)
 
     def row_from_bytes(self, data: bytes) -> NDArray[Any]:
-        """One row out of its little-endian, row-major bytes."""
+        """Converts little-endian, row-major bytes to one row."""
         return np.frombuffer(data, self.dtype).reshape(self.row_shape)

@@ -1,4 +1,4 @@
-"""TorchServe's handler. A body is parsed JSON or a row's bytes, whichever came."""
+"""TorchServe's handler. A body is either parsed JSON or a row's bytes."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from peer_network import PeerNetwork  # type: ignore[import-not-found]
 
 
 class Handler:
-    """What TorchServe calls: `initialize` once, `handle` with a batch."""
+    """Handler class of TorchServe, which calls `initialize` once and `handle` with a batch."""
 
     def initialize(self, context: Any) -> None:
         self.network = PeerNetwork(Path(context.system_properties["model_dir"]))

@@ -1,4 +1,4 @@
-"""The model of Triton's python backend: joins what the dynamic batcher gathered, runs, splits."""
+"""Model of Triton's python backend: joins the requests of the dynamic batcher, runs, splits."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
-    """What the python backend calls."""
+    """Model class that the python backend calls."""
 
     def initialize(self, arguments: dict[str, str]) -> None:
         import sys

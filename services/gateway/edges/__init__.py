@@ -1,1 +1,1 @@
-"""What the bytes mean: requests of the Open Inference Protocol and ours, over REST and gRPC."""
+"""Edges: decode and encode the Open Inference Protocol and our extensions over REST and gRPC."""

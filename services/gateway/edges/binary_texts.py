@@ -1,4 +1,4 @@
-"""BYTES inputs as raw data: their elements are counted, reserved and cut out in slices.
+"""Reads raw BYTES inputs: counts elements, reserves their memory and cuts them out in slices.
 
 In: raw data of any datatype, and its shape. Out: the array that `decode_raw` makes of it. Both
 edges read their large inputs here.
@@ -17,21 +17,21 @@ from services.gateway.sliced_work import Slices
 
 Buffer = bytes | bytearray | memoryview
 Reserve = Callable[[int], object]
-"""Told of the bytes that arrays are going to need; and, as a negative number, of those of a body
-that no array views, once all are made. Whoever has the body then lets go of it.
+"""Reserves the bytes that arrays will need; a negative number releases those of a body that no
+array views, once all arrays are made. The owner of the body then drops its reference.
 
 Raises:
     BufferFullError: there is no room for them.
 """
 
 MAX_TEXTS_AT_ONCE_BYTES = 32 * 1024
-"""Of a binary BYTES input; a larger one is split into its elements in slices."""
+"""Size of a binary BYTES input; a larger one is split into its elements in slices."""
 MAX_TEXTS = 2**20
-"""Elements of a BYTES input. Each is an object, and the loop frees all of them at once: 8 ms."""
+"""Most elements of a BYTES input. Each is an object; the event loop frees all at once: 8 ms."""
 TEXT_OVERHEAD_BYTES = 48
-"""What an element of a BYTES array takes beside its own bytes: a reference and an object's head."""
+"""Memory of a BYTES element beside its own bytes: a reference and an object header."""
 _LENGTH_BYTES = 4
-"""Before each element of raw data."""
+"""Size of the length prefix of each element of raw data."""
 
 
 def check_texts(count: int) -> None:
@@ -50,10 +50,10 @@ def check_texts(count: int) -> None:
 def raw_array(datatype: str, shape: Sequence[int], data: Buffer, reserve: Reserve) -> Slices[Array]:
     """Makes the array of a binary input.
 
-    It views `data`, unless that is BYTES. Memory is reserved for `reserved_bytes` of it.
+    The array views `data`, unless that is BYTES; `reserved_bytes` of it are reserved first.
 
     Raises:
-        TensorError: the bytes are not what the datatype and the shape take.
+        TensorError: the bytes do not match the datatype and the shape.
         BufferFullError: there is no room for its elements.
     """
     if not reserved_bytes(datatype, len(data)):
@@ -72,5 +72,5 @@ def raw_array(datatype: str, shape: Sequence[int], data: Buffer, reserve: Reserv
 
 
 def reserved_bytes(datatype: str, size: int) -> int:
-    """Bytes of a binary input that its array copies into memory of its own, which is reserved."""
+    """Returns the bytes of a binary input that its array copies, whose memory is reserved."""
     return size if datatype == "BYTES" and size > MAX_TEXTS_AT_ONCE_BYTES else 0

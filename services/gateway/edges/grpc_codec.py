@@ -1,7 +1,7 @@
-"""Messages of the gRPC edge to an `InferCall` and back.
+"""Converts messages of the gRPC edge to an `InferCall` and back.
 
 Source: Open Inference Protocol v2, gRPC. Tensors come as `raw_input_contents` (one entry an
-input) or as typed `contents`, never both; the answer takes the form the request had.
+input) or as typed `contents`, never both; the response takes the form of the request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ from services.gateway.sliced_work import Slices
 from services.queueing.records import InferReply, Lane
 
 _USUAL_ELEMENTS = 8192
-"""Of an answer whose beginning is kept; that of a larger one takes a small part of its time."""
+"""Most elements of a response whose header is cached; for a larger one the header is cheap."""
 Raw = bytes | memoryview | None
 """The raw data of an input, or None where its contents are in the message."""
 _WIRE_TYPES = {
@@ -53,7 +53,7 @@ _WIRE_TYPES = {
     "fp32_contents": np.dtype("<f4"),
     "fp64_contents": np.dtype("<f8"),
 }
-"""The type that protobuf has for the elements of each field of numbers."""
+"""protobuf's element type of each numeric field."""
 
 
 def decode_inputs(
@@ -67,7 +67,7 @@ def decode_inputs(
             contents are.
 
     Raises:
-        InvalidRequestError: whatever is wrong with them, in words.
+        InvalidRequestError: they are invalid; the message says why.
         UnsupportedError: the request asks for an extension this server does not offer.
     """
     return [
@@ -81,7 +81,7 @@ def decode_inputs(
 
 
 def has_long_texts(request: pb.ModelInferRequest, raw: Sequence[Raw] | None = None) -> bool:
-    """Whether a request is to be read in slices: it has BYTES as raw data that is not short."""
+    """True if a request must be read in slices: it has long raw data of BYTES."""
     if raw is None:
         raw = request.raw_input_contents
     return any(
@@ -93,13 +93,13 @@ def has_long_texts(request: pb.ModelInferRequest, raw: Sequence[Raw] | None = No
 def decode_in_slices(
     request: pb.ModelInferRequest, raw: Sequence[Raw] | None, reserve: Reserve
 ) -> Slices[list[InputTensor]]:
-    """The same as `decode_inputs`, in slices.
+    """Reads the same as `decode_inputs`, in slices.
 
     Args:
         request: as there.
         raw: as there.
-        reserve: told of the memory that elements of BYTES need; and that raw data outside of the
-            message is not needed any more, if no array views it.
+        reserve: reservation of the memory of BYTES elements; also releases raw data outside of the
+                message once no array views it.
 
     Raises:
         The same, and what `reserve` raises.
@@ -121,14 +121,14 @@ def decode_in_slices(
 
 
 def asked_outputs(request: pb.ModelInferRequest) -> list[str]:
-    """The names of the outputs a request asks for; none for all.
+    """Returns the names of the requested outputs; an empty list means all.
 
     Raises:
         UnsupportedError: it asks for an extension this server does not offer.
     """
     outputs = request.outputs
     if not outputs:
-        return []  # to walk through none takes 1 µs
+        return []  # iterating over an empty field takes 1 µs
     for output in outputs:
         refuse_unsupported(output.parameters, _value)
     return [output.name for output in outputs]
@@ -138,7 +138,7 @@ def scheduling(request: pb.ModelInferRequest) -> tuple[int, int]:
     """Reads the parameters `timeout` and `priority`, as `int64_param` or `uint64_param`.
 
     Returns:
-        Microseconds the caller allows from now, 0 for no limit of its own; and the priority, 1
+        The caller's timeout in microseconds from now, 0 for none; and the priority, 1
         (first) to 10 (last), 0 for the default.
 
     Raises:
@@ -156,7 +156,7 @@ def artifact_preference(request: pb.ModelInferRequest) -> ArtifactPreference | N
     """Reads the parameters `artifact` and `accuracy`, as `string_param`; None without either.
 
     Raises:
-        InvalidRequestError: one is no text or not a known word, or both are given.
+        InvalidRequestError: one is not a string or not a known value, or both are given.
     """
     parameters = request.parameters
     if not parameters:
@@ -169,14 +169,14 @@ def artifact_preference(request: pb.ModelInferRequest) -> ArtifactPreference | N
 def encode_serialized(
     reply: InferReply, request: pb.ModelInferRequest, reserve: Reserve
 ) -> bytes | Slices[list[Part]]:
-    """Serialises what `encode` makes, or says how to in slices if it is large.
+    """Serialises the response of `encode`; returns slices of the work if it is large.
 
-    The usual answer, one raw output, takes a third of the time.
+    The usual response, one raw output, takes a third of the time.
 
     Args:
         reply: the model's.
-        request: what it answers.
-        reserve: asked before a large answer is kept.
+        request: the request that it answers.
+        reserve: reservation of memory for a large response.
     """
     outputs = reply.outputs
     if len(outputs) == 1 and request.raw_input_contents and not request.id:
@@ -198,7 +198,7 @@ def encode_serialized(
 def _start_of_one(
     lane: Lane, artifact: str, degraded: bool, name: str, datatype: str, shape: tuple[int, ...]
 ) -> bytes:
-    """An answer up to the bytes of its one output: `raw_output_contents` is its last field."""
+    """Returns a response up to its one output's bytes: `raw_output_contents` comes last."""
     zeros = np.zeros(shape, DATATYPES[datatype])
     reply = InferReply(
         lane=lane,
@@ -215,9 +215,9 @@ def _start_of_one(
 
 
 def encode(reply: InferReply, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    """Writes an answer: raw unless the request came as typed contents.
+    """Makes a response: raw unless the request had typed contents.
 
-    Outputs without a typed form (FP16, BF16) make the whole answer raw.
+    Outputs without a typed form (FP16, BF16) make the whole response raw.
     """
     response = _without_outputs(reply, request)
     typed = _is_typed(reply, request)
@@ -249,12 +249,12 @@ def _is_typed(reply: InferReply, request: pb.ModelInferRequest) -> bool:
 
 
 def _parameter(parameters: Mapping[str, pb.InferParameter], name: str, absent: object) -> object:
-    """A parameter's value, `absent` if it is not there, and None if it is without a value."""
+    """Returns a parameter's value, `absent` if it is missing, and None if it has no value."""
     return _value(parameters[name]) if name in parameters else absent
 
 
 def _value(parameter: pb.InferParameter) -> object:
-    """What a parameter says; None if it is without a value."""
+    """Returns the value of a parameter; None if it has none."""
     choice = parameter.WhichOneof("parameter_choice")
     return None if choice is None else getattr(parameter, choice)
 
@@ -262,22 +262,22 @@ def _value(parameter: pb.InferParameter) -> object:
 def _paired(
     request: pb.ModelInferRequest, raw: Sequence[Raw] | None
 ) -> list[tuple[pb.ModelInferRequest.InferInputTensor, Raw]]:
-    """Each input with its raw data, or None.
+    """Returns each input with its raw data, or None.
 
     Raises:
-        InvalidRequestError: they are not as many.
+        InvalidRequestError: their numbers differ.
         UnsupportedError: the request asks for an extension this server does not offer.
     """
     refuse_unsupported(request.parameters, _value)
     tensors = request.inputs
     if raw is None:
         raw = request.raw_input_contents
-    if raw and len(raw) != len(tensors):  # before any is looked at: there may be thousands
+    if raw and len(raw) != len(tensors):  # before any is read: there may be thousands
         raise InvalidRequestError(
             f"raw_input_contents has {len(raw)} entries for {len(tensors)} inputs; "
             "give one each, in the same order"
         )
-    # Slices are lists, which to walk through takes half the time that a repeated field takes.
+    # Slices are lists, whose iteration takes half the time of a repeated field's.
     paired = list(zip(tensors[:], raw[:] or [None] * len(tensors), strict=True))
     for tensor, _ in paired:
         refuse_unsupported(tensor.parameters, _value)
@@ -294,9 +294,9 @@ def _refuse_both(tensor: pb.ModelInferRequest.InferInputTensor) -> None:
 def _raw_array(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes | memoryview) -> Array:
     _refuse_both(tensor)
     try:
-        # A slice is a list: a repeated field makes an object of each number, each time it is asked.
+        # A slice is a list: a repeated field makes an object of each number at each access.
         return decode_raw(tensor.datatype, tensor.shape[:], data)
-    except ValueError as error:  # written out: a context manager costs 3 µs
+    except ValueError as error:  # inlined: a context manager costs 3 µs
         raise unreadable_input(tensor.name, error) from error
 
 
@@ -318,10 +318,10 @@ def _typed_array(tensor: pb.ModelInferRequest.InferInputTensor) -> Array:
 
 
 def _narrowed(array: Array, field: str, datatype: str) -> Array:
-    """The numbers of a field as their datatype, which may be a narrower one.
+    """Converts the numbers of a field to their datatype, which may be narrower.
 
-    NumPy would wrap those that do not fit, if protobuf gives it memory in place of numbers: from 7
-    on it does.
+    NumPy would wrap those that do not fit if protobuf returns a buffer in place of numbers, as it
+    does from version 7 on.
 
     Raises:
         TensorError: a number does not fit.
@@ -339,7 +339,7 @@ def _narrowed(array: Array, field: str, datatype: str) -> Array:
 
 
 def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
-    """The one field a typed tensor must use.
+    """Returns the one field a typed tensor must use.
 
     Raises:
         TensorError: the datatype is unknown or has none, or another field is filled.

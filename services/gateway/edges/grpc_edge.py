@@ -1,8 +1,8 @@
 """The gRPC edge: `inference.GRPCInferenceService`, jobs, verifications, health and reflection.
 
-In: heads of gRPC calls. Out: who answers them: `grpc_infer.py` for inference, functions here for
-everything else. Everything runs on the event loop, on HTTP/2 frames of our own (docs/adr/0030 says
-what grpcio's server costs). Whoever wires a server needs `start`, `announce_health` and `stop`.
+In: heads of gRPC calls. Out: their handlers: `grpc_infer.py` for inference, functions here for
+everything else. Everything runs on the event loop, on HTTP/2 frames of our own (docs/adr/0030 has
+the cost of grpcio's server). The server calls `start`, `announce_health` and `stop`.
 """
 
 import asyncio
@@ -60,21 +60,21 @@ Route = Callable[[GrpcHead], None]
 
 
 class GrpcEdge:
-    """The calls of the gRPC port.
+    """Routes and answers the calls of the gRPC port.
 
     Args:
-        admission: lets inferences in.
-        facts: what the metadata calls tell.
-        accounting: counts inferences, and what is refused.
-        limits: what a connection and a call may cost.
-        budget: of the bytes that the process holds.
-        turns: of the event loop, shared with the other port.
-        compression: of large bodies, shared with the other port.
-        verifications: where versions are verified.
-        service: where jobs are taken in, if there are any.
-        authenticator: knows callers, where they are asked for credentials.
-        sampler: samples payloads, where that is asked for.
-        tls: with it, the port speaks TLS.
+        admission: admission of inferences.
+        facts: source of the metadata responses.
+        accounting: counters of inferences and refusals.
+        limits: limits of a connection and a call.
+        budget: budget of the bytes that the process buffers.
+        turns: turns of the event loop, shared with the other port.
+        compression: compression of large bodies, shared with the other port.
+        verifications: service that verifies versions.
+        service: job service, on servers that keep jobs.
+        authenticator: authenticator of callers, where credentials are required.
+        sampler: sampler of payloads, if configured.
+        tls: TLS of the port; None for plain text.
     """
 
     def __init__(
@@ -102,26 +102,26 @@ class GrpcEdge:
         self._health = GrpcHealth(SERVICES)
         self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, grpc_reflection.SERVICE))
         self._tasks: set[asyncio.Task[None]] = set()
-        """Answers that wait for something."""
+        """Tasks of calls whose handlers await."""
         self._routes = self._all_routes()
         port = GrpcPort(self._route, limits, accounting.metrics, budget, turns, compression)
         self._server = PortServer(port, partial(GrpcConnection, port), tls)
 
     async def start(self, listening: socket.socket) -> None:
-        """Begins to answer on a bound socket, which from now on belongs to the edge."""
+        """Starts serving on a bound socket, which the edge then owns."""
         self.announce_health()
         await self._server.start(listening)
 
     def announce_health(self) -> None:
-        """Tells those who watch grpc.health.v1 whether the server is ready."""
+        """Sends the server's readiness to watchers of grpc.health.v1."""
         self._health.announce(self._facts.is_ready())
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new calls, gives running ones their time, and then drops them."""
+        """Refuses new calls, lets running ones finish within `grace_s`, and then drops them."""
         await self._server.stop(grace_s)
 
     def _route(self, head: GrpcHead) -> None:
-        """Finds who answers a call."""
+        """Finds the handler of a call."""
         route = self._routes.get(head.path)
         if route is not None:
             route(head)
@@ -163,7 +163,7 @@ class GrpcEdge:
         head.open = partial(InferenceCall, GrpcInferRoute(self._path, head, authorization))
 
     def _turn_away(self, head: GrpcHead) -> str:
-        """Refuses strangers before their message comes; returns the credential of others."""
+        """Refuses unauthenticated callers before their message; returns others' credential."""
         if self._authenticator is not None and head.refusal is None:
             try:
                 secret = secret_in(head)
@@ -177,7 +177,7 @@ class GrpcEdge:
     def _route_quick(
         self, answer: Answer, message: type[Message], is_open: bool, head: GrpcHead
     ) -> None:
-        """For an answer that is there at once; `is_open` says that nobody has to be known."""
+        """Routes a call that is answered at once; `is_open` needs no authentication."""
         head.takes_little = True
         if not is_open:
             self._turn_away(head)
@@ -193,7 +193,7 @@ class GrpcEdge:
     def _route_slow(
         self, answer: SlowAnswer, message: type[Message], act: str, head: GrpcHead
     ) -> None:
-        """For an answer that itself waits; refusals of an act of management are written down."""
+        """Routes a call whose handler awaits; refused acts of management are audited."""
         head.takes_little = message is not SubmitJobRequest
         if not act:
             self._turn_away(head)
@@ -229,7 +229,7 @@ class GrpcEdge:
         """Identifies the caller of a call.
 
         Raises:
-            ServingError: nobody whom this server knows, where somebody has to be.
+            ServingError: the caller is not authenticated, where that is required.
         """
         peer = call.connection.peer
         if self._authenticator is None or is_open:
@@ -278,7 +278,7 @@ class GrpcEdge:
 
 
 def _opening(open_call: Any) -> Route:
-    """A route for calls that are all alike."""
+    """Returns a route for calls that need no state of their own."""
 
     def route(head: GrpcHead) -> None:
         head.takes_little = True

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether the server is ready, asked once or watched.
+"""grpc.health.v1: reports the server's readiness, once or as a watch.
 
 Source: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 """
@@ -16,9 +16,9 @@ from services.gateway.wire.http2.grpc_head import GrpcHead
 
 SERVICE = "grpc.health.v1.Health"
 MAX_WATCHES = 2048
-"""Of all connections: each is a call that lasts, and a change is told to all in one turn."""
+"""Watches of all connections: each is a long-lived call, and a change goes to all in one turn."""
 MAX_WATCHES_A_CONNECTION = 16
-"""A channel of a client has one. Watching needs no credential."""
+"""A client's channel has one watch. Watching needs no credential."""
 
 _SERVING = pb.HealthCheckResponse.SERVING
 _NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
@@ -26,10 +26,10 @@ _UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class GrpcHealth:
-    """Tells everybody.
+    """Answers checks and notifies watches.
 
     Args:
-        services: their names; the server as a whole has the empty one.
+        services: names of services; the empty name stands for the whole server.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -39,18 +39,18 @@ class GrpcHealth:
         self._by_connection: Counter[CallConnection] = Counter()
 
     def announce(self, is_ready: bool) -> None:
-        """Tells those who watch, if it is news."""
+        """Notifies the watches if the readiness changed."""
         if is_ready != self._is_ready:
             self._is_ready = is_ready
             for watch in tuple(self._watches):
                 watch.send(self._status(watch.service))
 
     def check(self, message: Body, call: SimpleCall) -> None:
-        """Answers once.
+        """Answers one check.
 
         Raises:
             NotFoundError: there is no such service.
-            InvalidRequestError: the message is none.
+            InvalidRequestError: the message cannot be parsed.
         """
         service = parsed(pb.HealthCheckRequest, message).service
         if service not in self._services:
@@ -58,14 +58,14 @@ class GrpcHealth:
         call.reply(self._status(service))
 
     def watch(self, connection: CallConnection, head: GrpcHead, stream: int) -> "_Watch":
-        """A call that is answered at every change."""
+        """Opens a call that receives every change."""
         return _Watch(self, connection, head, stream)
 
     def begin(self, watch: "_Watch") -> None:
-        """Tells a new watch what is, and from now on what changes.
+        """Sends a new watch the current state, and later every change.
 
         Raises:
-            TooManyInFlightError: there are as many as may be.
+            TooManyInFlightError: the limit of watches is reached.
         """
         mine = self._by_connection[watch.connection]
         if len(self._watches) >= MAX_WATCHES or mine >= MAX_WATCHES_A_CONNECTION:
@@ -79,7 +79,7 @@ class GrpcHealth:
         watch.send(self._status(watch.service))
 
     def forget(self, watch: "_Watch") -> None:
-        """Somebody watches no more."""
+        """Removes a watch."""
         if watch in self._watches:
             self._watches.remove(watch)
             self._by_connection[watch.connection] -= 1
@@ -95,7 +95,7 @@ class GrpcHealth:
 
 
 class _Watch(UnaryCall):
-    """A call that lasts until its caller leaves."""
+    """A call that lasts until its caller disconnects."""
 
     __slots__ = ("_health", "service")
 
@@ -107,7 +107,7 @@ class _Watch(UnaryCall):
         self.service = ""
 
     def begin(self, message: Body) -> None:
-        """Tells what is, and then what changes."""
+        """Sends the current state, and then every change."""
         try:
             self.service = parsed(pb.HealthCheckRequest, message).service
             self._health.begin(self)
@@ -115,5 +115,5 @@ class _Watch(UnaryCall):
             self.fail(error)
 
     def abandon(self) -> None:
-        """The caller has left."""
+        """Ends the watch: its caller has disconnected."""
         self._health.forget(self)

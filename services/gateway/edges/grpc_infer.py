@@ -1,7 +1,7 @@
-"""Inferences of the gRPC edge, from their messages to their answers.
+"""Inferences of the gRPC edge, from request message to response.
 
-In: a head, and the message behind it. Out: the answer's message, or a gRPC status with the error's
-text; the trailing metadata of both carry `x-request-id`. Nothing is awaited: `inference.py` calls
+In: a head, and the message behind it. Out: the response message, or a gRPC status with the error
+message; the trailing metadata of both carry `x-request-id`. Nothing is awaited: `inference.py` calls
 `decode`, `part` and `fail`.
 """
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 GRPC = WireProtocol("grpc", "OK", lambda error: error.grpc_code)
 
 TIMEOUT_ROUNDING = 0.01
-"""A caller rounds the timeout it sends up to two digits, and gives up before we do: by this part
-of it, and by a network's delay. Who leaves that close to the end is out of time."""
+"""A caller rounds the timeout it sends up to two digits, so its own expires earlier than ours: by
+this fraction, and by the network delay. A cancellation that close to the end counts as a timeout."""
 NETWORK_DELAY_S = 0.005
 WAY_BACK_S = 0.003
-"""With 2 ms, one answer in a hundred came too late under overload; the client takes longer over
+"""With 2 ms, one response in a hundred came too late under overload; the client needs longer over
 gRPC than over REST."""
 
 
 class GrpcInferRoute:
-    """All of an inference that its head alone tells; kept with a head that comes again."""
+    """Facts of an inference that its head alone determines; cached with a repeated head."""
 
     __slots__ = ("authorization", "given_id", "path", "timeout_s", "traceparent")
 
@@ -81,17 +81,17 @@ class InferenceCall(UnaryCall):
         self._raw: Sequence[grpc_codec.Raw] | None = None
 
     def check_caller(self) -> None:
-        """The key may have ended since its head was read first."""
+        """Checks the caller again: its key may have expired since the head was first read."""
         authorization = self._route.authorization
         if authorization is not None:
             authorization.check()
 
     def begin(self, message: Body) -> None:
-        """Starts the work in its turn."""
+        """Queues the work for its turn of the event loop."""
         self._route.path.admission.turns.begin(self, message, self.connection)
 
     def begin_in_turn(self, body: Body, received_at: float) -> None:
-        """Reads the message, whose model is the inference's, and starts the inference."""
+        """Parses the message, which names the model, and starts the inference."""
         route = self._route
         try:
             request, self._raw = read_infer_request(body)
@@ -106,11 +106,11 @@ class InferenceCall(UnaryCall):
         inference.begin(body, route.authorization)
 
     def refuse(self, error: ServingError) -> None:
-        """Counts what never became a request, too."""
+        """Refuses the call and counts it, even if it never became a request."""
         (self._inference or self._open()).fail(error)
 
     def abandon(self) -> None:
-        """Cancels the inference: its caller has disconnected, or its time is over."""
+        """Cancels the inference: its caller has disconnected, or its deadline has passed."""
         inference = self._inference or self._open()
         allowed_s = self._route.timeout_s
         if allowed_s is not None:
@@ -122,17 +122,17 @@ class InferenceCall(UnaryCall):
         inference.cancel("CANCELLED", ServingError("the caller cancelled the call"))
 
     def _open(self) -> Inference:
-        """For a call whose message says nothing."""
+        """Opens an inference for a call whose message could not be read."""
         route = self._route
         self._inference = route.path.open(
             self, time.monotonic(), route.given_id, "", "", route.traceparent
         )
         return self._inference
 
-    # What `Inference` calls.
+    # Called by `Inference`.
 
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
-        """Makes the arrays of the message's tensors."""
+        """Decodes the message's tensors into arrays."""
         request, raw = self._request, self._raw
         assert request is not None
         self._raw = None  # it views the body
@@ -174,7 +174,7 @@ class InferenceCall(UnaryCall):
         )
 
     def part(self, reply: InferReply) -> None:
-        """Writes the answer's message."""
+        """Sends the response message."""
         request, inference = self._request, self._inference
         assert request is not None
         assert inference is not None
@@ -189,21 +189,21 @@ class InferenceCall(UnaryCall):
             inference.write(message, reply, partial(self._send_parts, reply))
 
     def _send_parts(self, reply: InferReply, parts: list[Part]) -> None:
-        """Sends a large answer, which has been made in slices."""
+        """Sends a large response, which was serialised in slices."""
         inference = self._inference
         assert inference is not None
         inference.answered(reply)
         self.reply_in_parts(parts, http2_headers.write([(REQUEST_ID, inference.request_id)]))
 
     def fail(self, error: ServingError, *metadata: tuple[str, str]) -> None:
-        """Ends the call with an error's status and words, and the request's id."""
+        """Ends the call with an error's status and message, and the request's id."""
         inference = self._inference
         assert inference is not None
         super().fail(error, (REQUEST_ID, inference.request_id), *metadata)
 
 
 def secret_in(head: GrpcHead) -> str:
-    """The credential in a call's metadata; empty if there is none that can be read.
+    """Returns the credential in a call's metadata; empty if there is no readable one.
 
     Raises:
         InvalidRequestError: there are two.

@@ -1,6 +1,6 @@
 """Jobs over gRPC: `flambeau.v1.JobService` (protos/flambeau/v1/jobs.proto).
 
-In: its messages, on the event loop. Out: its answers; a `ServingError` becomes a gRPC status.
+In: its messages, on the event loop. Out: its responses; a `ServingError` becomes a gRPC status.
 """
 
 from google.protobuf.message import Message
@@ -24,16 +24,16 @@ from services.queueing.records import InferReply
 
 SERVICE = "flambeau.v1.JobService"
 MAX_WAITING = 64
-"""Calls that may wait for a job to be over. Those beyond get an answer at once."""
+"""Calls that may wait for a job to finish. Further ones are answered at once."""
 _RAW = pb.ModelInferRequest(raw_input_contents=[b""])
-"""Stands for a request whose answer is to be raw."""
+"""Stands for a request whose response has the raw form."""
 _JOB, _RESULT = b"\x0a", b"\x4a"
-"""Tags of `SubmitJobResponse.job` and `Job.result`. Source: Protocol Buffers, encoding: what an
-embedded message has in several places is put together."""
+"""Tags of `SubmitJobResponse.job` and `Job.result`. Source: Protocol Buffers, encoding: several
+occurrences of an embedded message are merged."""
 
 
 class GrpcJobs:
-    """The calls; without a job service each of them refuses: this server keeps no jobs."""
+    """Handlers of the calls; without a job service each refuses: this server keeps no jobs."""
 
     def __init__(
         self, admission: Admission, accounting: RequestAccounting, service: JobService | None
@@ -44,7 +44,7 @@ class GrpcJobs:
         self._waiting = 0
 
     def calls(self) -> dict[str, tuple[SlowAnswer, type[Message]]]:
-        """By name: what answers a call, on the event loop, and what it is asked with."""
+        """Returns, by name, the handler of a call on the event loop and its message type."""
         return {
             "SubmitJob": (self._submit, jobs_pb.SubmitJobRequest),
             "GetJob": (self._get, jobs_pb.GetJobRequest),
@@ -57,7 +57,7 @@ class GrpcJobs:
 
         Raises:
             UnsupportedError: this server keeps no jobs.
-            InvalidRequestError: it is beyond a limit.
+            InvalidRequestError: it exceeds a limit.
         """
         if self._open_service:
             check_job_request(body)
@@ -138,11 +138,11 @@ class GrpcJobs:
         return [listed.SerializeToString()]
 
     async def _parts(self, job: Job, reserve: Reserve) -> list[Part]:
-        """A serialised `Job`."""
+        """Serialises a `Job`."""
         return [job_message(job).SerializeToString(), *await self._result(job, reserve)]
 
     async def _result(self, job: Job, reserve: Reserve) -> list[Part]:
-        """The serialised field `Job.result`; empty without a result."""
+        """Serialises the field `Job.result`; empty without a result."""
         if not isinstance(job.outcome, InferReply):
             return []
         encoded = grpc_codec.encode_serialized(job.outcome, _RAW, reserve)
@@ -153,7 +153,7 @@ class GrpcJobs:
 
 
 def job_message(job: Job) -> jobs_pb.Job:
-    """A job as a message, without its result."""
+    """Converts a job to a message, without its result."""
     message = jobs_pb.Job(
         id=job.id,
         model_name=job.lane.model,

@@ -1,7 +1,7 @@
-"""Large answers of gRPC, made in slices.
+"""Serialises large gRPC responses in slices.
 
-In: the outputs of an answer. Out: the parts of its message, views of the outputs' own arrays where
-their bytes are those of the wire. What is kept until the caller has read it is reserved.
+In: the outputs of a response. Out: the parts of its message, views of the outputs' own arrays if
+their bytes equal the wire format. Memory held until the caller has read it is reserved.
 
 Source: Protocol Buffers, encoding: a packed field may come in several pieces, and so may an
 embedded message; a parser puts them together.
@@ -36,17 +36,17 @@ CONTENTS_FIELDS = {
 }
 """The field of `InferTensorContents` for each datatype; FP16 and BF16 have none."""
 SlowAnswer = Callable[[Any, Principal, Reserve], Awaitable[list[Part]]]
-"""Answers a call that has to wait: gives the parts of the serialised message."""
+"""Handles a call and may await: returns the parts of the serialised message."""
 LARGE_BYTES = 256 * 1024
-"""Of raw data: what is smaller is copied in some 0.1 ms."""
+"""Size of raw data that counts as large: less is copied in some 0.1 ms."""
 _AS_THEY_LIE = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
-"""Datatypes whose packed elements are the bytes of the array, and the tags of their fields."""
+"""Datatypes whose packed elements equal the array's bytes, and the tags of their fields."""
 _OUTPUTS, _CONTENTS, _RAW = b"\x2a", b"\x2a", b"\x32"
 """Tags of `ModelInferResponse.outputs`, `InferOutputTensor.contents` and `raw_output_contents`."""
 
 
 def is_large_message(arrays: Sequence[Array], *, typed: bool) -> bool:
-    """True if writing these outputs takes so long that it is done in slices."""
+    """True if these outputs are large enough to be serialised in slices."""
     if typed:
         return any(map(is_large, arrays))
     return any(
@@ -62,13 +62,13 @@ def message_parts(
     *,
     typed: bool,
 ) -> Slices[list[Part]]:
-    """A serialised answer.
+    """Serialises a response.
 
     Args:
-        response: all of it but its outputs.
+        response: the response without its outputs.
         outputs: name, datatype and array of each.
-        reserve: asked before memory is kept.
-        typed: whether as typed contents.
+        reserve: reservation of memory.
+        typed: True for typed contents.
 
     Raises:
         BufferFullError: there is no room for it.
@@ -95,7 +95,7 @@ def message_parts(
 
 
 def values(datatype: str, array: Array) -> Sequence[object]:
-    """The elements of an array as typed contents take them."""
+    """Returns the elements of an array in the form of typed contents."""
     if datatype == "BYTES":
         return [as_bytes(element) for element in array.ravel()]
     found: list[object] = np.ascontiguousarray(array).ravel().tolist()
@@ -103,7 +103,7 @@ def values(datatype: str, array: Array) -> Sequence[object]:
 
 
 def _contents(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part]]:
-    """A serialised `InferTensorContents`."""
+    """Serialises an `InferTensorContents`."""
     if not array.size:
         return []
     tag = _AS_THEY_LIE.get(datatype)
@@ -122,7 +122,7 @@ def _contents(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
 
 
 def field_head(tag: bytes, size: int) -> bytes:
-    """What stands before the bytes of a field: its tag, and how many they are."""
+    """Returns the header of a field: its tag and its length in bytes."""
     out = bytearray(tag)
     while size > 0x7F:
         out.append(size & 0x7F | 0x80)

@@ -39,41 +39,41 @@ _JOB_REQUEST: Final = 1
 """The field of `SubmitJobRequest` that holds an inference (protos/flambeau/v1/jobs.proto)."""
 
 MAX_FIELDS = 1024
-"""Of a large message: its inputs, outputs, parameters and raw tensors, some 0.5 µs each."""
+"""Most fields of a large message: inputs, outputs, parameters and raw tensors, some 0.5 µs each."""
 MAX_INNER_FIELDS = 4 * MAX_FIELDS
-"""Of all large inputs of a large message together."""
+"""Most fields of all large inputs of a large message together."""
 MAX_TYPED_BYTES = 512 * 1024
-"""Of a large message, for protobuf: names, shapes, and contents other than FP32 and FP64. Half a
+"""Most bytes of a large message for protobuf: names, shapes, contents but FP32 and FP64. Half a
 million numbers of a byte each take it and NumPy some 30 ms."""
 _LEAST_VIEWED_BYTES = 16 * 1024
-"""Of an input; smaller ones are protobuf's, whatever they hold."""
+"""Size of an input that is viewed; protobuf parses smaller ones, whatever they hold."""
 
 
 def read_infer_request(
     body: Body,
 ) -> tuple[pb.ModelInferRequest, Sequence[bytes | memoryview | None]]:
-    """Reads a request, and its raw tensors beside it.
+    """Reads a request, and its raw tensors separately.
 
     Args:
-        body: it must not change any more, since the tensors may view it.
+        body: message, which must not change any more, since the tensors may view it.
 
     Returns:
-        The message, whose own `raw_input_contents` are as many, and may be empty; and their bytes,
-        or those of numbers that were sent as contents. None for an input whose contents are in the
-        message.
+        The message, whose own `raw_input_contents` have the same count and may be empty; and their
+        bytes, or those of numbers that were sent as contents. None for an input whose contents are
+        in the message.
 
     Raises:
-        InvalidRequestError: the bytes are not this message, or it is beyond a limit.
+        InvalidRequestError: the bytes are not this message, or it exceeds a limit.
     """
     if len(body) < MIN_VIEWED_BYTES:
         request = parsed(pb.ModelInferRequest, body)
-        if len(body) > MAX_FIELDS:  # each takes 2 bytes at least, and some µs to look at
+        if len(body) > MAX_FIELDS:  # each takes 2 bytes at least, and some µs to parse
             _Allowance().take(max(len(request.inputs), len(request.outputs)))
         return request, request.raw_input_contents
     message = memoryview(body)
     try:
         rest, raw, numbers = _split(message, _Allowance())
-    except (ValueError, IndexError):  # broken, or in a form that is protobuf's to judge
+    except (ValueError, IndexError):  # malformed, or in a form that only protobuf judges
         _check_typed(len(message))
         rest, raw, numbers = bytes(message), [], []
     _check_typed(len(rest))
@@ -92,7 +92,7 @@ def check_job_request(body: Body) -> None:
     """Checks the limits of an inference within a `SubmitJobRequest`.
 
     Raises:
-        InvalidRequestError: it is beyond one of them.
+        InvalidRequestError: it exceeds one of them.
     """
     if len(body) < MIN_VIEWED_BYTES:
         return
@@ -110,7 +110,7 @@ def check_job_request(body: Body) -> None:
 
 
 class _Allowance:
-    """Fields that may still be looked at in one message."""
+    """Number of fields that may still be parsed in one message."""
 
     __slots__ = ("_inner", "_left")
 
@@ -118,7 +118,7 @@ class _Allowance:
         self._left, self._inner = MAX_FIELDS, MAX_INNER_FIELDS
 
     def take(self, count: int = 1) -> None:
-        """Takes fields of the message itself.
+        """Counts fields of the message itself.
 
         Raises:
             InvalidRequestError: there are too many.
@@ -131,7 +131,7 @@ class _Allowance:
             )
 
     def take_inner(self) -> None:
-        """Takes a field of an input.
+        """Counts a field of an input.
 
         Raises:
             InvalidRequestError: there are too many.
@@ -168,20 +168,20 @@ def _check_counts(request: pb.ModelInferRequest, numbers: Sequence[memoryview | 
 def _split(
     message: memoryview, allowance: _Allowance
 ) -> tuple[bytes, list[memoryview], list[memoryview | None]]:
-    """A message without its raw tensors and numbers, and views of both.
+    """Splits a message into the part without raw tensors and numbers, and views of both.
 
     Args:
-        message: all of it.
-        allowance: for its fields.
+        message: the whole message.
+        allowance: allowance of its fields.
 
     Returns:
-        The message, with raw tensors that are empty; those of the message; and for each input the
+        The message with empty raw tensors; the raw tensors' views; and for each input the
         packed numbers of its contents, or None.
 
     Raises:
-        InvalidRequestError: it has too many fields, or too much that is neither.
-        ValueError: it breaks off, or has a field that protobuf has given up (a group).
-        IndexError: it breaks off.
+        InvalidRequestError: it has too many fields, or too many bytes of other fields.
+        ValueError: it is truncated, or has a deprecated field type (a group).
+        IndexError: it is truncated.
     """
     rest, begin = bytearray(), 0
     raw: list[memoryview] = []
@@ -205,7 +205,7 @@ def _split(
 def _split_input(
     message: memoryview, start: int, end: int, allowance: _Allowance
 ) -> tuple[bytes, memoryview | None]:
-    """An input without its numbers, and these; None if they are protobuf's to read."""
+    """Splits an input from its numbers; None in their place if protobuf must read them."""
     if end - start < _LEAST_VIEWED_BYTES:
         return b"", None
     rest, begin, datatype = bytearray(), start, ""
@@ -228,7 +228,7 @@ def _split_input(
 
 
 def _length(data: bytes) -> bytes:
-    """The length of a field as a varint."""
+    """Encodes the length of a field as a varint."""
     size, out = len(data), bytearray()
     while size > 127:
         out.append(size & 127 | 128)

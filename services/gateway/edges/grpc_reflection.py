@@ -1,4 +1,4 @@
-"""Reflection: what a server's calls and messages look like, for tools such as grpcurl.
+"""Reflection: describes the server's calls and messages to tools such as grpcurl.
 
 Source: https://github.com/grpc/grpc/blob/master/doc/server-reflection.md
 """
@@ -22,35 +22,35 @@ logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "grpc.reflection.v1alpha.ServerReflection"
 MAX_WAITING = 64
-"""Questions of one call that may wait for their answers, and answers for their caller."""
+"""Requests of one call that may wait for responses, and responses for their caller."""
 QUESTION_BYTES = 64
-"""Of memory for one that waits, beside what it says."""
+"""Memory of a waiting request beside its own bytes."""
 ANSWERS_A_LOAN = 8
-"""Each takes some 100 µs; then threads that run models may have the interpreter's lock."""
+"""Each takes some 100 µs; then inference threads may take the interpreter lock."""
 MAX_UNREAD_BYTES = 256 * 1024
-"""Of answers on one connection that wait for their caller: everybody may ask."""
+"""Unread responses of one connection: unauthenticated clients may ask."""
 
 
 class GrpcReflection:
-    """Answers by the descriptors of this process, one question in a turn of the event loop.
+    """Answers from the descriptors of this process, one request a turn of the event loop.
 
     Args:
-        services: their names.
+        services: names of the services.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = tuple(services)
         self._servicer: Any = None
         self._asking: deque[_Questions] = deque()
-        """Calls by their questions, in order."""
+        """The call of each waiting request, in order."""
         self._task: asyncio.Task[None] | None = None
 
     def open(self, connection: CallConnection, head: GrpcHead, stream: int) -> "_Questions":
-        """A call that answers one question after the other."""
+        """Opens a call that answers one request after the other."""
         return _Questions(self, connection, head, stream)
 
     def ask(self, call: "_Questions") -> None:
-        """A call has one more question."""
+        """Queues one more request of a call."""
         self._asking.append(call)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._answer_all())
@@ -73,10 +73,10 @@ class GrpcReflection:
                     lend_lock()
 
     async def _answer(self, message: bytes) -> bytes:
-        """Answers one question; grpcio, which is not needed else, is imported for the first.
+        """Answers one request; the first one imports grpcio, which nothing else needs.
 
         Raises:
-            InvalidRequestError: it is none.
+            InvalidRequestError: it cannot be parsed.
         """
         question = parsed(pb.ServerReflectionRequest, message)
         if self._servicer is None:
@@ -92,10 +92,10 @@ class GrpcReflection:
 
 
 class _Questions(Call):
-    """A call of many messages, each with an answer.
+    """A streaming call with one response for each message.
 
     Attributes:
-        waiting: questions without an answer, as they came: read, each takes ten times the memory.
+        waiting: unanswered requests, unparsed: a parsed one takes ten times the memory.
     """
 
     __slots__ = ("_reflection", "_waiting_bytes", "waiting")
@@ -109,7 +109,7 @@ class _Questions(Call):
         self._waiting_bytes = 0
 
     def take(self, message: Body) -> None:
-        """A question."""
+        """Receives a request."""
         self._check_read()
         if len(self.waiting) + len(self.unsent or ()) >= MAX_WAITING:
             raise InvalidRequestError(f"over {MAX_WAITING} questions at once; await the answers")
@@ -120,7 +120,7 @@ class _Questions(Call):
         self._reflection.ask(self)
 
     def answer(self, answer: bytes) -> None:
-        """The first question has its answer, unless nobody waits for it any more."""
+        """Sends the response of the first request, unless the caller has disconnected."""
         if self.is_over:
             return
         try:
@@ -136,16 +136,16 @@ class _Questions(Call):
                 self.finish()
 
     def end_input(self) -> None:
-        """There are no more questions."""
+        """Records that no more requests will arrive."""
         if not self.waiting:
             self.finish()
 
     def abandon(self) -> None:
-        """Nobody waits for answers."""
+        """Drops the call: its caller has disconnected."""
         self.waiting.clear()
 
     def forget_input(self) -> None:
-        """Questions, too."""
+        """Drops the buffered input, including waiting requests."""
         super().forget_input()
         self.connection.unfinished_bytes -= self._waiting_bytes
         self._waiting_bytes = 0

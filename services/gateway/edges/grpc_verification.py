@@ -1,6 +1,6 @@
 """Verifications over gRPC, by protos/flambeau/v1/verification.proto.
 
-In: its messages, on the event loop. Out: its answers; a `ServingError` becomes a gRPC status.
+In: its messages, on the event loop. Out: its responses; a `ServingError` becomes a gRPC status.
 """
 
 from google.protobuf.message import Message
@@ -17,24 +17,24 @@ from services.queueing.verification_records import Verified
 
 SERVICE = "flambeau.v1.VerificationService"
 ACT = "verify"
-"""As the audit log has it."""
+"""The act's name in the audit log."""
 
 
 class GrpcVerification:
-    """The calls."""
+    """Handlers of the verification calls."""
 
     def __init__(self, service: VerificationService) -> None:
         self._service = service
 
     def calls(self) -> dict[str, tuple[SlowAnswer, type[Message]]]:
-        """By name: what answers a call, on the event loop, and what it is asked with."""
+        """Returns, by name, the handler of a call on the event loop and its message type."""
         return {"VerifyModel": (self._verify, pb.VerifyModelRequest)}
 
     def check(self, peer: str, *, is_known: bool) -> None:
-        """Refuses who may not ask; gRPC's threads call this before anything else.
+        """Refuses callers without permission; called before anything else.
 
         Raises:
-            ForbiddenError: the caller is a stranger.
+            ForbiddenError: the caller may not ask for verifications.
         """
         with refusals_audited(ACT, "", "", peer):
             self._service.check(peer, is_known=is_known)
@@ -58,7 +58,7 @@ class GrpcVerification:
 
 
 def verification_message(found: Verification) -> pb.Verification:
-    """A verification as a message."""
+    """Converts a verification to a message."""
     message = pb.Verification(
         id=found.id,
         over=found.outcome is not None,

@@ -1,9 +1,9 @@
 """Jobs over REST.
 
-POST   /v2/models/M[/versions/V]/jobs   the body of an inference; answers 202 and the job
+POST   /v2/models/M[/versions/V]/jobs   submits the body of an inference; answers 202 and the job
 GET    /v2/models/M/jobs                the model's jobs, the newest first
-GET    /v2/jobs/ID[?wait=30s]           the job; with `wait`, once it is over or the time is up
-GET    /v2/jobs/ID/result               what an inference would have answered
+GET    /v2/jobs/ID[?wait=30s]           the job; with `wait`, once it finished or the wait expired
+GET    /v2/jobs/ID/result               the response of the inference
 DELETE /v2/jobs/ID                      cancels it
 """
 
@@ -47,7 +47,7 @@ _IN_BINARY = RestRequest(inputs=(), binary_by_default=True)
 
 
 class JobRoutes:
-    """The routes; without a job service each of them refuses: this server keeps no jobs."""
+    """The routes of jobs; without a job service each refuses: this server keeps no jobs."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class JobRoutes:
         self._service = service
 
     def routes(self) -> list[Route]:
-        """For an application that turns errors into answers."""
+        """Returns the routes, for an application that turns errors into responses."""
         calls: dict[str, dict[str, JobCall]] = {
             "/v2/models/{model}/jobs": {"POST": self._submit, "GET": self._list},
             "/v2/models/{model}/versions/{version}/jobs": {"POST": self._submit},
@@ -102,7 +102,7 @@ class JobRoutes:
     async def _hand_in(
         self, service: JobService, request: Request, principal: Principal
     ) -> tuple[Job, bool]:
-        """Reads a job and hands it in; as `JobService.submit`."""
+        """Reads a job and submits it; returns as `JobService.submit`."""
         model, version = request.path_params["model"], request.path_params.get("version", "")
         principal.require("infer", model)
         signature = self._admission.directory.resolve(model, version)[1]
@@ -112,7 +112,7 @@ class JobRoutes:
         wanted = rest_codec.decode(body, header_length, signature, check, request.scope[RESERVE])
         if not isinstance(wanted, RestRequest):
             wanted = await self._admission.work.run(wanted, len(body))
-        del body  # what no array views is charged no more
+        del body  # bytes that no array views are released
         given_id = wanted.id or request.headers.get(REQUEST_ID, "")
         call = InferCall(
             request_id=self._accounting.safe_id(given_id)
@@ -193,7 +193,7 @@ class JobRoutes:
         return await self._with_result(job, request)
 
     async def _with_result(self, job: Job, request: Request, status: int = 200) -> Response:
-        """A job and its answer, which is as an inference's; its URL, where JSON cannot say it."""
+        """Returns a job with its result as an inference's; a URL if JSON cannot hold it."""
         found = job_document(job)
         if isinstance(job.outcome, InferReply):
             try:
@@ -208,7 +208,7 @@ class JobRoutes:
     async def _encoded(
         self, reply: InferReply, form: RestRequest, request: Request
     ) -> rest_codec.RestBody:
-        """An answer; the request reserves what is large of it."""
+        """Encodes a result; the request reserves the memory of a large one."""
         body = rest_codec.encode(reply, form, request.scope[RESERVE])
         return (
             body if isinstance(body, rest_codec.RestBody) else await self._admission.work.run(body)
@@ -216,7 +216,7 @@ class JobRoutes:
 
 
 class _PartsResponse(Response):
-    """A response that is not joined: the parts of a large one view its arrays."""
+    """A response whose parts are not joined: those of a large one view its arrays."""
 
     def __init__(
         self, parts: Sequence[bytes | memoryview], status: int = 200, media_type: str = _JSON
@@ -235,7 +235,7 @@ class _PartsResponse(Response):
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns once the caller has hung up."""
+    """Returns once the caller has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -6,7 +6,7 @@ Rules: only this thread runs the backend; a batch that fails because of its inpu
 by entry, so that one bad request never fails the others; a batch that fails because of the device
 is not rerun, unless the device was a worker process that died: the process is restarted, and each
 entry is retried once; a dead entry is not rerun; the event loop has CPU priority over the thread
-of the backend (docs/adr/0034).
+of the backend (docs/adr/0045).
 """
 
 import asyncio

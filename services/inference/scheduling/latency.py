@@ -39,7 +39,7 @@ HANDLING_S = 1e-4
 COLD_SHARE = 0.05
 MOST_COLD_S = 4e-4
 """Additional cost where a run evicts the event loop's data from the CPU caches: `COLD_SHARE` of
-the run, up to this many seconds (docs/adr/0035)."""
+the run, up to this many seconds (docs/adr/0045)."""
 SHORTEST_S = 1e-9
 
 

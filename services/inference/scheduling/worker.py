@@ -9,8 +9,6 @@ answered with an error; everything except the backend's run happens on the event
 """
 
 import asyncio
-import dataclasses
-import functools
 import logging
 import math
 import time
@@ -20,11 +18,11 @@ from dataclasses import dataclass
 from model_store.signature import Signature
 from services.errors import BackendError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
-from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_traces import trace_batch
 from services.inference.scheduling.batcher import Batch, Batcher, BatchRules
 from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.instance import BatchReport, Instance
+from services.inference.scheduling.instance_pool import InstancePool
 from services.inference.scheduling.latency import LatencyModel
 from services.queueing.memory_queue import Entry, deadline_exceeded
 from services.queueing.records import LOWEST_PRIORITY, InferReply, Lane
@@ -33,8 +31,6 @@ from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.worker")
 
-REOPEN_AFTER_S = 5.0
-"""Delay before a retry to open a backend that could not be opened."""
 DOUBT_EVERY_S = 1.0
 """Shortest interval at which an idle lane that refuses a request lowers its estimate by a tenth."""
 ANSWERS_AT_ONCE = 32
@@ -81,14 +77,14 @@ class Worker:
         self._batcher = Batcher(plan.rules, plan.latency)
         self._background = Batcher(plan.rules, plan.latency)
         """Jobs, which run while no other requests wait for the device."""
-        self._arrays = BatchArrays(plan.lane, plan.signature)
         self._datatypes = {spec.name: spec.datatype for spec in plan.signature.outputs}
         self._loop = asyncio.get_running_loop()
-        self._idle: list[Instance] = []
-        self._busy: set[Instance] = set()
-        self._opening: set[Instance] = set()
-        self._leaving: list[Instance] = []
-        """Instances of a replaced artifact; each ends after its last batch."""
+        self._pool = InstancePool(
+            plan.lane, plan.signature, plan.rules, plan.backends, plan.reopen,
+            plan.execution_timeout_s, self,
+        )  # fmt: skip
+        self._idle, self._busy = self._pool.idle, self._pool.busy
+        self._instances = len(plan.backends)
         self._answering = 0
         """Batches that have run and still have unwritten responses."""
         self._asked = False
@@ -100,7 +96,6 @@ class Worker:
         self._run_share = 1.0
         """Share of a batch's time that the backend runs. The rest is spent between the event loop
         and the thread, and does not use the device."""
-        self._watchdog: asyncio.TimerHandle | None = None
         self._closing = False
         self._emptied = asyncio.Event()
         self._doubted_at = 0.0
@@ -112,7 +107,6 @@ class Worker:
         self._queue_seconds = metrics.queue_seconds.labels(*labels)
         self._execution_seconds = metrics.execution_seconds.labels(*labels)
         self._batch_rows = metrics.batch_rows.labels(*labels)
-        self._idle.extend(self._instance(backend) for backend in plan.backends)
 
     @property
     def waiting(self) -> int:
@@ -122,7 +116,7 @@ class Worker:
     @property
     def capacity(self) -> int:
         """Most entries to hold here: those that run at once, and one batch more."""
-        return (len(self._plan.backends) + 1) * self._plan.rules.max_rows
+        return (self._instances + 1) * self._plan.rules.max_rows
 
     @property
     def spare_capacity(self) -> int:
@@ -132,7 +126,7 @@ class Worker:
     @property
     def row_s(self) -> float:
         """Seconds by which each waiting row delays the next, as learned; 0 if unknown."""
-        return self._batcher.row_s / len(self._plan.backends)
+        return self._batcher.row_s / self._instances
 
     @property
     def idle(self) -> bool:
@@ -220,13 +214,9 @@ class Worker:
 
     def _begin(self, batch: Batch, now: float) -> float:
         """Starts a batch on an idle instance. Returns the expected seconds of its run."""
-        instance = self._idle.pop()
-        self._busy.add(instance)
         expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
         self._queue_seconds.observe_all([now - entry.enqueued_at for entry in batch.entries])
-        instance.run(batch, expected_s)
-        if self._watchdog is None:
-            self._watch(self._plan.execution_timeout_s)
+        self._pool.begin(batch, expected_s)
         return expected_s
 
     def go_over_to(
@@ -244,30 +234,19 @@ class Worker:
             latency_s: seconds of one run by batch size.
             row_elements: input elements of the rows that `latency_s` was measured with.
         """
-        self._plan = dataclasses.replace(self._plan, backends=backends, reopen=reopen)
+        self._instances = len(backends)
         self._plan.latency.begin_anew(latency_s, row_elements)
-        for instance in (*self._idle, *self._busy, *self._opening):
-            instance.retired = True
-        for instance in (*self._idle, *self._opening):
-            instance.stop()
-        self._leaving += [*self._idle, *self._busy]
-        self._opening.clear()
-        self._idle = [self._instance(backend) for backend in backends]
-        self._ask_background()
-        self._turns.ask(self)
+        self._pool.replace(backends, reopen)
+        self.opened()
 
     async def run(self) -> None:
         """Waits until the lane is closed and all requests are answered; closes the backends."""
         await self._emptied.wait()
         self._turns.leave(self)
-        for timer in (self._timer, self._pause, self._watchdog, self._background_timer):
+        for timer in (self._timer, self._pause, self._background_timer):
             if timer is not None:
                 timer.cancel()
-        for instance in (*self._idle, *self._opening):
-            instance.stop()
-        for instance in (*self._idle, *self._leaving):
-            if not instance.abandoned:
-                await asyncio.to_thread(instance.join)
+        await self._pool.end()
 
     def close(self) -> None:
         """Closes the lane to new requests; `run` ends once all requests are answered."""
@@ -276,9 +255,7 @@ class Worker:
 
     def abandon_runs(self) -> None:
         """Abandons running batches whose requests were answered, because the process is exiting."""
-        for instance in list(self._busy):
-            self._busy.discard(instance)
-            instance.abandon()
+        self._pool.abandon_runs()
         self._look_whether_emptied()
 
     def _background_time(self) -> None:
@@ -327,14 +304,7 @@ class Worker:
 
     def frees_at(self) -> float:
         """Returns a cautious estimate of the first running batch's end; see `Runner`."""
-        return min(
-            (
-                i.started_at + i.batch.curve.cautious_s(i.batch.padded_rows)
-                for i in self._busy
-                if i.batch is not None
-            ),
-            default=0.0,
-        )
+        return self._pool.frees_at()
 
     def _free_in(self, now: float, run_s: float) -> float:
         """Returns the expected seconds until an instance and a slot of the device are free."""
@@ -345,26 +315,13 @@ class Worker:
             slot_at = min(self._pauses_until, turns.frees_at(math.inf))
         return max(instance_at - now, slot_at - now, 0.0)
 
-    def _finished(
-        self, instance: Instance, batch: Batch | None, report: BatchReport | Exception | None
-    ) -> None:
-        """Handles an instance's callback: a batch was run, or a backend was or was not opened."""
-        if instance.abandoned:
-            return
-        if batch is None or not isinstance(report, BatchReport):
-            self._opened(instance, report if isinstance(report, Exception) else None)
-            return
+    def ran(self, instance: Instance, batch: Batch, report: BatchReport) -> None:
+        """A batch was run, and its instance is free."""
         now = time.monotonic()
         given_at = instance.given_at
         took_s = now - given_at
         self._learn(batch, report, took_s)
         self._pauses_until = now + PAUSE * took_s
-        self._busy.discard(instance)
-        instance.batch = None
-        if instance.retired:
-            instance.stop()
-        else:
-            self._idle.append(instance)
         # Starts the next batch first: it runs while these responses are written.
         self._give_turn_back(instance, report.seconds)
         self._answering += 1
@@ -427,42 +384,21 @@ class Worker:
         if self._closing and self.idle:
             self._emptied.set()
 
-    def _instance(self, backend: Backend | None) -> Instance:
-        plan = self._plan
-        restarted = functools.partial(self._count_restart, "died")
-        return Instance(
-            plan.lane, self._arrays, plan.rules, backend, plan.reopen, self._finished, restarted
-        )
+    # Called by the pool, besides `ran`.
 
-    def _count_restart(self, reason: str) -> None:
-        self._metrics.worker_restarts.labels(*self._labels, reason).inc()
+    @property
+    def needs_instances(self) -> bool:
+        """True unless the lane is closed and nothing waits."""
+        return bool(not self._closing or self._batcher.waiting or self._background.waiting)
 
-    def _watch(self, delay_s: float) -> None:
-        self._watchdog = self._loop.call_later(delay_s, self._look_for_blocked)
+    def opened(self) -> None:
+        """An instance became idle."""
+        self._ask_background()
+        self._turns.ask(self)
 
-    def _look_for_blocked(self) -> None:
-        """Abandons instances that block, and reschedules itself while any instance is running."""
-        self._watchdog = None
-        limit_s, now = self._plan.execution_timeout_s, time.monotonic()
-        for instance in [i for i in self._busy if i.running_s(now) >= limit_s]:
-            self._give_up(instance)
-        if self._busy:
-            self._watch(max(limit_s - max(i.running_s(now) for i in self._busy), 0.001))
-
-    def _give_up(self, instance: Instance) -> None:
-        batch = instance.batch
-        assert batch is not None
+    def blocked(self, instance: Instance, batch: Batch) -> None:
+        """An instance was abandoned, with its batch, because it did not finish in time."""
         limit_s = self._plan.execution_timeout_s
-        logger.error(
-            "backend blocks; giving its thread up and starting another",
-            extra={"model": self._lane.model, "version": self._lane.version,
-                   "requests": len(batch.entries), "execution_timeout_s": limit_s},
-        )  # fmt: skip
-        self._busy.discard(instance)
-        instance.abandon()
-        self._count_restart("blocked")
-        if not instance.retired:
-            self._open_another()
         for entry in batch.entries:
             entry.finish(
                 BackendError(
@@ -473,23 +409,6 @@ class Worker:
         self._turns.done(self, instance.expected_s, limit_s)
         self._look_whether_emptied()
 
-    def _open_another(self) -> None:
-        if not self._closing or self._batcher.waiting or self._background.waiting:
-            self._opening.add(self._instance(None))
-
-    def _opened(self, instance: Instance, error: Exception | None) -> None:
-        self._opening.discard(instance)
-        if self._emptied.is_set() or instance.retired:
-            return  # it was stopped
-        if error is None:
-            self._idle.append(instance)
-            self._ask_background()
-            self._turns.ask(self)
-            return
-        logger.error(
-            "no backend could be opened; trying again",
-            extra={"model": self._lane.model, "version": self._lane.version,
-                   "retry_s": REOPEN_AFTER_S},
-            exc_info=error,
-        )  # fmt: skip
-        self._loop.call_later(REOPEN_AFTER_S, self._open_another)
+    def count_restart(self, reason: str) -> None:
+        """Counts a backend that is opened again."""
+        self._metrics.worker_restarts.labels(*self._labels, reason).inc()

@@ -16,6 +16,7 @@ from services.errors import (
     WorkerProcessDiedError,
     WouldMissDeadlineError,
 )
+from services.inference.scheduling import instance_pool
 from services.inference.scheduling import worker as worker_module
 from services.queueing.records import JOB_PRIORITY, InferReply
 from tests.fixtures.fake_backends import (
@@ -367,7 +368,7 @@ async def test_a_backend_that_blocks_is_given_up_and_replaced() -> None:
 
 
 async def test_opening_is_tried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "REOPEN_AFTER_S", 0.001)
+    monkeypatch.setattr(instance_pool, "REOPEN_AFTER_S", 0.001)
     no_memory, next_one = OSError("no memory"), DoublingBackend()
     async with running(
         DoublingBackend(), reopened=[no_memory, no_memory, next_one], execution_timeout_s=0.02
