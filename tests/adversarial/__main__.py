@@ -14,7 +14,7 @@ from tests.adversarial.victim import MIB, budget_bytes
 
 
 def main() -> int:
-    """Runs, and prints the table. Returns the exit code."""
+    """Runs the attacks, and prints the table. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.adversarial", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each attack")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))

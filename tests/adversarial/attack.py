@@ -1,4 +1,4 @@
-"""An attack, and what it is given: the server's addresses, a count of answers, and the time."""
+"""An attack, and its environment: the server's addresses, a count of responses, and the time."""
 
 import asyncio
 import contextlib
@@ -29,9 +29,9 @@ class Attack:
     """One row of the table.
 
     Attributes:
-        name: of the row; unique.
-        run: one round of it.
-        victim: the server it is for: `open` to everybody; `keyed`, which asks for credentials;
+        name: name of the row; unique.
+        run: coroutine function of one round.
+        victim: target server: `open` without authentication; `keyed`, which requires credentials;
             one that speaks `tls`; or one that is `split` into a gateway and a worker with Redis
             between them.
     """
@@ -42,18 +42,18 @@ class Attack:
 
     @property
     def family(self) -> str:
-        """What its name begins with; the attacks of one family have a server of their own."""
+        """Prefix of its name; the attacks of one family have a server of their own."""
         return self.name.partition(":")[0]
 
 
 class Peer:
-    """A connection to the server, as bytes."""
+    """A connection to the server, at the level of bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def send(self, *parts: bytes) -> None:
-        """Writes, and waits until the system has taken it.
+        """Writes, and waits until the system has accepted the data.
 
         Raises:
             ConnectionError: the server has closed the connection.
@@ -62,11 +62,11 @@ class Peer:
         await self.writer.drain()
 
     async def status(self) -> str:
-        """The status of the next HTTP/1 answer, which is read whole; `closed` if there is none."""
+        """Returns the status of the next HTTP/1 response, read whole; `closed` if there is none."""
         return (await self.answer())[0]
 
     async def answer(self) -> tuple[str, bytes]:
-        """The status of the next HTTP/1 answer and its body."""
+        """Returns the status of the next HTTP/1 response and its body."""
         body = b""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -84,15 +84,15 @@ class Peer:
 
 @dataclass(slots=True)
 class Target:
-    """What an attack is aimed at.
+    """The target of an attack.
 
     Attributes:
         server: the running server.
         store: its store; an attack that adds a model removes it in the end.
-        key: a credential of a caller, where the server asks for one.
-        ends_at: when the attack is over, by `time.monotonic`.
-        outcomes: what was answered, by status or name of a code.
-        wrong_answers: told by the attack.
+        key: credential of a client, if the server requires one.
+        ends_at: end of the attack, by `time.monotonic`.
+        outcomes: counts of responses, by status or name of a code.
+        wrong_answers: wrong responses that the attack reported.
     """
 
     server: ServerProcess
@@ -104,39 +104,39 @@ class Target:
 
     @property
     def http_port(self) -> int:
-        """REST."""
+        """Port of REST."""
         return self.server.http_port
 
     @property
     def grpc_port(self) -> int:
-        """gRPC."""
+        """Port of gRPC."""
         return self.server.grpc_port
 
     @property
     def over(self) -> bool:
-        """Whether the attack's time is over."""
+        """True if the attack's time is over."""
         return time.monotonic() >= self.ends_at
 
     def count(self, outcome: str, times: int = 1) -> None:
-        """Counts an answer."""
+        """Counts a response."""
         self.outcomes[outcome] += times
 
     def wrong(self, what: str) -> None:
-        """Tells of an answer that is wrong."""
+        """Reports a wrong response."""
         self.wrong_answers.append(what)
 
     @contextlib.asynccontextmanager
     async def connection(
         self, port: int, receive_bytes: int = 2**16, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[Peer]:
-        """A connection, closed at the end. One that the server closes inside is counted.
+        """Opens a connection, closed at the end. Counts a connection that the server closes inside.
 
-        One that is not to be had is counted, too, and ends the round: `OSError`.
+        A failed connection attempt is counted, too, and ends the round: `OSError`.
 
         Args:
-            port: of the server.
-            receive_bytes: read ahead of what the attack asks for.
-            tls: for a server that wants it.
+            port: port of the server.
+            receive_bytes: size of the buffer for data that the attack has not read.
+            tls: TLS context for a server that requires it.
         """
         try:
             reader, writer = await asyncio.open_connection(
@@ -153,12 +153,12 @@ class Target:
             await _close(writer)
 
     async def post(self, path: str, body: bytes, *fields: str) -> tuple[str, bytes]:
-        """One POST of HTTP/1 on a connection of its own; its status is counted, and returned.
+        """Sends one HTTP/1 POST on a new connection; counts and returns its status.
 
         Args:
-            path: of the request.
-            body: sent whole.
-            fields: further header lines.
+            path: path of the request.
+            body: body, sent whole.
+            fields: additional header lines.
         """
         lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *fields]
         answer = "closed", b""
@@ -172,7 +172,7 @@ class Target:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection, although its peer may have stopped reading what is still to be sent."""
+    """Closes a connection, even if its peer has stopped reading pending data."""
     writer.close()
     try:
         with contextlib.suppress(ConnectionError, ssl.SSLError, TimeoutError):
@@ -184,7 +184,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 def all_attacks() -> list[Attack]:
-    """Every attack of every module `attacks_*` of this folder, by module and in its order."""
+    """Returns every attack of every module `attacks_*` of this folder, by module and in its order."""
     folder = str(Path(__file__).parent)
     found: list[Attack] = []
     for module in sorted(info.name for info in pkgutil.iter_modules([folder])):

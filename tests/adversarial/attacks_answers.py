@@ -1,7 +1,7 @@
-"""Answers that are much larger than what asks for them, read, left unread, or given up.
+"""Responses that are much larger than their requests: read, left unread, or aborted.
 
-The model `typed` gives back its inputs: 60 MiB that came as 60 KiB of gzip, over REST as JSON of
-300 MB or as binary data, over gRPC raw or as typed contents.
+The model `typed` returns its inputs: 60 MiB sent as 60 KiB of gzip, over REST as JSON of 300 MB or
+as binary data, over gRPC raw or as typed contents.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ INT8, FP64 = "INT8", "FP64"
 
 @cache
 def _tensors(large: str) -> tuple[tuple[str, list[int], bytes], ...]:
-    """Datatype, shape and raw data of each input: one is large, the others have an element."""
+    """Returns datatype, shape and raw data of each input: one is large, the others have one element."""
     found = []
     for datatype in TYPED:
         size = 8 if datatype == FP64 else int("".join(filter(str.isdigit, datatype))) // 8
@@ -88,7 +88,7 @@ def _grpc_message(typed: bool) -> bytes:
 
 
 async def _take(target: Target, peer: Peer, is_read: bool) -> None:
-    """Reads the answer for a while, or leaves it; then resets the connection."""
+    """Reads the response for a while, or leaves it unread; then resets the connection."""
     try:
         if is_read:
             async with asyncio.timeout(4):
@@ -102,7 +102,7 @@ async def _take(target: Target, peer: Peer, is_read: bool) -> None:
 
 
 async def over_rest(target: Target, random: Random) -> None:
-    """Large answers of HTTP/1."""
+    """Requests large responses over HTTP/1."""
     request = _rest_request(random.choice((True, False)), random.choice((True, False)))
     is_read = random.choice((True, False))
     async with AsyncExitStack() as stack:
@@ -115,7 +115,7 @@ async def over_rest(target: Target, random: Random) -> None:
 
 
 async def over_grpc(target: Target, random: Random) -> None:
-    """Large answers of gRPC, within windows of any size."""
+    """Requests large responses over gRPC, with windows of any size."""
     asked = _grpc_message(random.choice((True, False)))
     window = random.choice((0, 65_535, 2**30))
     first = PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))

@@ -1,7 +1,7 @@
-"""Messages of gRPC that are cheap to send and dear to read; typed numbers that do not fit.
+"""gRPC messages that are cheap to send and expensive to parse; typed numbers out of range.
 
-Messages are written by hand, as no library would write them. Each is refused, or answered with what
-its numbers say: an answer of other numbers is told as wrong, and so is a fault of the server's.
+The messages are encoded by our own code, as no library would encode them. Each is refused, or
+answered with its own numbers: other numbers are reported as wrong, and so is a server error.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ CONTENTS = {
     "INT8": (2, "i1"), "INT16": (2, "i2"), "INT32": (2, "i4"), "INT64": (3, "i8"),
     "UINT8": (4, "u1"), "UINT16": (4, "u2"), "UINT32": (4, "u4"), "UINT64": (5, "u8"),
 }  # fmt: skip
-"""Of each datatype: the field of its contents, and NumPy's name."""
+"""Contents field and NumPy name of each datatype."""
 
 Make = Callable[[Random, int], bytes]
-"""A message of about so many bytes."""
+"""Creates a message of about that many bytes."""
 
 
 def varint(value: int) -> bytes:
-    """A number; negative ones as 64 bits."""
+    """Encodes a number; negative ones as 64 bits."""
     value &= 2**64 - 1
     out = b""
     while value > 127:
@@ -62,30 +62,30 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of bytes, text, a message or packed numbers."""
+    """Encodes a field of bytes, text, a message or packed numbers."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def tensor(name: str, datatype: str, shape: list[int], *more: bytes) -> bytes:
-    """An input."""
+    """Encodes an input."""
     packed = b"".join(map(varint, shape))
     parts = (field(1, name.encode()), field(2, datatype.encode()), field(3, packed), *more)
     return field(INPUT, b"".join(parts))
 
 
 def asking(*inputs: bytes, model: str = "linear") -> bytes:
-    """A request."""
+    """Encodes a request."""
     return field(MODEL, model.encode()) + b"".join(inputs)
 
 
 USUAL = asking(tensor("x", "FP32", [1, 4]), field(RAW, struct.pack("4f", 1, 2, 3, 4)))
 
 RIGHT = struct.pack("4f", 2, 4, 6, 8)
-"""In the answer to it, whatever is there besides."""
+"""Bytes in every correct response to it."""
 
 
 def many_fields(random: Random, size: int) -> bytes:
-    """Inputs, outputs, raw tensors or parameters of nothing, or a little."""
+    """Creates inputs, outputs, raw tensors or parameters that are empty or small."""
     parameter = field(1, b"p") + field(2, b"\x10\x01")
     content = random.choice((b"", b"", b"\x0a\x01x", parameter, tensor("x", "FP32", [1, 4])))
     unit = field(random.choice((PARAMETER, INPUT, OUTPUT, RAW, MODEL)), content)
@@ -93,14 +93,14 @@ def many_fields(random: Random, size: int) -> bytes:
 
 
 def fields_in_fields(random: Random, size: int) -> bytes:
-    """As many fields as may be, in each of as many inputs, or requests of a job, as may be."""
+    """Creates the maximum of fields in each of the maximum of inputs, or of requests of a job."""
     some = (varint(15 << 3) + b"\x01") * 1022 + field(15, bytes(random.choice((0, 16 * 1024))))
     unit = field(random.choice((INPUT, OUTPUT, PARAMETER, 1)), some)
     return random.choice((USUAL, b"")) + unit * (random.choice((size, 20 * MIB)) // len(unit) + 1)
 
 
 def many_contents(random: Random, size: int) -> bytes:
-    """An input of many contents, parameters or dimensions, packed or one by one."""
+    """Creates an input of many contents, parameters or dimensions, packed or one by one."""
     number = random.randrange(1, 9)
     one, text = varint(number << 3) + b"\x01", field(8, b"")
     content = random.choice(
@@ -115,7 +115,7 @@ def many_contents(random: Random, size: int) -> bytes:
 
 
 def deep(random: Random, size: int) -> bytes:
-    """Messages in messages, as fields that nobody knows, and groups that do not end."""
+    """Creates nested messages as unknown fields, and groups that do not end."""
     start = random.choice((b"\x7b", b"\x2b", b"\x0b"))
     if random.random() < 0.5:
         return random.choice((USUAL, b"")) + start * size
@@ -126,14 +126,14 @@ def deep(random: Random, size: int) -> bytes:
 
 
 def unknown(random: Random, size: int) -> bytes:
-    """Fields that nobody knows, of every wire type, known fields of a wrong one, no fields."""
+    """Creates unknown fields of every wire type, known fields of a wrong one, and no fields."""
     tag = varint(random.choice((0, 1, 5, 7, 15, 999, 2**29 - 1)) << 3 | random.randrange(8))
     unit = tag + random.choice((b"", b"\x00", b"\x80\x00", b"\xff" * 9 + b"\x01", bytes(8)))
     return random.choice((USUAL, b"")) + unit * (size // len(unit))
 
 
 def damaged(random: Random, size: int) -> bytes:
-    """A right message of some size with some bytes changed, or cut off."""
+    """Creates a valid message of some size with some bytes changed, or truncated."""
     rows = max(1, size // 16)
     raw = field(RAW, bytes(16 * rows))
     contents = field(5, field(6, bytes(16 * rows)))
@@ -150,7 +150,7 @@ def damaged(random: Random, size: int) -> bytes:
 
 
 def raw_texts(random: Random, size: int) -> bytes:
-    """BYTES whose lengths do not add up, or whose elements are without number."""
+    """Creates BYTES with inconsistent lengths, or with very many elements."""
     unit = random.choice((bytes(4), b"\x01\0\0\0a", b"\xff\xff\xff\xff", b"\x00\x00\x01\x00"))
     count = max(1, size // len(unit))
     claimed = random.choice((count + 1, count - 1, 2**18 + 1, 2**40))
@@ -160,7 +160,7 @@ def raw_texts(random: Random, size: int) -> bytes:
 
 
 def relatives(make: Make) -> Callable[[Target, Random], Awaitable[None]]:
-    """The attack by one kind of messages, over one connection or some, plain or compressed."""
+    """Returns the attack with one kind of messages, over several connections, plain or compressed."""
 
     async def one(target: Target, random: Random) -> None:
         contents = [make(random, random.choice(SIZES)) for _ in range(random.choice((1, 8)))]
@@ -183,7 +183,7 @@ def relatives(make: Make) -> Callable[[Target, Random], Awaitable[None]]:
 
 
 async def numbers_that_do_not_fit(target: Target, random: Random) -> None:
-    """Typed contents, in each integer type: within its range, at its ends, and beyond."""
+    """Sends typed contents in each integer type: within its range, at its ends, and beyond."""
     count = random.choice((1, 1, 3, 40))
     shape, inputs, fits = [1, count], [], True
     expected: dict[str, bytes] = {}
@@ -236,7 +236,7 @@ def _compare(target: Target, answer: bytes, expected: dict[str, bytes]) -> None:
 
 
 async def by_strangers(target: Target, random: Random) -> None:
-    """Any of the messages without a key, or with a wrong one: refused before it is read."""
+    """Sends any of the messages without a key, or with a wrong one: refused before it is parsed."""
     make = random.choice([make for _, make in KINDS])
     contents = [make(random, random.choice(SIZES)) for _ in range(4)]
     fields = random.choice(((), (("x-api-key", "wrong"),), (("authorization", "Bearer a.b.c"),)))
@@ -246,7 +246,7 @@ async def by_strangers(target: Target, random: Random) -> None:
 
 
 async def right_calls(target: Target, random: Random) -> None:
-    """Calls that are to be served, 4,000 at once on each connection; answers are read, or wait."""
+    """Sends valid calls, 4,000 at once on each connection; responses are read, or wait."""
     asked, coded = message(USUAL), block(GRPC_INFER)
     is_read = random.choice((True, False))
 

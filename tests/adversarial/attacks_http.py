@@ -1,4 +1,4 @@
-"""Bytes of HTTP/1 that cost a server more than they cost their sender."""
+"""HTTP/1 bytes that cost a server more than their sender."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ USUAL = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4
 
 
 async def bare_line_ends(target: Target, random: Random) -> None:
-    """Nothing but CRLFs, which RFC 9112 (2.2) has a server skip before a request."""
+    """Sends only CRLFs, which RFC 9112 (2.2) has a server skip before a request."""
     ends = b"\r\n" * random.choice((1, 1000, 32_000))
     async with target.connection(target.http_port) as peer:
         for _ in range(2_000):
@@ -35,16 +35,16 @@ async def bare_line_ends(target: Target, random: Random) -> None:
 
 
 async def chunks_that_are_requests(target: Target, random: Random) -> None:
-    """Bodies whose chunks are requests, each in a read of its own; they are to stay bodies."""
+    """Sends bodies with requests as chunks, each in a read of its own; they must remain bodies."""
     inner = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
     outer = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % PATH
     async with target.connection(target.http_port) as peer:
         await peer.send(inner)
-        target.count(await peer.status())  # now the head is known
+        target.count(await peer.status())  # now the head is parsed
         await peer.send(outer)
         for _ in range(random.randrange(1, 4)):
             for piece in (b"%x\r\n" % len(inner), inner, b"\r\n"):
-                await asyncio.sleep(0.02)  # or the system joins them
+                await asyncio.sleep(0.02)  # otherwise the system joins them
                 await peer.send(piece)
         await peer.send(b"0\r\n\r\n")
         status = await peer.status()
@@ -54,7 +54,7 @@ async def chunks_that_are_requests(target: Target, random: Random) -> None:
 
 
 async def many_connects(target: Target, random: Random) -> None:
-    """Connections by the hundred, beside calls by the thousand that keep the loop busy."""
+    """Opens hundreds of connections, beside thousands of calls that keep the event loop busy."""
     calls = [frame(HEADERS, END_HEADERS | END_STREAM, s, block("/a/b")) for s in range(1, 800, 2)]
 
     async def call() -> None:
@@ -77,7 +77,7 @@ async def many_connects(target: Target, random: Random) -> None:
 
 
 async def zipped_pipelines(target: Target, random: Random) -> None:
-    """Requests of a few hundred bytes that become some 64 KiB each, without waiting for answers."""
+    """Pipelines requests of a few hundred bytes that inflate to some 64 KiB each."""
     blanks = b" " * random.choice((8_000, 31_000, 65_000, 66_000))
     body = gzip.compress(random.choice((b"", USUAL)) + blanks)
     one = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\n" % PATH
@@ -87,7 +87,7 @@ async def zipped_pipelines(target: Target, random: Random) -> None:
         async with target.connection(target.http_port) as peer:
             reading = asyncio.create_task(read_away(target, peer))
             try:
-                with contextlib.suppress(TimeoutError):  # the server takes so much and no more
+                with contextlib.suppress(TimeoutError):  # the server's receive limit
                     async with asyncio.timeout(max(0.0, target.ends_at - time.monotonic())):
                         while True:
                             await peer.send(one * 32)

@@ -1,7 +1,7 @@
 """Floods of HTTP/2 frames that cost a server more than their sender, on one connection or more.
 
-A flood goes on until the server ends the connection. One that is served on, although it was longer
-than any client's (`http2/calm.py`), is told as wrong; so is an end by another error.
+A flood continues until the server closes the connection. A flood beyond the limits of any real
+client (`http2/calm.py`) that is still served is reported as wrong; so is another error code.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from tests.adversarial.http2_bytes import (
 )
 
 FLOOD_S, VERDICT_S = 3.0, 10.0
-"""How long a flood goes on at the most, and how long the server has to take what was sent."""
+"""Longest duration of a flood, and the server's time to process the sent data."""
 A_WRITE = 32 * 1024
-"""Bytes at once."""
+"""Bytes of one write."""
 MAX_SENT = 400_000
 MAX_CALMED, MAX_CALMED_A_SECOND = 2 * 65_536, 2 * 32_768
 """Frames beyond which no flood is served, if each of them is charged once."""
@@ -47,11 +47,11 @@ OPENING = PREFACE + frame(SETTINGS, 0, 0)
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 Flood = Callable[[Random], Iterator[bytes]]
-"""What is sent, piece by piece, each of one frame that is charged; the first opens the way."""
+"""Yields the data piece by piece, one charged frame each; the first piece is the preface."""
 
 
 def resets(random: Random) -> Iterator[bytes]:
-    """Calls that are broken off as soon as they are begun (CVE-2023-44487)."""
+    """Sends calls that are reset as soon as they begin (CVE-2023-44487)."""
     coded = block(random.choice((GRPC_INFER, LIVE, REFLECTION, "/no/Such")))
     yield b""
     for stream in itertools.count(1, 2):
@@ -59,7 +59,7 @@ def resets(random: Random) -> Iterator[bytes]:
 
 
 def faults(random: Random) -> Iterator[bytes]:
-    """Calls that break a rule, so that the server resets them (CVE-2025-8671)."""
+    """Sends calls that violate a rule, so that the server resets them (CVE-2025-8671)."""
     coded = block(GRPC_INFER)
     fault: Callable[[int], bytes] = random.choice(
         (lambda s: frame(WINDOW_UPDATE, 0, s, bytes(4)),
@@ -72,60 +72,60 @@ def faults(random: Random) -> Iterator[bytes]:
 
 
 def pings(random: Random) -> Iterator[bytes]:
-    """PING, or its answer, which nobody asked for."""
+    """Sends PING, or unsolicited acknowledgements."""
     yield b""
     yield from itertools.repeat(frame(PING, random.choice((0, 0, ACK)), 0, b"flooding"))
 
 
 def settings(random: Random) -> Iterator[bytes]:
-    """SETTINGS of nothing, of much, or of windows back and forth."""
+    """Sends SETTINGS that are empty, large, or change windows back and forth."""
     pairs = random.choice((b"", struct.pack(">HI", 4, 0), struct.pack(">HI", 4, 2**31 - 1)))
     yield b""
     yield from itertools.repeat(frame(SETTINGS, 0, 0, pairs * random.choice((1, 1, 200))))
 
 
 def priorities(random: Random) -> Iterator[bytes]:
-    """PRIORITY of streams that are there or not, or depend on themselves."""
+    """Sends PRIORITY of existing or unknown streams, or of streams that depend on themselves."""
     yield b""
     for stream in itertools.cycle(range(1, random.choice((3, 2001)), 2)):
         yield frame(PRIORITY, 0, stream, struct.pack(">IB", stream, 255))
 
 
 def empty_data(random: Random) -> Iterator[bytes]:
-    """DATA of nothing or a byte, of a call that goes on, or of one that is over."""
+    """Sends DATA of 0 or 1 byte, of an active call or a finished one."""
     yield frame(HEADERS, END_HEADERS, 1, block(random.choice((GRPC_INFER, "/no/Such"))))
     padded = random.random() < 0.3
     yield from itertools.repeat(frame(DATA, 8 * padded, 1, b"\x00" * padded))
 
 
 def window_updates(random: Random) -> Iterator[bytes]:
-    """Windows wider by a byte, of the connection or of a call."""
+    """Sends WINDOW_UPDATE by one byte, of the connection or of a call."""
     yield frame(HEADERS, END_HEADERS, 1, block(GRPC_INFER))
     yield from itertools.repeat(frame(WINDOW_UPDATE, 0, random.choice((0, 1)), b"\0\0\0\1"))
 
 
 def unknown_frames(random: Random) -> Iterator[bytes]:
-    """Frames of kinds that are to be passed over, and GOAWAY again and again."""
+    """Sends frames of unknown kinds, which must be ignored, and repeated GOAWAY."""
     yield b""
     kind = random.choice((GOAWAY, 10, 12, 64, 255))
     yield from itertools.repeat(frame(kind, 0, 0, bytes(8)))
 
 
 def late_trailers(random: Random) -> Iterator[bytes]:
-    """Header blocks of calls that are over."""
+    """Sends header blocks of finished calls."""
     coded = block("/no/Such")
     yield frame(HEADERS, END_HEADERS | END_STREAM, 1, coded)
     yield from itertools.repeat(frame(HEADERS, END_HEADERS | END_STREAM, 1, coded))
 
 
 def continuations(random: Random) -> Iterator[bytes]:
-    """CONTINUATION without an end (CVE-2024-27316), empty or of a few bytes."""
+    """Sends endless CONTINUATION (CVE-2024-27316), empty or of a few bytes."""
     yield frame(HEADERS, 0, 1, block(GRPC_INFER))
     yield from itertools.repeat(frame(CONTINUATION, 0, 1, random.choice((b"", b"\x20", b"\x82"))))
 
 
 async def _ended(target: Target, flood: Iterator[bytes]) -> None:
-    """Floods on one connection until the server ends it."""
+    """Floods one connection until the server closes it."""
     heard, sent, began = Heard(), 0, time.monotonic()
 
     def is_too_much() -> bool:
@@ -140,7 +140,7 @@ async def _ended(target: Target, flood: Iterator[bytes]) -> None:
                 count = max(1, A_WRITE // len(piece))
                 await peer.send(piece, *itertools.islice(flood, count - 1))
                 sent += count
-                await asyncio.sleep(0)  # what the server says is read, too
+                await asyncio.sleep(0)  # the server's frames are read, too
         await asyncio.wait([listening], timeout=VERDICT_S if is_too_much() else 0.1)
         is_closed = listening.done()
         listening.cancel()
@@ -161,7 +161,7 @@ def _goes_on(target: Target, began: float) -> bool:
 
 
 def flooding(flood: Flood) -> Callable[[Target, Random], Awaitable[None]]:
-    """The attack by one kind of frames."""
+    """Returns the attack with one kind of frames."""
 
     async def run(target: Target, random: Random) -> None:
         seeds = [Random(random.random()) for _ in range(random.choice((1, 1, 8)))]
@@ -171,13 +171,13 @@ def flooding(flood: Flood) -> Callable[[Target, Random], Awaitable[None]]:
 
 
 async def _read_away(peer: Peer) -> None:
-    with contextlib.suppress(ConnectionError):  # who sends on it counts that
+    with contextlib.suppress(ConnectionError):  # the sending task counts that
         while await peer.reader.read(65_536):
             pass
 
 
 async def header_bombs(target: Target, random: Random) -> None:
-    """One large field in the table, and blocks of nothing but references to it."""
+    """Sends one large field for the header table, and blocks that consist of references to it."""
     name, value = b"x-large", b"v" * random.choice((100, 3_900))
     field = b"\x40\x07" + name + _length(len(value)) + value
     usual = block(random.choice((GRPC_INFER, LIVE)))
@@ -194,7 +194,7 @@ async def header_bombs(target: Target, random: Random) -> None:
 
 
 def _length(size: int) -> bytes:
-    """A length in HPACK (RFC 7541, 5.1) of 7 bits."""
+    """Encodes a length in HPACK (RFC 7541, 5.1) with 7 bits."""
     if size < 127:
         return bytes([size])
     out, size = b"\x7f", size - 127
@@ -204,7 +204,7 @@ def _length(size: int) -> bytes:
 
 
 async def new_heads(target: Target, random: Random) -> None:
-    """Calls each of whose heads is new, with many fields: none is known from before."""
+    """Sends calls whose headers are all new, with many fields: no cached block matches."""
     async with target.connection(target.grpc_port) as peer:
         reading = asyncio.create_task(_read_away(peer))
         await peer.send(OPENING)
@@ -220,7 +220,7 @@ async def new_heads(target: Target, random: Random) -> None:
 
 
 async def torn_frames(target: Target, random: Random) -> None:
-    """Right frames, wrong ones and no frames at all, in pieces of any size."""
+    """Sends valid frames, invalid ones and random bytes, in pieces of any size."""
     for _ in range(20):
         if target.over:
             break
@@ -239,7 +239,7 @@ async def torn_frames(target: Target, random: Random) -> None:
 
 
 async def windows_of_waiting_calls(target: Target, random: Random) -> None:
-    """Thousands of answers that wait, and SETTINGS that have each of them looked at again."""
+    """Queues thousands of responses, and sends SETTINGS that affect each of their windows."""
     narrow, wide = (frame(SETTINGS, 0, 0, struct.pack(">HI", 4, n)) for n in (0, 1))
     coded = block("/inference.GRPCInferenceService/ServerMetadata")
     async with target.connection(target.grpc_port) as peer:

@@ -1,8 +1,8 @@
-"""Bodies of JSON that are cheap to send and dear to read, and their relatives.
+"""JSON bodies that are cheap to send and expensive to parse, and variants of them.
 
-A round of an attack sends the body that it is named after, plain or compressed, and then relatives
-of it, by one caller or several at once. They are refused, as a caller's fault or for want of room;
-or, where they are only unusual, answered with what Python's parser makes of them.
+A round of an attack sends the body in its name, plain or compressed, and then variants of it, from
+one client or several at once. They are refused, with a client error or for lack of capacity; valid
+but unusual bodies get the response that Python's parser implies.
 """
 
 import asyncio
@@ -21,30 +21,30 @@ MIB = 2**20
 LINEAR, TEXTS = "/v2/models/linear/infer", "/v2/models/texts/infer"
 REFUSALS = frozenset(("400", "413", "429", "503", "closed"))
 SIZES = (500, 3_000, 32_000, 33_000, 100_000, MIB, 4 * MIB)
-"""Bytes, about: the body is read at once or in slices, refused before or after it is parsed."""
+"""Approximate bytes: the body is parsed at once or in slices, refused before or after parsing."""
 RIGHT = [2.0, 4.0, 6.0, 8.0]
-"""The answer to `USUAL`, which members that nobody knows do not change."""
+"""Response to `USUAL`, unaffected by unknown members."""
 USUAL = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 
 Make = Callable[[Random, int], bytes]
-"""A body of about so many bytes."""
+"""Creates a body of about that many bytes."""
 
 
 def asking(
     data: bytes, shape: bytes = b"[1,4]", datatype: bytes = b"FP32", name: bytes = b"x"
 ) -> bytes:
-    """A request with this as its data, to `linear` unless its input has another name."""
+    """Returns a request with this data, to `linear` unless its input has another name."""
     start = b'{"inputs":[{"name":"%b","shape":%b,"datatype":"%b",' % (name, shape, datatype)
     return start + b'"data":%b}]}' % data
 
 
 def listed(unit: bytes, size: int) -> bytes:
-    """A list of one element, repeated for so many bytes."""
+    """Returns a list of one element, repeated for so many bytes."""
     return b"[" + (unit + b",") * max(1, size // (len(unit) + 1)) + unit + b"]"
 
 
 def put(random: Random, member: bytes) -> bytes:
-    """A request with more members than it needs, somewhere: `"a":1,"b":2`, or one of them."""
+    """Returns a request with extra members, at any place: `"a":1,"b":2`, or one of them."""
     place = random.randrange(4)
     if place == 0:
         return USUAL[:-1] + b"," + member + b"}"
@@ -56,7 +56,7 @@ def put(random: Random, member: bytes) -> bytes:
 
 
 def keys(random: Random, size: int) -> bytes:
-    """Members beyond counting, of one name or each of its own."""
+    """Creates very many members, with one name or different names."""
     value = random.choice((b"1", b"null", b"[]", b"{}", b'""', b'"' + b"v" * 200 + b'"'))
     name = random.choice((b"k%d", b"%d", b"k" * 100 + b"%d", b"inputs%d", b"\\u0061%d"))
     unit = len(name) + len(value) + 4
@@ -65,12 +65,12 @@ def keys(random: Random, size: int) -> bytes:
 
 
 def many_keys(_: Random) -> bytes:
-    """80,000 of them, which took 27 s."""
+    """Creates 80,000 keys, which once took 27 s."""
     return b"{" + b",".join(b'"k%d":1' % n for n in range(80_000)) + b"," + USUAL[1:]
 
 
 def empty_lists(random: Random, size: int) -> bytes:
-    """Lists and objects of nothing, where elements, inputs or anything may be."""
+    """Creates empty lists and objects, in place of elements, inputs or anything else."""
     unit = random.choice((b"[]", b"{}", b"[[]]", b"[],[]", b"[0]", b'""', b"null", b"[1,[]]"))
     many = listed(unit, size)
     place = random.randrange(5)
@@ -86,7 +86,7 @@ def empty_lists(random: Random, size: int) -> bytes:
 
 
 def wrong_shapes(random: Random, size: int) -> bytes:
-    """Numbers of another count, nesting or kind than their shape's; shapes that are none."""
+    """Creates numbers that do not match the count, nesting or kind of their shape; invalid shapes."""
     number = random.choice((b"0", b"1.5", b"-0.0", b"1e-320", b"123456789.123456789"))
     if random.random() < 0.5:
         shape = random.choice((b"[1,4]", b"[64,4]", b"[0,4]", b"[%d,4]" % (size // 4), b"[]"))
@@ -102,7 +102,7 @@ def wrong_shapes(random: Random, size: int) -> bytes:
 
 
 def nesting(random: Random, size: int) -> bytes:
-    """Lists in lists, or objects in objects, closed or not."""
+    """Creates nested lists or objects, closed or not."""
     opening, closing = random.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"data":', b"}]")))
     depth = max(300, size // (len(opening) + len(closing)))
     deep = opening * depth + b"1" + closing * random.choice((depth, depth - 1, 0))
@@ -119,7 +119,7 @@ def nesting(random: Random, size: int) -> bytes:
 
 
 def numbers(random: Random, size: int) -> bytes:
-    """Numbers of very many digits, or beyond every type; words that are not quite numbers."""
+    """Creates numbers with very many digits, or out of range of every type; invalid literals."""
     digits = bytes([random.randrange(49, 58)])
     long = random.choice((digits * size, b"1." + digits * size, b"1e" + digits * size))
     odd = random.choice((b"NaN", b"Infinity", b"-", b"01", b"1.", b".5", b"0x1", b"1e", b"+1"))
@@ -139,7 +139,7 @@ def numbers(random: Random, size: int) -> bytes:
 
 
 def entries(random: Random, size: int) -> bytes:
-    """Inputs, outputs or parameters by the thousand."""
+    """Creates thousands of inputs, outputs or parameters."""
     one = USUAL[len(b'{"inputs":[') : -2]
     kind = random.randrange(4)
     if kind == 0:
@@ -155,7 +155,7 @@ def entries(random: Random, size: int) -> bytes:
 
 
 def strings(random: Random, size: int) -> bytes:
-    """Texts that are long, of escapes alone, broken, or where none belongs."""
+    """Creates strings that are long, escaped throughout, invalid, or misplaced."""
     unit = random.choice(
         (b"a", b"\\\\", b'\\"', b"\\u0000", b"\\ud800", b"\xff", "é".encode(), b"[", b"\x01", b"\\")
     )
@@ -175,7 +175,7 @@ def strings(random: Random, size: int) -> bytes:
 
 
 def broken(random: Random, size: int) -> bytes:
-    """A right body of some size that is cut off, or goes on behind its end."""
+    """Creates a valid body of some size that is truncated, or has trailing data."""
     rows = max(1, size // 16)
     whole = asking(listed(b"1.5", 4 * (4 * rows - 1)), b"[%d,4]" % rows)
     if random.random() < 0.3:
@@ -184,7 +184,7 @@ def broken(random: Random, size: int) -> bytes:
 
 
 def doubled(random: Random, size: int) -> bytes:
-    """Keys that occur again and again, the last of which is wrong."""
+    """Creates repeated keys, the last of which is wrong."""
     key, value = random.choice(
         ((b"inputs", b"[]"), (b"data", b"[1,2,3]"), (b"shape", b"[4]"), (b"data", b"[[],[]]"))
     )
@@ -195,7 +195,7 @@ def doubled(random: Random, size: int) -> bytes:
 
 
 def texts(random: Random, size: int) -> bytes:
-    """BYTES as JSON: all is converted until the last element, which is none; or their count."""
+    """Creates BYTES as JSON: an invalid last element after many valid ones; or a wrong count."""
     unit = random.choice(
         (b'""', b'"a"', b'"\\u00e9\\n"', '"é"'.encode(), b'"' + b"t" * 3000 + b'"')
     )
@@ -209,13 +209,13 @@ def texts(random: Random, size: int) -> bytes:
 
 @functools.lru_cache(maxsize=8)
 def large_lists(size: int, unit: bytes, packed: bool) -> bytes:
-    """16 MiB of `[],[],` took 6 s and 1 GiB; 60 MiB of it in 59 KiB, 20 s and 3.5 GiB."""
+    """Creates `[],[],`: 16 MiB once took 6 s and 1 GiB; 60 MiB of it in 59 KiB, 20 s and 3.5 GiB."""
     body = asking(listed(unit, size))
     return gzip.compress(body, 9) if packed else body
 
 
 async def _refused(target: Target, body: bytes, *fields: str, path: str = LINEAR) -> None:
-    """Sends a body that is refused, unless it has all of `USUAL`."""
+    """Sends a body that must be refused, unless it has all of `USUAL`."""
     if target.key:
         fields += (f"x-api-key: {target.key}",)
     status, said = await target.post(path, body, *fields)
@@ -226,7 +226,7 @@ async def _refused(target: Target, body: bytes, *fields: str, path: str = LINEAR
 
 
 async def _send(target: Target, random: Random, body: bytes, path: str) -> None:
-    """The same, as it is or compressed."""
+    """Sends the same, plain or compressed."""
     encoding = random.choice(("", "", "gzip", "deflate"))
     if not encoding:
         await _refused(target, body, path=path)
@@ -238,12 +238,12 @@ async def _send(target: Target, random: Random, body: bytes, path: str) -> None:
 def relatives(
     make: Make, named: Callable[[Random], bytes] | None = None, path: str = LINEAR
 ) -> Callable[[Target, Random], Awaitable[None]]:
-    """The attack by one kind of bodies.
+    """Returns the attack with one kind of bodies.
 
     Args:
-        make: a body.
-        named: the body that the attack is named after, which each round sends first.
-        path: asked.
+        make: creates a body.
+        named: body that names the attack, sent first in each round.
+        path: path of the request.
     """
 
     async def run(target: Target, random: Random) -> None:
@@ -256,7 +256,7 @@ def relatives(
 
 
 async def large_empty_lists(target: Target, random: Random) -> None:
-    """16 MiB as they are, and 60 MiB compressed, by some callers at once."""
+    """Sends 16 MiB plain, and 60 MiB compressed, from several clients at once."""
     unit = random.choice((b"[]", b"[]", b"{}", b"[[]]"))
     plain, packed = large_lists(16 * MIB, unit, False), large_lists(60 * MIB, unit, True)
     await asyncio.gather(
@@ -266,7 +266,7 @@ async def large_empty_lists(target: Target, random: Random) -> None:
 
 
 async def zeros_of_a_wrong_shape(target: Target, random: Random) -> None:
-    """16 MiB of zeros, which took 5 s until their shape was looked at; and 60 MiB compressed."""
+    """Sends 16 MiB of zeros, which took 5 s until shapes were checked first; and 60 MiB compressed."""
     unit = random.choice((b"0", b"0.0", b"[0]"))
     await asyncio.gather(
         _refused(target, large_lists(16 * MIB, unit, False)),
@@ -275,7 +275,7 @@ async def zeros_of_a_wrong_shape(target: Target, random: Random) -> None:
 
 
 async def binary_lengths(target: Target, random: Random) -> None:
-    """JSON before binary data, whose lengths do not agree with what is there."""
+    """Sends JSON before binary data, with lengths that contradict the data."""
     size = random.choice((16, 15, 0, 2**31, 2**63, -1, 10**30, 100_000))
     head = USUAL.replace(b'"data":[1,2,3,4]', b'"parameters":{"binary_data_size":%d}' % size)
     length = random.choice((len(head), len(head) - 1, len(head) + 1, 1, 2**64, 10**40))
@@ -293,7 +293,7 @@ async def binary_lengths(target: Target, random: Random) -> None:
 
 
 def _number(random: Random) -> str:
-    """A number of FP32, written as few would write it."""
+    """Returns an FP32 number in an unusual notation."""
     value = random.choice(
         (random.uniform(-1e3, 1e3), random.randrange(-(2**40), 2**40), 0.0, 1e-42)
     )
@@ -310,15 +310,15 @@ def _number(random: Random) -> str:
 
 
 def _spaced(random: Random, text: str) -> str:
-    """JSON with white space in places."""
+    """Inserts white space into JSON."""
     space = random.choice(("", " ", "\n\t", " " * 50))
     return text.replace(",", f"{space},{space}").replace("[", f"[{space}").replace("]", f"{space}]")
 
 
 async def unusual_but_right(target: Target, random: Random) -> None:
-    """Numbers written in every way, flat or nested, with spaces and members in any order."""
+    """Sends numbers in every notation, flat or nested, with spaces and members in any order."""
     rows = random.choice((1, 3, 64))
-    digits = random.choice((0, 0, 300))  # some bodies are large for what they hold
+    digits = random.choice((0, 0, 300))  # some bodies are large for their content
     written = [[_number(random) for _ in range(4)] for _ in range(rows)]
     lines = [",".join(row) for row in written]
     data = ",".join(f"[{line}]" for line in lines) if random.random() < 0.5 else ",".join(lines)
@@ -341,7 +341,7 @@ async def unusual_but_right(target: Target, random: Random) -> None:
 
 
 async def texts_of_all_kinds(target: Target, random: Random) -> None:
-    """Right texts: few or many, long or short, with escapes; as JSON or binary."""
+    """Sends valid texts: few or many, long or short, with escapes; as JSON or binary."""
     some = ("", "a", 'q"\\', "é\n", "\u2028", "\U0001f600", "[", "],")
     texts = [random.choice(some) * random.choice((1, 1, 40)) for _ in range(random.choice((1, 9)))]
     texts *= random.choice((1, 1, 300))
@@ -382,13 +382,13 @@ KINDS: tuple[tuple[str, Make, str], ...] = (
 
 
 async def of_callers(target: Target, random: Random) -> None:
-    """Any of them, with a key."""
+    """Sends any of the bodies, with a key."""
     kind, path = random.choice([(make, path) for _, make, path in KINDS] + [(keys, LINEAR)])
     await relatives(kind, path=path)(target, random)
 
 
 async def of_strangers(target: Target, random: Random) -> None:
-    """Any of them, without one: refused for that, whatever the body."""
+    """Sends any of the bodies without a key: refused as unauthenticated, whatever the body."""
     make = random.choice([make for _, make, _ in KINDS] + [keys])
     field = random.choice(("x-none: 1", "x-api-key: wrong", "authorization: Bearer a.b.c"))
     body = make(random, random.choice(SIZES))

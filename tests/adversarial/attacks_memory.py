@@ -1,4 +1,4 @@
-"""Bytes that a server has to hold: bodies that do not end, bombs, answers that nobody reads."""
+"""Bytes that a server has to hold: endless bodies, compression bombs, unread responses."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json")
 
 
 def head(method: str, path: str, *fields: str) -> bytes:
-    """The head of a request of HTTP/1."""
+    """Returns the head of an HTTP/1 request."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", "host: x", *fields, "", ""]).encode()
 
 
@@ -46,7 +46,7 @@ async def _until_over(target: Target) -> None:
 
 
 async def _outcome(target: Target, peer: Peer) -> None:
-    """Counts an answer that is there, or comes within a second."""
+    """Counts a response that is there, or arrives within a second."""
     try:
         async with asyncio.timeout(1):
             target.count(await peer.status())
@@ -57,7 +57,7 @@ async def _outcome(target: Target, peer: Peer) -> None:
 async def _hold_many(
     target: Target, port: int, first: bytes, piece: bytes, trickle: bytes, limit_bytes: int
 ) -> None:
-    """Many connections that send `first`, pieces up to a limit, and then hardly anything."""
+    """Opens many connections that send `first`, pieces up to a limit, and then hardly anything."""
     async with AsyncExitStack() as stack:
         peers = [
             await stack.enter_async_context(target.connection(port)) for _ in range(CONNECTIONS)
@@ -80,14 +80,14 @@ async def _hold_many(
 
 
 async def unfinished_bodies(target: Target, random: Random) -> None:
-    """Bodies of 64 MiB that are announced, sent in part, and then trickle."""
+    """Announces bodies of 64 MiB, sends a part, and then trickles."""
     size = random.choice((64 * 1024, MIB, 8 * MIB))
     first = head("POST", INFER, f"content-length: {64 * MIB}", f"x-api-key: {target.key}")
     await _hold_many(target, target.http_port, first, b" " * 65_536, b" ", size)
 
 
 async def unfinished_chunks(target: Target, random: Random) -> None:
-    """The same, in chunks."""
+    """Does the same, in chunks."""
     size = random.choice((64 * 1024, MIB, 8 * MIB))
     first = head("POST", INFER, "transfer-encoding: chunked")
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
@@ -95,14 +95,14 @@ async def unfinished_chunks(target: Target, random: Random) -> None:
 
 
 async def unfinished_heads(target: Target, random: Random) -> None:
-    """Heads that do not end."""
+    """Sends heads that do not end."""
     field = f"x-{random.randrange(10**6)}: ".encode() + b"y" * 900 + b"\r\n"
     first = head("POST", INFER)[:-2]
     await _hold_many(target, target.http_port, first, field, b"", 60_000)
 
 
 async def unfinished_messages(target: Target, random: Random) -> None:
-    """Messages of gRPC that do not end, one a connection or many."""
+    """Sends gRPC messages that do not end, one on a connection or many."""
     streams = random.choice((1, 20))
     first = PREFACE + frame(SETTINGS, 0, 0)
     for stream in range(1, 2 * streams, 2):
@@ -115,14 +115,14 @@ async def unfinished_messages(target: Target, random: Random) -> None:
 
 
 async def unfinished_blocks(target: Target, _: Random) -> None:
-    """Header blocks of gRPC that go on."""
+    """Sends gRPC header blocks that do not end."""
     first = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 0, 1, block(GRPC_INFER))
     piece = frame(CONTINUATION, 0, 1, b"\x00\x01a\x7f\x81\x7d" + b"y" * 16_000)
     await _hold_many(target, target.grpc_port, first, piece, b"", 48_000)
 
 
 async def calls_without_messages(target: Target, random: Random) -> None:
-    """Thousands of calls a connection that say nothing."""
+    """Opens thousands of calls on a connection without a message."""
     first = PREFACE + frame(SETTINGS, 0, 0)
     coded = block(GRPC_INFER)
     async with AsyncExitStack() as stack:
@@ -138,7 +138,7 @@ async def calls_without_messages(target: Target, random: Random) -> None:
 
 
 async def strangers_with_bodies(target: Target, random: Random) -> None:
-    """Bodies of callers with no key, or a wrong one; each is to be refused before it comes."""
+    """Sends bodies without a key, or with a wrong one; each must be refused before it arrives."""
     field = random.choice(("x-none: 1", "x-api-key: wrong", "authorization: Bearer a.b.c"))
     more = random.choice(("x: 1", "expect: 100-continue"))
     first = head("POST", INFER, f"content-length: {64 * MIB}", field, more)
@@ -152,7 +152,7 @@ async def strangers_with_bodies(target: Target, random: Random) -> None:
 
 
 async def open_paths_with_bodies(target: Target, random: Random) -> None:
-    """Bodies for paths that everybody may ask; each is to be answered before it comes."""
+    """Sends bodies to public paths; each must be answered before it arrives."""
     path = random.choice(OPEN_PATHS)
     fields = random.choice(
         ((f"content-length: {64 * MIB}",), (f"content-length: {64 * MIB}", "expect: 100-continue"))
@@ -167,7 +167,7 @@ async def open_paths_with_bodies(target: Target, random: Random) -> None:
 
 
 async def strangers_with_messages(target: Target, random: Random) -> None:
-    """Messages of strangers, for calls that ask for a key and for those that do not."""
+    """Sends unauthenticated messages, for calls that require a key and for those that do not."""
     path = random.choice(
         (GRPC_INFER, "/inference.GRPCInferenceService/ModelMetadata", REFLECTION,
          "/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive")
@@ -181,7 +181,7 @@ async def strangers_with_messages(target: Target, random: Random) -> None:
 
 
 async def reflection_unread(target: Target, random: Random) -> None:
-    """Reflection with a window of 0, without a credential."""
+    """Calls reflection with a window of 0, without a credential."""
     question = message(b"\x22\x24inference.GRPCInferenceService.Model"[:2] + b"i" * 36)
     listing = message(b"\x3a\x00")
     by_name = message(b"\x22\x1e" + b"inference.GRPCInferenceService")
@@ -202,7 +202,7 @@ async def reflection_unread(target: Target, random: Random) -> None:
 
 
 async def pipelines_unread(target: Target, random: Random) -> None:
-    """Pipelined requests of strangers with answers of 20 KB and more, which nobody reads."""
+    """Pipelines unauthenticated requests with responses of 20 KB and more, and reads none."""
     path = random.choice(("/openapi.json", "/docs"))
     asked = head("GET", path) * 64
 
@@ -223,7 +223,7 @@ async def pipelines_unread(target: Target, random: Random) -> None:
 
 
 async def bombs(target: Target, random: Random) -> None:
-    """Small bodies that become 60 MiB, many at once, over both ports."""
+    """Sends small bodies that inflate to 60 MiB, many at once, over both ports."""
     packed = gzip.compress(bytes([random.randrange(32, 127)]) * (60 * MIB), 9)
     deflated = zlib.compress(b" " * (60 * MIB), 9)
 
@@ -231,7 +231,7 @@ async def bombs(target: Target, random: Random) -> None:
         fields = (
             f"content-length: {len(body)}",
             f"content-encoding: {encoding}",
-            "inference-header-content-length: 2",  # how JSON of this size is read is not asked here
+            "inference-header-content-length: 2",  # this attack does not test how JSON of this size is parsed
         )
         async with target.connection(target.http_port) as peer:
             await peer.send(head("POST", INFER, *fields), body)
@@ -253,7 +253,7 @@ async def bombs(target: Target, random: Random) -> None:
 
 
 async def calls_unread(target: Target, random: Random) -> None:
-    """Calls over gRPC with a window of 0, whose answers wait."""
+    """Calls over gRPC with a window of 0, so that responses wait."""
     from protos import open_inference_pb2 as pb
 
     asked = pb.ModelInferRequest(model_name="linear", raw_input_contents=[bytes(16)])
@@ -282,7 +282,7 @@ async def calls_unread(target: Target, random: Random) -> None:
 
 
 async def _send_unfinished(target: Target, peer: Peer, size: int, count: int) -> None:
-    """Messages of gRPC of which the first `size` bytes come, each in a call of its own."""
+    """Sends gRPC messages of which the first `size` bytes arrive, each in a call of its own."""
     part = b"\x00" + struct.pack(">I", 60 * MIB) + bytes(size)
     coded = block(GRPC_INFER)
     with contextlib.suppress(ConnectionError):
@@ -296,7 +296,7 @@ async def _send_unfinished(target: Target, peer: Peer, size: int, count: int) ->
 
 
 async def many_messages_a_connection(target: Target, random: Random) -> None:
-    """Thousands of unfinished messages a connection: those that make room have many of them."""
+    """Sends thousands of unfinished messages on a connection: evicted connections have many."""
     size = random.choice((3_000, 9_000, 30_000))
     async with AsyncExitStack() as stack:
         for _ in range(random.choice((1, 3))):
@@ -308,7 +308,7 @@ async def many_messages_a_connection(target: Target, random: Random) -> None:
 
 
 async def messages_then_large(target: Target, random: Random) -> None:
-    """Many small messages on connections that are reset, and then bodies that need large memory."""
+    """Sends many small messages on connections that are reset, then bodies that need large memory."""
     size = random.choice((8_300, 12_000))
     async with AsyncExitStack() as stack:
         peers = [

@@ -1,4 +1,4 @@
-"""HTTP/1 in slices: bytes that are cheap to send, in pieces that are dear to read.
+"""HTTP/1 in slices: bytes that are cheap to send, in pieces that are expensive to read.
 
 Each attack is run over one, four or 64 connections at once.
 """
@@ -19,7 +19,7 @@ Send = Callable[[Target, Peer, Random], Awaitable[None]]
 
 
 def over_many(send: Send) -> Callable[[Target, Random], Awaitable[None]]:
-    """The attack of one connection, by several at once."""
+    """Returns the attack of one connection, run over several at once."""
 
     async def one(target: Target, random: Random) -> None:
         async with target.connection(target.http_port) as peer:
@@ -39,17 +39,17 @@ def over_many(send: Send) -> Callable[[Target, Random], Awaitable[None]]:
 
 
 async def read_away(target: Target, peer: Peer) -> None:
-    """Counts answers by their status, as long as they come."""
+    """Counts responses by their status, as long as they arrive."""
     try:
         while data := await peer.reader.read(READ_BYTES):
-            for status in _STATUS.findall(data):  # one that two reads share is not counted
+            for status in _STATUS.findall(data):  # a status split between two reads is not counted
                 target.count(status.decode())
     except ConnectionError:
         target.count("closed")
 
 
 def head(random: Random, *lines: bytes, path: bytes = b"") -> bytes:
-    """A head of POST or GET."""
+    """Returns the head of a POST or GET."""
     start = b"POST %b HTTP/1.1" % (path or random.choice(PATHS))
     return b"\r\n".join([start, b"host: x", *lines, b"", b""])
 
@@ -64,7 +64,7 @@ async def send_for_a_while(target: Target, peer: Peer, piece: bytes, mib: float 
 
 
 async def small_chunks(target: Target, peer: Peer, random: Random) -> None:
-    """A body in chunks of few bytes, perhaps with extensions."""
+    """Sends a body in chunks of few bytes, optionally with extensions."""
     size = random.choice((1, 1, 2, 15, 16, 17))
     extension = random.choice((b"", b"", b";a", b';a="' + b"b" * 900 + b'"', b";a=b" * 200))
     chunk = b"%x%b\r\n%b\r\n" % (size, extension, b"x" * size)
@@ -74,14 +74,14 @@ async def small_chunks(target: Target, peer: Peer, random: Random) -> None:
 
 
 async def trailers(target: Target, peer: Peer, random: Random) -> None:
-    """Bodies that end with trailers, one behind the other."""
+    """Sends consecutive bodies that end with trailers."""
     lines = random.choice((b"a:\r\n", b"a: b\r\n" * 1000, b"a:" + b" " * 1000 + b"\r\n"))
     body = b"1\r\nx\r\n0\r\n" + lines + b"\r\n"
     await send_for_a_while(target, peer, head(random, b"transfer-encoding: chunked") + body)
 
 
 async def pipelined(target: Target, peer: Peer, random: Random) -> None:
-    """Requests without waiting for their answers."""
+    """Pipelines requests without reading responses in between."""
     body = random.choice((b"", b"{", b'{"inputs":[]}'))
     fields = random.choice(((), (b"x-request-id: a",), (b"accept-encoding: gzip",)))
     one = head(random, b"content-length: %d" % len(body), *fields) + body
@@ -89,7 +89,7 @@ async def pipelined(target: Target, peer: Peer, random: Random) -> None:
 
 
 async def large_heads(target: Target, peer: Peer, random: Random) -> None:
-    """Heads of 64 KiB: of many lines, of one, of a long URL, of a list that is parsed."""
+    """Sends heads of 64 KiB: of many lines, of one, of a long URL, of a list that is parsed."""
     kind = random.randrange(7)
     room = 64_000
     if kind == 0:
@@ -109,14 +109,14 @@ async def large_heads(target: Target, peer: Peer, random: Random) -> None:
 
 
 async def empty_lines(target: Target, peer: Peer, random: Random) -> None:
-    """Line ends, alone or before requests."""
+    """Sends line ends, alone or before requests."""
     ends = random.choice((b"\r\n", b"\n", b"\r", b"\r\n\r\n")) * random.choice((1, 50, 5000))
     after = random.choice((b"", head(random, b"content-length: 0")))
     await send_for_a_while(target, peer, ends + after)
 
 
 async def tiny_writes(target: Target, peer: Peer, random: Random) -> None:
-    """A request by bytes, each in a write of its own."""
+    """Sends a request in single bytes, each in a write of its own."""
     body = random.choice((b"", b"{}", b'{"inputs":' + b" " * 300 + b"[]}"))
     lines = [b"content-length: %d" % len(body)] + [b"x-%d: y" % n for n in range(40)]
     for _ in range(100):
@@ -128,7 +128,7 @@ async def tiny_writes(target: Target, peer: Peer, random: Random) -> None:
 
 
 async def large_bodies(target: Target, peer: Peer, random: Random) -> None:
-    """Bodies as fast as the server takes them, wanted or refused."""
+    """Sends bodies as fast as the server reads them, accepted or refused."""
     fields = random.choice(((), (b"expect: 100-continue",), (b"content-encoding: nothing",)))
     size = random.choice((100_000, 1_000_000, 4_000_000))
     for _ in range(4):

@@ -1,7 +1,7 @@
-"""Attacks through Redis: texts without number, large answers, jobs and their results.
+"""Attacks through Redis: very many texts, large responses, jobs and their results.
 
-The gateway writes requests for the queue and reads answers, the worker the other way round; the
-memory of each of the two is measured.
+The gateway encodes requests for the queue and decodes responses, the worker the other way round;
+the memory of each of the two is measured.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from tests.adversarial.victim import TYPED
 
 MIB = 2**20
 TEXTS = 2**20
-"""The most that a request may have."""
+"""Largest number of texts in a request."""
 CALLERS = 4
 JOBS = 12
 JOB_BYTES = 60 * MIB
 JOB_TIMEOUT_S = 20
 LONGEST_S = 8.0
-"""Of a round."""
+"""Seconds of a round at most."""
 SLOW_CALLERS, SLOW_TEXT_BYTES = 5, 80_000
 MEDIUM_BYTES = 300_000
 GET_JOB = "/flambeau.v1.JobService/GetJob"
@@ -34,7 +34,7 @@ GET_JOB = "/flambeau.v1.JobService/GetJob"
 
 @cache
 def _texts(count: int, size: int) -> tuple[bytes, int]:
-    """A request of binary texts over REST, as gzip; and the length of its JSON."""
+    """Returns a request of binary texts over REST, as gzip; and the length of its JSON."""
     raw = (size.to_bytes(4, "little") + b"t" * size) * count
     head = {
         "name": "text", "datatype": "BYTES", "shape": [1, count],
@@ -55,14 +55,14 @@ async def _ask_texts(target: Target, count: int, size: int) -> None:
 
 
 async def texts_over_rest(target: Target, random: Random) -> None:
-    """Right texts, as many as may be, or as large."""
+    """Sends valid texts, at the maximum count or the maximum size."""
     count, size = random.choice(((TEXTS, 2), (TEXTS // 8, 400), (60, MIB)))
     callers = random.choice((1, CALLERS))
     await asyncio.gather(*(_ask_texts(target, count, size) for _ in range(callers)))
 
 
 async def texts_over_grpc(target: Target, random: Random) -> None:
-    """The same over gRPC."""
+    """Sends the same over gRPC."""
     from protos import open_inference_pb2 as pb
 
     count, size = random.choice(((TEXTS, 2), (TEXTS // 8, 400), (60, MIB)))
@@ -74,7 +74,7 @@ async def texts_over_grpc(target: Target, random: Random) -> None:
 
 
 async def slow_model(target: Target, random: Random) -> None:
-    """Large requests of a slow model, beside one of another model that is not small."""
+    """Sends large requests to a slow model, beside a large one to another model."""
     slow = [_ask_texts(target, SLOW_TEXTS, SLOW_TEXT_BYTES) for _ in range(SLOW_CALLERS)]
     waiting = asyncio.gather(*slow, return_exceptions=True)
     body, length = _typed(MEDIUM_BYTES, 0)
@@ -91,7 +91,7 @@ async def slow_model(target: Target, random: Random) -> None:
 
 @cache
 def _typed(large_bytes: int, timeout_s: int) -> tuple[bytes, int]:
-    """A request whose answer is as large as itself, as gzip; and the length of its JSON."""
+    """Returns a request whose response has its own size, as gzip; and the length of its JSON."""
     inputs, data = [], b""
     for datatype in TYPED:
         size = 8 if datatype == "FP64" else int("".join(filter(str.isdigit, datatype))) // 8
@@ -124,7 +124,7 @@ async def _get(target: Target, path: str, *fields: str) -> None:
 
 
 async def jobs(target: Target, random: Random) -> None:
-    """Many large jobs at once; some are cancelled, and results are asked for in every form."""
+    """Submits many large jobs; cancels some, and fetches results in every form."""
     seeds = [Random(random.random()) for _ in range(random.choice((2, JOBS)))]
 
     async def one(seed: Random) -> None:
@@ -138,7 +138,7 @@ async def jobs(target: Target, random: Random) -> None:
 
 
 async def _finish(target: Target, random: Random, job: str) -> None:
-    """Cancels a job, or waits for it and asks for its result, by several callers at once."""
+    """Cancels a job, or waits for it and fetches its result from several clients at once."""
     from protos.flambeau.v1 import jobs_pb2
 
     if random.random() < 0.5:

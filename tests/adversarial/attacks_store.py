@@ -1,4 +1,4 @@
-"""Files of a store that are anything at all, beside a model that is served."""
+"""Store files with arbitrary content, beside a model that is served."""
 
 import asyncio
 import json
@@ -23,14 +23,14 @@ CONTENTS = (
     (2**63).to_bytes(8, "little"),
 )
 LOOKS = 20
-"""Looks at a model until it is taken away again."""
+"""Polls of a model until it is removed again."""
 LOOK_S = 0.1
 
 Publish = Callable[[Path, Random], None]
 
 
 async def _beside(target: Target, random: Random, make: Publish) -> None:
-    """Publishes a model that is hostile, looks at it for a while, and takes it away."""
+    """Publishes a hostile model, observes it for a while, and removes it."""
     name = f"hostile-{random.randrange(2**32)}"
     await asyncio.to_thread(make, target.store / name, random)
     try:
@@ -44,7 +44,7 @@ async def _beside(target: Target, random: Random, make: Publish) -> None:
 
 
 def _published(folder: Path, *artifacts: bytes) -> None:
-    """A version, published whole beside the store and moved into it: it is seen at once."""
+    """Publishes a version beside the store and moves it in as a whole: it appears at once."""
     away = folder.parent.parent / f"away-{folder.name}"
     onnx_models.publish(str(away), folder.name, *artifacts)
     (away / folder.name / "pointers").mkdir()
@@ -57,7 +57,7 @@ def _published(folder: Path, *artifacts: bytes) -> None:
 
 
 async def replaced_file(target: Target, random: Random) -> None:
-    """One file replaced: nested without end, of too many values, of no meaning; or by a pipe."""
+    """Replaces one file: endlessly nested, with too many values, meaningless; or by a pipe."""
 
     def make(folder: Path, random: Random) -> None:
         _published(folder, onnx_models.linear(2.0))
@@ -72,7 +72,7 @@ async def replaced_file(target: Target, random: Random) -> None:
 
 
 async def changed_file(target: Target, random: Random) -> None:
-    """One file changed at random, and the digests made to agree with it."""
+    """Changes one file at random, and adapts the digests to it."""
 
     def make(folder: Path, random: Random) -> None:
         _published(folder, onnx_models.linear(2.0))
@@ -85,7 +85,7 @@ async def changed_file(target: Target, random: Random) -> None:
 
 
 async def huge_file(target: Target, random: Random) -> None:
-    """A file of 10 GB, none of which is on the disk."""
+    """Publishes a sparse file of 10 GB."""
 
     def make(folder: Path, random: Random) -> None:
         _published(folder, onnx_models.linear(2.0))
@@ -95,7 +95,7 @@ async def huge_file(target: Target, random: Random) -> None:
 
 
 async def hungry_artifact(target: Target, random: Random) -> None:
-    """An artifact of 200 bytes that takes 12 GB when it opens, or for each row; or never opens."""
+    """Publishes a 200-byte artifact that takes 12 GB to open, or for each row; or never opens."""
 
     def make(folder: Path, random: Random) -> None:
         artifact = random.choice(
@@ -111,14 +111,14 @@ async def hungry_artifact(target: Target, random: Random) -> None:
 
 
 def _published_unproven(folder: Path, artifact: bytes) -> None:
-    """The same, of an artifact that was never run: its golden rows are another's."""
+    """Publishes an artifact that was never run: its golden rows are those of another."""
     _published(folder, onnx_models.linear(2.0))
     (folder / "1/model.0.onnx").write_bytes(artifact)
     seal(folder / "1", "model.0.onnx")
 
 
 async def zip_bomb(target: Target, random: Random) -> None:
-    """A `.pt` of 1.5 MB that inflates to 1.5 GiB."""
+    """Publishes a `.pt` of 1.5 MB that inflates to 1.5 GiB."""
 
     def make(folder: Path, random: Random) -> None:
         _published(folder, onnx_models.linear(2.0))

@@ -1,4 +1,4 @@
-"""How TLS begins, and does not go on; records that are dear to read."""
+"""TLS handshakes that stop; records that are expensive to read."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 def _client_hello() -> bytes:
-    """The first message of a client."""
+    """Returns the first message of a client."""
     outgoing = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         _trusting().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
@@ -30,14 +30,14 @@ def _client_hello() -> bytes:
 
 
 def _claiming(size: int, sent: int) -> bytes:
-    """Records with the beginning of a ClientHello of some size."""
+    """Returns records with the beginning of a ClientHello of some size."""
     content = (b"\x01" + size.to_bytes(3, "big") + b"\x03\x03").ljust(sent, b"\0")
     parts = [content[at : at + 16_384] for at in range(0, len(content), 16_384)]
     return b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in parts)
 
 
 async def handshakes_that_stop(target: Target, random: Random) -> None:
-    """Peers that begin TLS, and stay; or come again."""
+    """Begins TLS handshakes, and stays connected; or reconnects."""
     hello = _client_hello()
     kinds = (
         hello, hello, hello[:9], hello[:-1], b"", b"\x16", _claiming(HELLO_BYTES, 20),
@@ -58,7 +58,7 @@ async def handshakes_that_stop(target: Target, random: Random) -> None:
 
 
 async def small_records(target: Target, random: Random) -> None:
-    """Requests in records of a byte or some, or in none."""
+    """Sends requests in records of one or a few bytes, or in none."""
     size = random.choice((1, 1, 3, 50))
     tls = _trusting()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

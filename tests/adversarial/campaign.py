@@ -16,19 +16,19 @@ from tests.adversarial.victim import Victim, make_store, running_victim
 
 ROUND_TIMEOUT_S = 60.0
 REPETITIONS = 2
-"""Of an attack with a stall over the limit. A fault of the server shows again; a pause of the
-machine, which may hold one core and not the other, does not."""
+"""Repetitions of an attack with a stall over the limit. A fault of the server recurs; a pause of the
+machine, which may affect one core and not the other, does not."""
 
 
 class Campaign:
-    """Attacks on one kind of server, which is started anew if one of them ends it.
+    """Attacks on one kind of server, which is restarted if one of them ends it.
 
     Args:
-        victim: which kind.
-        folder: for its store.
-        seed: of all choices.
-        seconds: for each attack.
-        report: told of each measurement.
+        victim: kind of the server.
+        folder: folder for its store.
+        seed: seed of all random choices.
+        seconds: duration of each attack.
+        report: callback for each measurement.
         max_stall_s: an attack with a longer stall is repeated; the median counts.
     """
 
@@ -48,9 +48,9 @@ class Campaign:
         make_store(self._store)
 
     def run(self, attacks: Sequence[Attack]) -> list[Row]:
-        """Runs them in their order, each family on a server that no other has attacked.
+        """Runs the attacks in order, each family on a fresh server.
 
-        Memory that an allocator keeps of small objects would be charged to attacks that make none.
+        Otherwise memory that an allocator retains for small objects would count for later attacks.
         """
         left, rows = list(attacks), []
         while left:
@@ -78,7 +78,7 @@ class Campaign:
         victim.forget_peak()
         faults = victim.major_faults()
         beside.begin()
-        # At the lowest priority: attackers have machines of their own.
+        # At the lowest priority: real attackers have machines of their own.
         with ThreadPoolExecutor(1, "attacker", lower_priority, (NICENESS,)) as thread:
             work = _rounds(attack, target, f"{self._seed} {attack.name}")
             rounds = thread.submit(asyncio.run, work).result()
@@ -98,10 +98,10 @@ class Campaign:
 
 
 async def _rounds(attack: Attack, target: Target, seed: str) -> int:
-    """Repeats an attack until its time is over; returns how often."""
+    """Repeats an attack until its time is over; returns the number of rounds."""
     rounds = 0
     while not rounds or not target.over:
-        with contextlib.suppress(OSError):  # of time, too; or there is no connection
+        with contextlib.suppress(OSError):  # includes timeouts and failed connections
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 await attack.run(target, Random(f"{seed} {rounds}"))
         rounds += 1

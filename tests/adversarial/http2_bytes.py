@@ -1,4 +1,4 @@
-"""HTTP/2 and gRPC as bytes: what attacks send, and what they understand of the answers."""
+"""HTTP/2 and gRPC as bytes: encodes attacks and decodes responses."""
 
 import asyncio
 import struct
@@ -24,12 +24,12 @@ _CODES |= {"12": "UNIMPLEMENTED", "13": "INTERNAL", "14": "UNAVAILABLE", "16": "
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
+    """Encodes an HTTP/2 frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def block(path: str, *fields: tuple[str, str]) -> bytes:
-    """The header block of a gRPC call, as literals."""
+    """Encodes the header block of a gRPC call, as literals."""
     usual = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"))
     content = (("content-type", "application/grpc"), ("te", "trailers"))
     out = b""
@@ -41,12 +41,12 @@ def block(path: str, *fields: tuple[str, str]) -> bytes:
 
 
 def message(content: bytes, flag: int = 0) -> bytes:
-    """A message of gRPC, as DATA has it."""
+    """Encodes a gRPC message as in DATA."""
     return bytes([flag]) + struct.pack(">I", len(content)) + content
 
 
 def data_frames(stream: int, content: bytes) -> bytes:
-    """DATA of one call."""
+    """Encodes DATA frames of one call."""
     at = range(0, len(content), 16_384)
     return b"".join(frame(DATA, 0, stream, content[begin : begin + 16_384]) for begin in at)
 
@@ -56,19 +56,19 @@ WIDE_OPEN = (
     + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31 - 1))
     + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))
 )
-"""How a client begins that takes all it is sent."""
+"""Preface of a client with unlimited windows."""
 
 
 @dataclass(slots=True)
 class Heard:
-    """What a server has said on one connection.
+    """Frames received from a server on one connection.
 
     Attributes:
-        frames: how many of each kind.
-        resets: of calls, by their error.
-        messages: bytes of DATA of each call.
-        statuses: of each call that has one, by its name.
-        parting: the error of GOAWAY; None until it comes.
+        frames: counts by kind.
+        resets: counts of reset calls, by error.
+        messages: DATA bytes of each call.
+        statuses: status name of each ended call.
+        parting: error of GOAWAY; None until it arrives.
     """
 
     frames: Counter[int] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class Heard:
     _decoder: Decoder = field(default_factory=Decoder)
 
     def take(self, kind: int, stream: int, payload: bytes) -> None:
-        """One frame."""
+        """Processes one frame."""
         self.frames[kind] += 1
         if kind == DATA:
             self.messages[stream] = self.messages.get(stream, b"") + payload
@@ -95,7 +95,7 @@ class Heard:
             self.parting = struct.unpack(">II", payload[:8])[1]
 
     async def listen(self, peer: Peer, calls: int = 0) -> None:
-        """Reads until the connection ends, or so many calls have their status."""
+        """Reads until the connection ends, or that many calls have a status."""
         try:
             while not calls or len(self.statuses) < calls:
                 head = await peer.reader.readexactly(FRAME_HEAD_BYTES)
@@ -108,17 +108,17 @@ class Heard:
 async def call_all(
     target: Target, path: str, contents: list[bytes], *fields: tuple[str, str], flag: int = 0
 ) -> list[tuple[str, bytes]]:
-    """Calls on one connection, each of one message.
+    """Makes calls on one connection, each with one message.
 
     Args:
-        target: asked; it counts what is answered.
-        path: of all calls.
-        contents: a message each.
-        fields: further metadata.
-        flag: whether messages are compressed.
+        target: server; it counts the responses.
+        path: path of all calls.
+        contents: one message for each call.
+        fields: additional metadata.
+        flag: compressed flag of the messages.
 
     Returns:
-        The name of each call's status (`none` if there was none), and the message before it.
+        Name of each call's status (`none` if there was none), and the message before it.
     """
     heard = Heard()
     async with target.connection(target.grpc_port) as peer:

@@ -1,13 +1,13 @@
 """The healthy client beside an attack, in a process of its own.
 
-Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY CERTIFICATE`, the last of a
-server that speaks TLS, else empty. Four threads ask again and
-again: an inference over REST, one over gRPC, liveness on a new connection, and `control`, an echo
-process that does nothing else. A wait for `control` is the machine's doing, so it is taken off the
-waits for the server at the same moment.
+Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY CERTIFICATE`, the last one
+for a server that speaks TLS, else empty. Four threads send requests in a loop: an inference over
+REST, one over gRPC, liveness on a new connection, and `control`, an echo process that does nothing
+else. A wait for `control` is caused by the machine, so it is subtracted from the waits for the
+server at the same moment.
 
-A line `begin` on its standard input starts a measurement, and `end` ends it: it then prints what it
-has seen as one line of JSON, a `Seen`.
+A line `begin` on its standard input starts a measurement, and `end` ends it: it then prints the
+result as one line of JSON, a `Seen`.
 """
 
 import contextlib
@@ -39,19 +39,19 @@ _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class WrongAnswerError(Exception):
-    """The server answered something else than `RIGHT`."""
+    """The server returned something other than `RIGHT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Waits, errors and answers of a healthy client during one attack.
+    """Waits, errors and responses of a healthy client during one attack.
 
     Attributes:
-        stall_s: the longest wait of each stream, less the machine's own at that moment.
-        machine_s: the longest wait for `control`.
-        asked: requests that were answered, or not.
-        failed: those with an error, in its words.
-        wrong: those with a wrong answer.
+        stall_s: longest wait of each stream, less the machine's own at that moment.
+        machine_s: longest wait for `control`.
+        asked: number of requests, answered or not.
+        failed: error messages.
+        wrong: descriptions of wrong responses.
     """
 
     stall_s: dict[str, float]
@@ -62,12 +62,12 @@ class Seen:
 
     @property
     def worst_stall_s(self) -> float:
-        """Of all streams."""
+        """Longest stall of all streams."""
         return max(self.stall_s.values(), default=0.0)
 
 
 class Stream:
-    """One thread that asks again and again."""
+    """One thread that sends requests in a loop."""
 
     def __init__(self, name: str, pause_s: float, ask: Callable[[], None]) -> None:
         self.name = name
@@ -96,13 +96,13 @@ class Stream:
             time.sleep(self._pause_s)
 
     def begin(self) -> None:
-        """Starts a measurement once a first answer is here: to set up a client takes long."""
+        """Starts a measurement after a first response: the setup of a client takes long."""
         with self._answered:
             self._answered.wait_for(lambda: bool(self._waits), TIMEOUT_S)
             self._waits, self._failed, self._wrong = [], [], []
 
     def end(self) -> tuple[list[tuple[float, float]], list[str], list[str]]:
-        """Waits, errors and wrong answers since `begin`, with the request that is under way."""
+        """Returns waits, errors and wrong responses since `begin`, including the request in flight."""
         asked_at = time.monotonic()
         with self._answered:
             self._answered.wait_for(
@@ -112,7 +112,7 @@ class Stream:
 
 
 def http_connection(port: int, certificate: str) -> http.client.HTTPConnection:
-    """A connection that is not open yet."""
+    """Returns an unopened connection."""
     if not certificate:
         return http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     tls = ssl.create_default_context(cafile=certificate)
@@ -120,7 +120,7 @@ def http_connection(port: int, certificate: str) -> http.client.HTTPConnection:
 
 
 def over_rest(port: int, key: str, certificate: str) -> Callable[[], None]:
-    """Inferences on one connection, which is made anew after an error."""
+    """Returns inferences on one connection, which is reopened after an error."""
     fields = {"x-api-key": key} if key else {}
     kept: list[http.client.HTTPConnection] = []
 
@@ -143,7 +143,7 @@ def over_rest(port: int, key: str, certificate: str) -> Callable[[], None]:
 
 
 def over_grpc(port: int, key: str, certificate: str) -> Callable[[], None]:
-    """Inferences through one channel."""
+    """Returns inferences through one channel."""
     # Not at the top: tests that start this process may have other stubs of the same messages.
     from protos import open_inference_pb2 as pb
 
@@ -172,7 +172,7 @@ def over_grpc(port: int, key: str, certificate: str) -> Callable[[], None]:
 
 
 def liveness(port: int, certificate: str) -> Callable[[], None]:
-    """A new connection each time, as a kubelet makes one."""
+    """Opens a new connection each time, as a kubelet does."""
 
     def ask() -> None:
         connection = http_connection(port, certificate)
@@ -189,7 +189,7 @@ def liveness(port: int, certificate: str) -> Callable[[], None]:
 
 
 def control(ours: socket.socket) -> Callable[[], None]:
-    """One byte to another process, and back."""
+    """Sends one byte to another process, and waits for it."""
 
     def ask() -> None:
         ours.send(b"x")
@@ -199,7 +199,7 @@ def control(ours: socket.socket) -> Callable[[], None]:
 
 
 def serve_control(number: int) -> None:
-    """The other process: sends back what comes, at the priority of what runs a model."""
+    """Echoes bytes in the other process, at the priority of model threads."""
     os.nice(STEPS_BELOW_LOOP)
     with socket.socket(fileno=number) as theirs, contextlib.suppress(ConnectionResetError):
         while data := theirs.recv(1):
@@ -228,7 +228,7 @@ def seen(streams: dict[str, Stream]) -> Seen:
 
 
 def main() -> None:
-    """Asks until its standard input ends."""
+    """Sends requests until its standard input ends."""
     if sys.argv[1] == "control":
         serve_control(int(sys.argv[2]))
         return
@@ -252,7 +252,7 @@ def main() -> None:
 
 
 class Neighbour:
-    """The same, from the process that attacks."""
+    """Handle of the healthy client in the attacking process."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -262,7 +262,7 @@ class Neighbour:
         self._say("begin")
 
     def end(self) -> Seen:
-        """Ends it."""
+        """Ends it, and returns the result."""
         assert self._process.stdout is not None
         self._say("end")
         return Seen(**json.loads(self._process.stdout.readline()))
@@ -277,7 +277,7 @@ class Neighbour:
 def neighbour(
     http_port: int, grpc_port: int, key: str, certificate: str = ""
 ) -> Iterator[Neighbour]:
-    """A healthy client of the server with these ports, until the block ends."""
+    """Runs a healthy client of the server with these ports, until the block ends."""
     command = [sys.executable, "-m", __name__, str(http_port), str(grpc_port), key, certificate]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

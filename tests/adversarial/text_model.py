@@ -1,4 +1,4 @@
-"""A model of BYTES: the number of texts in each row, and of the bytes in them."""
+"""A model of BYTES: returns the number of texts in each row, and of their bytes."""
 
 import tempfile
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.fixtures.onnx_models import linear
 from tests.fixtures.store_versions import draft_in, entry_in
 
 SLOW_TEXTS = 777
-"""In a row: the model takes `SLOW_S` then."""
+"""Number of texts in a row that makes the model take `SLOW_S`."""
 SLOW_S = 6.0
 _SOURCE = f"""
 import time

@@ -1,4 +1,4 @@
-"""Effects of each attack on the server, and the limits that they are held against."""
+"""Effects of each attack on the server, and their limits."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,22 +9,22 @@ from tests.adversarial.victim import MIB
 
 MAX_STALL_S = 0.1
 SPARE_BYTES = 100 * MIB
-"""Memory beyond the configured budget."""
+"""Memory allowed beyond the configured budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack, and what it did.
+    """One attack, and its effects.
 
     Attributes:
-        name: of the attack.
-        rounds: how often it ran.
-        seen: by the healthy client.
-        grown_bytes: memory of the server at its peak, beyond what it began with.
-        major_faults: of the server's processes: pages of their files, read from a disk again.
-        outcomes: answers that the attacker got.
-        wrong: wrong answers, to the attacker or beside.
-        has_ended: whether the process has ended.
+        name: name of the attack.
+        rounds: number of its rounds.
+        seen: observations of the healthy client.
+        grown_bytes: peak memory of the server, beyond its initial memory.
+        major_faults: page faults of the server's processes that reread their files from disk.
+        outcomes: responses to the attacker.
+        wrong: wrong responses, to the attacker or to the healthy client.
+        has_ended: True if the process has ended.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Row:
         return [f"{self.name}: {words}" for words in found]
 
     def line(self) -> str:
-        """The row as it is printed."""
+        """Formats the row for printing."""
         answers = " ".join(f"{name} x{count}" for name, count in self.outcomes.most_common(4))
         stalls = self.seen.stall_s
         return (

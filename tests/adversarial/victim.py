@@ -1,4 +1,4 @@
-"""The server under attack: a process as users run it, its memory, and whether it still lives."""
+"""The server under attack: a process as users run it, its memory, and its state."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64
 
 
 class Victim:
-    """A running server, with its store, a credential for it, and a certificate to trust it by."""
+    """A running server, with its store, a credential for it, and a certificate to verify it."""
 
     def __init__(self, server: ServerProcess, store: Path, key: str, certificate: str) -> None:
         self.server, self.store, self.key, self.certificate = server, store, key, certificate
@@ -33,11 +33,11 @@ class Victim:
 
     @property
     def has_ended(self) -> bool:
-        """True if a process is gone."""
+        """True if one of the processes has ended."""
         return any(part.process.poll() is not None for part in self._parts)
 
     def grown_bytes(self) -> int:
-        """The most memory that a process and its children held, beyond what they began with."""
+        """Peak memory of a process and its children, beyond their initial memory."""
         return max(now - first for now, first in zip(self._peaks(), self._first, strict=True))
 
     def major_faults(self) -> int:
@@ -52,23 +52,23 @@ class Victim:
                     forget_peak(pid)
 
     def _peaks(self) -> list[int]:
-        """Of each process that serves, with its children."""
+        """Returns the peak of each serving process, with its children."""
         return [_of_family(part.pid, peak_bytes) for part in self._parts]
 
     def expect_its_end(self) -> None:
-        """Lets those who run it take an exit code as it is."""
+        """Makes the runner accept any exit code."""
         for part in self._parts:
             if part.process.poll() is not None:
                 part.expected_code = part.process.wait(0)
 
 
 def budget_bytes() -> int:
-    """Bytes of callers that the server may hold, by its own default."""
+    """Returns the default limit of the bytes that the server holds for clients."""
     return checked(ServerConfig, {"store": "."}).buffer_limit_bytes
 
 
 def make_store(store: Path) -> None:
-    """A store of `linear`, y = 2 * x; `typed`, its own inputs; and `texts`, their sizes."""
+    """Creates a store of `linear`, y = 2 * x; `typed`, its own inputs; and `texts`, their sizes."""
     onnx_models.publish(str(store), "linear", onnx_models.linear(2.0))
     onnx_models.publish(str(store), "typed", onnx_models.echo(*TYPED))
     publish_texts(str(store))
@@ -76,12 +76,12 @@ def make_store(store: Path) -> None:
 
 @contextlib.contextmanager
 def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Victim]:
-    """A server until the block ends, whatever has become of it.
+    """Runs a server until the block ends, whatever its state by then.
 
     Args:
-        name: which kind.
-        store: served.
-        folder: for the file with keys, and certificates.
+        name: kind of the server.
+        store: store to serve.
+        folder: folder for the key file, and certificates.
     """
     settings: dict[str, str] = {}
     key = certificate = ""
@@ -107,7 +107,7 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Returns a process and all its descendants."""
     found = [pid]
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -117,7 +117,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _of_family(pid: int, measure: Callable[[int], int]) -> int:
-    """Sums a figure of a process and all below it, those that end meanwhile left out."""
+    """Sums a figure of a process and its descendants; skips those that end meanwhile."""
     total = 0
     for one in _family(pid):
         with contextlib.suppress(OSError):

@@ -52,7 +52,7 @@ from training.loop.run_checkpoints import RunCheckpoints
 from training.loop.shared_checkpoint import SharedCheckpoints
 from training.loop.train_state import TrainState, after_epoch
 from training.loop.transfer import FirstWeights, TransferReport
-from training.network.debugging import profiled, watched
+from training.network.debugging import Watch, profiled, watched
 from training.network.model import build_model, try_model
 from training.process.compilation import compiling
 from training.process.kept_memory import freed_memory_kept
@@ -83,6 +83,36 @@ class Trained:
     """The state at the end of the run."""
     parent: Parent | None = None
     """The version that the training started from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """The inputs of a phase of the run, besides its model."""
+
+    recipe: Recipe
+    loss: Objective
+    splits: Splits
+    folder: PhaseFolder
+    console: Console
+    resume: bool
+    watcher: Watcher
+    ranks: Ranks = ALONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The objects that train the model of a phase."""
+
+    model: nn.Module
+    evaluated: nn.Module
+    """The model itself, or the average of its weights."""
+    replica: Replica
+    freezing: Freezing
+    loader: Loader
+    run: RunCheckpoints
+    pruning: MidwayPruning
+    watch: Watch
+    after_step: Sequence[Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +170,8 @@ def train(
             write_atomically(folder.transfer, transfer.to_json())
             for line in transfer.lines():
                 say(console, f"from {first.parent.words}: {line}")
-        learned = _learn(model, recipe, loss, splits, folder, console, resume, watcher, ranks)
+        phase = _Phase(recipe, loss, splits, folder, console, resume, watcher, ranks)
+        learned = _learn(model, phase)
     state, weights, qat_weights = learned.state, _take_best(model, learned, folder), None
     later = partial(_fine_tune, loss=loss, splits=splits, console=console, resume=resume)
     if recipe.prune is not None and recipe.prune.at is None:
@@ -191,7 +222,7 @@ def assist(
     quiet = Console(quiet=True)
     with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic):
         model, _, loss, _ = _begin(recipe, splits, first)
-        _learn(model, recipe, loss, splits, folder, quiet, resume, watcher, ranks)
+        _learn(model, _Phase(recipe, loss, splits, folder, quiet, resume, watcher, ranks))
 
 
 def _begin(
@@ -225,7 +256,8 @@ def _fine_tune(
     """
     held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
     with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic), held:
-        learned = _learn(model, recipe, loss, splits, folder, console, resume, watcher)
+        phase = _Phase(recipe, loss, splits, folder, console, resume, watcher)
+        learned = _learn(model, phase)
     return _take_best(model, learned, folder), learned.state
 
 
@@ -242,18 +274,9 @@ def _take_best(model: nn.Module, learned: _Learned, folder: PhaseFolder) -> Path
     return weights
 
 
-def _learn(
-    model: nn.Module,
-    recipe: Recipe,
-    loss: Objective,
-    splits: Splits,
-    folder: PhaseFolder,
-    console: Console,
-    resume: bool,
-    watcher: Watcher,
-    ranks: Ranks = ALONE,
-) -> _Learned:
+def _learn(model: nn.Module, phase: _Phase) -> _Learned:
     """Runs epochs until they or the patience run out; the folder keeps the best weights."""
+    recipe, ranks = phase.recipe, phase.ranks
     device = training_device(recipe.train.device)
     with memory_named(recipe):  # the model alone may be too large for a GPU
         whole = model.to(device)
@@ -263,54 +286,76 @@ def _learn(
         optimizer = build_optimizer(model, recipe.optim)
         average = WeightAverage(model, recipe.train.ema)
         evaluated = average.evaluated
-    checkpoints = SharedCheckpoints(folder.checkpoints, replica, recipe.seed)
+    checkpoints = SharedCheckpoints(phase.folder.checkpoints, replica, recipe.seed)
     with (
         memory_named(recipe),
-        contextlib.closing(Loader(splits, recipe, ranks, loss.classes)) as loader,
+        contextlib.closing(Loader(phase.splits, recipe, ranks, phase.loss.classes)) as loader,
         _as_it_learns(model, recipe.train, device, replica),
         watched(model, recipe.debug) as watch,
-        profiled(recipe.profile if ranks.is_first else None, folder.profile) as profile_step,
+        profiled(recipe.profile if ranks.is_first else None, phase.folder.profile) as profile_step,
     ):
         held = freezing.held_for_good
-        check_norm_rows(whole, held, splits.train, loader.rows, recipe, ranks)
-        stepper = Stepper(model, optimizer, recipe, loss, loader.steps, average, replica)
-        run = RunCheckpoints(recipe, checkpoints, evaluated, optimizer, stepper, watch, watcher)
-        pruning = MidwayPruning(recipe, loader.steps, model, evaluated, optimizer, console)
-        state = run.begin(resume, console)
+        check_norm_rows(whole, held, phase.splits.train, loader.rows, recipe, ranks)
+        stepper = Stepper(model, optimizer, recipe, phase.loss, loader.steps, average, replica)
+        run = RunCheckpoints(
+            recipe, checkpoints, evaluated, optimizer, stepper, watch, phase.watcher
+        )
+        pruning = MidwayPruning(recipe, loader.steps, model, evaluated, optimizer, phase.console)
+        state = run.begin(phase.resume, phase.console)
         pruning.go_on(state.step)
         replica.begin()
         after_step = (watch.after_step, profile_step)
-        tracked = recipe if ranks.is_first else recipe.model_copy(update={"track": ()})
-        before = min(state.in_epoch * loader.step_rows, loader.rows)
-        with (
-            open_trackers(tracked, folder, state.epoch) as trackers,
-            open_progress(console, recipe, loader.rows, state.epoch, before) as progress,
-        ):
-            while not state.finished:
-                model.train()
-                freezing.begin_epoch(state.epoch + 1)
-                metrics = _train_epoch(run, loader, state, progress, pruning, after_step)
-                replica.share_buffers(evaluated)
-                metrics |= evaluate(evaluated, splits.validation, recipe, "val", loss, ranks)
-                metrics |= watch.metrics()
-                state = ranks.decided(after_epoch(state, metrics, recipe, loader.steps))
-                for tracker in trackers:
-                    if isinstance(tracker, HistogramTracker):
-                        tracker.log_histograms(state.epoch, watch.histograms())
-                    tracker.log(state.epoch, metrics)
-                # The state is saved last: a resumed run repeats what came after the previous one.
-                stopping = run.end_epoch(state)
-                progress.end_epoch(state.epoch, metrics)
-                if ranks.is_first:
-                    watcher.end_epoch(state.epoch, metrics)
-                if stopping and not state.finished:
-                    raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
+        parts = _Parts(model, evaluated, replica, freezing, loader, run, pruning, watch, after_step)
+        state = _run_epochs(phase, parts, state)
     optimizer.zero_grad()  # the last step's gradients take as much memory as the weights
     freezing.release()
     pruning.close()
     whole.to(CPU)
     ranks.leave()
     return _Learned(state, state.epoch if evaluated is whole else None)
+
+
+def _run_epochs(phase: _Phase, parts: _Parts, state: TrainState) -> TrainState:
+    """Trains, evaluates and saves epoch by epoch.
+
+    Raises:
+        StoppedError: the watcher requested it, before the last epoch.
+    """
+    recipe, ranks, loader = phase.recipe, phase.ranks, parts.loader
+    tracked = recipe if ranks.is_first else recipe.model_copy(update={"track": ()})
+    before = min(state.in_epoch * loader.step_rows, loader.rows)
+    with (
+        open_trackers(tracked, phase.folder, state.epoch) as trackers,
+        open_progress(phase.console, recipe, loader.rows, state.epoch, before) as progress,
+    ):
+        while not state.finished:
+            state, metrics = _run_epoch(phase, parts, state, progress)
+            for tracker in trackers:
+                if isinstance(tracker, HistogramTracker):
+                    tracker.log_histograms(state.epoch, parts.watch.histograms())
+                tracker.log(state.epoch, metrics)
+            # The state is saved last: a resumed run repeats what came after the previous one.
+            stopping = parts.run.end_epoch(state)
+            progress.end_epoch(state.epoch, metrics)
+            if ranks.is_first:
+                phase.watcher.end_epoch(state.epoch, metrics)
+            if stopping and not state.finished:
+                raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
+    return state
+
+
+def _run_epoch(
+    phase: _Phase, parts: _Parts, state: TrainState, progress: TrainingProgress
+) -> tuple[TrainState, dict[str, float]]:
+    """Trains one epoch, or the rest of it, and evaluates. Returns the new state and the metrics."""
+    recipe, ranks, loader = phase.recipe, phase.ranks, parts.loader
+    parts.model.train()
+    parts.freezing.begin_epoch(state.epoch + 1)
+    metrics = _train_epoch(parts, state, progress)
+    parts.replica.share_buffers(parts.evaluated)
+    metrics |= evaluate(parts.evaluated, phase.splits.validation, recipe, "val", phase.loss, ranks)
+    metrics |= parts.watch.metrics()
+    return ranks.decided(after_epoch(state, metrics, recipe, loader.steps)), metrics
 
 
 @contextlib.contextmanager
@@ -326,24 +371,18 @@ def _as_it_learns(
         yield
 
 
-def _train_epoch(
-    run: RunCheckpoints,
-    loader: Loader,
-    state: TrainState,
-    progress: TrainingProgress,
-    pruning: MidwayPruning,
-    after_step: Sequence[Callable[[], None]],
-) -> dict[str, float]:
+def _train_epoch(parts: _Parts, state: TrainState, progress: TrainingProgress) -> dict[str, float]:
     """Trains one epoch, or the rest of it."""
+    run, loader = parts.run, parts.loader
     since, waited_s = time.perf_counter(), loader.waited_s
     first_step = state.step - state.in_epoch
     windows = enumerate(loader.windows(state.epoch, state.in_epoch), state.in_epoch)
     with unwritten_memory_shown() as shown:
         for number, window in windows:
-            pruning.before_step(first_step + number)
+            parts.pruning.before_step(first_step + number)
             run.figures.add(run.stepper.step(window, first_step + number, state.rate_factor))
             shown()
-            for look in after_step:
+            for look in parts.after_step:
                 look()
             progress.advance(loader.rows_of(number))
             run.end_step(state, number + 1)

@@ -145,9 +145,7 @@ def test_two_processes_learn_what_one_does(
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_one_process_goes_on_from_the_checkpoint_of_two(
-    runs: Path, parallel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_goes_on_from_the_checkpoint_of_two(runs: Path, parallel: str) -> None:
     longer = recipe("none")
     (state,) = (runs / f"{parallel}-whole").glob("*/checkpoints/state.pt")
     folder = RunFolder(runs / f"{parallel}-whole", longer, DATA)

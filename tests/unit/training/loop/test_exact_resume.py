@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits
-from training.loop import loop
 from training.loop.loop import Trained, train
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
@@ -22,30 +22,16 @@ OPTIMIZERS = (
 )
 
 
-class CutOffError(Exception):
-    """Stands for a kill."""
-
-
 def trained(runs: Path, chosen: Recipe, resume: bool = False) -> Trained:
     folder = RunFolder(runs, chosen, DATA)
     with folder.locked():
         return train(chosen, splits(), folder, Console(file=io.StringIO()), resume)
 
 
-def cut_off(runs: Path, chosen: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_off(runs: Path, chosen: Recipe) -> None:
     """Trains two epochs and loses the third."""
-    whole = loop._train_epoch
-
-    def until_cut(run: Any, loader: Any, state: Any, *others: Any) -> Any:
-        found = whole(run, loader, state, *others)
-        if state.epoch == CUT:
-            raise CutOffError
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "_train_epoch", until_cut)
-        with pytest.raises(CutOffError):
-            trained(runs, chosen)
+    with cut_off_in_epoch(CUT + 1):
+        trained(runs, chosen)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -70,12 +56,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_ends_with_the_same_bits(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
     chosen = recipe(**{"train": {"epochs": EPOCHS, "threads": 1}, **CASES[case]})
     expected = trained(tmp_path / "whole", chosen)
-    cut_off(tmp_path / "cut", chosen, monkeypatch)
+    cut_off(tmp_path / "cut", chosen)
     found = trained(tmp_path / "cut", chosen, resume=True)
     assert found.state == expected.state
     assert found.state.epoch > CUT

@@ -57,7 +57,7 @@ def test_a_finished_run_is_not_trained_again(
 ) -> None:
     chosen = recipe(train={"epochs": 2})
     first = trained(tmp_path, chosen)
-    monkeypatch.setattr("training.loop.loop._train_epoch", None)
+    monkeypatch.setattr("training.loop.loop.evaluate", None)
     assert trained(tmp_path, chosen, resume=True).state == first.state
 
 

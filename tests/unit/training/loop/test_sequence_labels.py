@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 
 from model_store.tensors import Array
+from tests.unit.training.cut_off import cut_off_in_epoch
 from training.datasets import IGNORED_LABEL, Splits, load_splits
 from training.errors import DataError, RecipeError, TargetError
-from training.loop import loop
 from training.loop.evaluation import evaluate
 from training.loop.loop import Trained, train
 from training.loop.optimization.schedule import teacher_forcing_share
@@ -79,23 +79,11 @@ def test_it_learns_to_write_sequences(tmp_path: Path, splits: Splits) -> None:
     assert found.signature.outputs[0].shape == (-1, 4, 4)
 
 
-def test_a_run_that_is_cut_off_ends_with_the_same_bits(
-    tmp_path: Path, splits: Splits, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_cut_off_ends_with_the_same_bits(tmp_path: Path, splits: Splits) -> None:
     chosen = copy_recipe()
     whole = trained(tmp_path / "whole", splits, chosen)
-    right, epochs = loop._train_epoch, iter(range(10))
-
-    def cut_off(*arguments: Any) -> dict[str, float]:
-        found = right(*arguments)
-        if next(epochs) == 2:  # the third epoch is lost
-            raise KeyboardInterrupt
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "_train_epoch", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            trained(tmp_path / "cut", splits, chosen)
+    with cut_off_in_epoch(3):
+        trained(tmp_path / "cut", splits, chosen)
     resumed = trained(tmp_path / "cut", splits, chosen, resume=True)
     assert resumed.state == whole.state
     assert resumed.weights.read_bytes() == whole.weights.read_bytes()

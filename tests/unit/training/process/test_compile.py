@@ -62,7 +62,7 @@ def short(**changes: Any) -> Recipe:
 
 
 def test_with_all_other_options_it_ends_with_the_bits_of_the_network_resumed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: list[Any]
+    tmp_path: Path, programs: list[Any]
 ) -> None:
     chosen = recipe(**EVERYTHING, train={**TRAIN, "compile": True})
     plain = trained(tmp_path / "plain", recipe(**EVERYTHING, train=TRAIN))
@@ -70,19 +70,17 @@ def test_with_all_other_options_it_ends_with_the_bits_of_the_network_resumed_too
     whole = trained(tmp_path / "whole", chosen)
     assert len(programs) == 4, "frozen and not, of 24 rows and of 8"
     assert whole.weights.read_bytes() == plain.weights.read_bytes()
-    cut_off(tmp_path / "cut", chosen, monkeypatch)
+    cut_off(tmp_path / "cut", chosen)
     found = trained(tmp_path / "cut", chosen, resume=True)
     assert found.weights.read_bytes() == whole.weights.read_bytes()
     assert found.state == whole.state
 
 
-def test_native_code_learns_what_the_network_does_and_is_resumed_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_native_code_learns_what_the_network_does_and_is_resumed_to_the_bit(tmp_path: Path) -> None:
     document = {"model": MATRICES, "data": {"target": "unused:unused", "batch_size": 40}}
     chosen = recipe(**document, train={"epochs": 4, "threads": 1, "compile": True})
     whole = trained(tmp_path / "whole", chosen)
-    cut_off(tmp_path / "cut", chosen, monkeypatch)
+    cut_off(tmp_path / "cut", chosen)
     found = trained(tmp_path / "cut", chosen, resume=True)
     assert found.weights.read_bytes() == whole.weights.read_bytes()
     plain = trained(tmp_path / "plain", recipe(**document, train={"epochs": 4, "threads": 1}))

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import ExportError, RecipeError
 from training.exporters.export import Exported, ExportJob, export_one
-from training.loop import loop
 from training.loop.loop import Trained, train
 from training.networks import SmallCnn
 from training.programs.exported_program import exported_program, weights_program
@@ -114,20 +114,10 @@ def test_zeros_of_pruning_are_zeros_after_it(whole: Trained, tmp_path: Path) -> 
 
 
 def test_a_resumed_phase_ends_with_the_same_bits(
-    chosen: Recipe, whole: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chosen: Recipe, whole: Trained, tmp_path: Path
 ) -> None:
-    learn, epochs = loop._train_epoch, []
-
-    def killed(*arguments: Any) -> dict[str, float]:
-        epochs.append(1)
-        if len(epochs) == 4 + 1 + 2:  # in the second epoch with rounding
-            raise KeyboardInterrupt
-        return learn(*arguments)
-
-    monkeypatch.setattr(loop, "_train_epoch", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with cut_off_in_epoch(4 + 1 + 2):  # the second epoch with rounding
         trained(tmp_path, chosen)
-    monkeypatch.setattr(loop, "_train_epoch", learn)
     resumed = trained(tmp_path, chosen, resume=True)
     assert resumed.qat_weights is not None
     assert whole.qat_weights is not None

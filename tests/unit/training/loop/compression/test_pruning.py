@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
+from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import RecipeError
 from training.exporters.export import ExportJob, export_one
@@ -105,25 +106,11 @@ def test_a_pruned_run_has_its_zeros_in_the_checkpoint_and_in_the_file(tmp_path: 
 
 
 @pytest.mark.parametrize("structured", [False, True])
-def test_a_resumed_pruning_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, structured: bool
-) -> None:
+def test_a_resumed_pruning_ends_with_the_same_bits(tmp_path: Path, structured: bool) -> None:
     chosen = pruned(structured=structured)
     whole = trained(tmp_path / "whole", chosen)
-    from training.loop import loop
-
-    learn, calls = loop._train_epoch, []
-
-    def killed(*arguments: Any) -> dict[str, float]:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return learn(*arguments)
-
-    monkeypatch.setattr(loop, "_train_epoch", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with cut_off_in_epoch(3):
         trained(tmp_path / "killed", chosen)
-    monkeypatch.setattr(loop, "_train_epoch", learn)
     resumed = trained(tmp_path / "killed", chosen, resume=True)
     assert resumed.weights.read_bytes() == whole.weights.read_bytes()
     assert resumed.state == whole.state
