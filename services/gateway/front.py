@@ -1,9 +1,9 @@
-"""The entry of requests: the ports, the edges behind them, and admission.
+"""The front: the ports, the edges behind them, and admission.
 
-Both kinds of process that have a front use this one: the gateway, and the one with everything.
-Start: bind the ports and answer, not ready. Stop: ready goes false, and REST connections end with
-their next answer; after `drain_delay_s` nothing new is accepted, accepted requests finish, and the
-edges close (gRPC by GOAWAY).
+Both kinds of process with a front use this one: the gateway, and the all-in-one server.
+Start: bind the ports and answer, not ready. Stop: ready goes false, and REST connections close
+after their next response; after `drain_delay_s` nothing new is accepted, accepted requests finish,
+and the edges close (gRPC by GOAWAY).
 """
 
 import asyncio
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flambeau.server")
 
 LAST_REPLIES_S = 5
-"""How long the edges may still write once everything accepted is answered. Watches of
-grpc.health.v1 and senders in mid-body would otherwise hold the process for the whole drain."""
+"""Time for the edges to write once everything accepted is answered. Otherwise watches of
+grpc.health.v1 and half-sent bodies would hold the process for the whole drain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,34 +66,33 @@ class Listening:
     is_tls: bool
     asks_for_credentials: bool
     store: str = ""
-    """Where the models lie; empty where this process knows of no store."""
+    """Location of the models; empty in a process without a store."""
     warning: str = ""
-    """What its operator may not expect of the store; empty for nothing."""
+    """Warning about the store for its operator; empty for none."""
     served: list[ServedVersion]
     found: Look
-    """What should be served and is not."""
+    """The versions that should be served and are not."""
 
 
 class Front:
     """The front of one process.
 
     Args:
-        config: its settings.
-        version: of this software.
-        metrics: where requests are counted.
-        directory: what is served.
-        queue: where accepted requests go.
-        on_started: called once, when it is known what is served.
-        verifications: where versions are verified.
-        open_service: makes the job service, on servers that keep jobs.
-        tracer: told of requests, if any are traced; exports what it is told while the ports are
-            open.
-        rates: where gateways share the rates of callers, if there are several.
-        sampler: shown requests, if payloads are sampled; writes while the ports are open.
+        config: settings of the process.
+        version: version of this software.
+        metrics: metrics of requests.
+        directory: models that are served.
+        queue: queue of accepted requests.
+        on_started: callback, called once when the served versions are known.
+        verifications: service that verifies versions.
+        open_service: factory of the job service, on servers that keep jobs.
+        tracer: tracer of requests, if any are traced; exports spans while the ports are open.
+        rates: store through which gateways share the rates of callers, if there are several.
+        sampler: sampler of payloads, if configured; writes while the ports are open.
 
     Raises:
-        ConfigError: strangers could reach it, who may cannot be read, or the files of TLS cannot
-            be used.
+        ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
+                cannot be used.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Front:
         self._config = config
         self._rates = rates
         self._tracer, self._sampler = tracer, sampler
-        self._authenticator = _open_door(config, metrics, rates)
+        self._authenticator = _open_authenticator(config, metrics, rates)
         directory.is_discreet = self._authenticator is not None
         self._metrics = metrics
         self._directory = directory
@@ -135,14 +134,7 @@ class Front:
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
         edges = (self._admission, self._facts, self._accounting)
         service = open_service(self._admission) if open_service is not None else None
-        limits = PortLimits(
-            max_request_bytes=config.max_request_bytes,
-            max_connections=config.max_connections,
-            keep_alive_timeout_s=config.keep_alive_timeout_s,
-            receive_timeout_s=config.receive_timeout_s,
-            max_age_s=config.grpc_max_connection_age_s,
-            grace_s=config.request_timeout_s,  # no call outlasts the longest request
-        )
+        limits = _port_limits(config)
         turns = LoopTurns()
         self._compression = CompressionThread()
         budget = ByteBudget(config.buffer_limit_bytes)
@@ -168,7 +160,7 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Answers on the ports inside.
+        """Serves on the ports inside the context.
 
         Raises:
             PortError: a port is taken.
@@ -197,7 +189,7 @@ class Front:
             await self._grpc.start(grpc_socket)
             await self._rest.start(http_socket)
             async with asyncio.TaskGroup() as tasks:
-                # Files of keys are watched, and rates shared, as long as the ports are open.
+                # Key files are watched, and rates shared, while the ports are open.
                 runs = [
                     part.run() for part in (self._authenticator, self._rates) if part is not None
                 ]
@@ -207,7 +199,7 @@ class Front:
                     chore.cancel()
 
     def look(self, found: Look) -> None:
-        """Takes in a change of what is served."""
+        """Applies a change of the served versions."""
         http_port, grpc_port, metrics_port = self._ports
         first = found.started and not self._readiness.look.started
         self._directory.complete = found.started
@@ -239,7 +231,7 @@ class Front:
         return "" if self._facts.is_ready() else self._facts.why_not_served() or "not ready"
 
     async def part(self) -> None:
-        """Says not ready, and still accepts until those who call must have noticed."""
+        """Reports not ready, and still accepts for `drain_delay_s` until clients have noticed."""
         logger.info("draining")
         self._facts.leaving = True
         self._grpc.announce_health()
@@ -247,10 +239,10 @@ class Front:
         await asyncio.sleep(self._config.drain_delay_s)
 
     async def drain(self) -> bool:
-        """Lets nothing new in, and waits for what is in.
+        """Stops admission, and waits for the requests in flight.
 
         Returns:
-            Whether everything accepted had its answer in time.
+            True if everything accepted was answered in time.
         """
         self._admission.refuse_new()
         timeout_s = self._config.drain_timeout_s
@@ -265,12 +257,24 @@ class Front:
         return not left
 
     async def close(self) -> None:
-        """Closes the edges, once the last answers are written."""
+        """Closes the edges, once the last responses are written."""
         await asyncio.gather(self._rest.stop(LAST_REPLIES_S), self._grpc.stop(LAST_REPLIES_S))
         self._compression.close()
 
 
-def _open_door(
+def _port_limits(config: GatewaySettings) -> PortLimits:
+    """Returns the limits of both ports."""
+    return PortLimits(
+        max_request_bytes=config.max_request_bytes,
+        max_connections=config.max_connections,
+        keep_alive_timeout_s=config.keep_alive_timeout_s,
+        receive_timeout_s=config.receive_timeout_s,
+        max_age_s=config.grpc_max_connection_age_s,
+        grace_s=config.request_timeout_s,  # no call outlasts the longest request
+    )
+
+
+def _open_authenticator(
     config: GatewaySettings, metrics: Metrics, rates: "SharedRates | None"
 ) -> "Authenticator | None":
     """Makes the authenticator, if the settings name credentials."""

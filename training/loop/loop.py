@@ -12,8 +12,7 @@ one CPU.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -172,18 +171,7 @@ def train(
                 say(console, f"from {first.parent.words}: {line}")
         phase = _Phase(recipe, loss, splits, folder, console, resume, watcher, ranks)
         learned = _learn(model, phase)
-    state, weights, qat_weights = learned.state, _take_best(model, learned, folder), None
-    later = partial(_fine_tune, loss=loss, splits=splits, console=console, resume=resume)
-    if recipe.prune is not None and recipe.prune.at is None:
-        say(console, prune(model, recipe.prune, example_of(splits.train)))
-        tuned = fine_tuning(recipe, "pruned", *recipe.prune.fine_tuning)
-        watcher = LaterPhase(watcher, state.epoch)
-        weights, state = later(model, tuned, folder=folder.phase("prune"), watcher=watcher)
-    if recipe.qat is not None:
-        tuned = fine_tuning(recipe, "qat", recipe.qat.epochs, recipe.qat.lr_share)
-        rounding = quantization_aware(model.eval(), recipe, splits.train, signature)
-        watcher = LaterPhase(watcher, state.epoch)
-        qat_weights, _ = later(rounding, tuned, folder=folder.phase("qat"), watcher=watcher)
+    weights, state, qat_weights = _later_phases(model, signature, folder, phase, learned)
     return Trained(
         model=model.eval(),
         weights=weights,
@@ -193,6 +181,31 @@ def train(
         state=state,
         parent=None if first is None else first.parent,
     )
+
+
+def _later_phases(
+    model: nn.Module, signature: Signature, folder: RunFolder, phase: _Phase, learned: _Learned
+) -> tuple[Path, TrainState, Path | None]:
+    """Runs pruning and quantization-aware training, if the recipe has them.
+
+    Returns:
+        The path of the best weights, their state, and the path of the 8-bit form's weights.
+    """
+    recipe, watcher = phase.recipe, phase.watcher
+    state, weights, qat_weights = learned.state, _take_best(model, learned, folder), None
+    if recipe.prune is not None and recipe.prune.at is None:
+        say(phase.console, prune(model, recipe.prune, example_of(phase.splits.train)))
+        tuned = fine_tuning(recipe, "pruned", *recipe.prune.fine_tuning)
+        watcher = LaterPhase(watcher, state.epoch)
+        later = replace(phase, recipe=tuned, folder=folder.phase("prune"), watcher=watcher)
+        weights, state = _fine_tune(model, later)
+    if recipe.qat is not None:
+        tuned = fine_tuning(recipe, "qat", recipe.qat.epochs, recipe.qat.lr_share)
+        rounding = quantization_aware(model.eval(), recipe, phase.splits.train, signature)
+        watcher = LaterPhase(watcher, state.epoch)
+        later = replace(phase, recipe=tuned, folder=folder.phase("qat"), watcher=watcher)
+        qat_weights, _ = _fine_tune(rounding, later)
+    return weights, state, qat_weights
 
 
 @freed_memory_kept()
@@ -238,27 +251,17 @@ def _begin(
     return model, signature, loss, transfer
 
 
-def _fine_tune(
-    model: nn.Module,
-    recipe: Recipe,
-    *,
-    loss: Objective,
-    splits: Splits,
-    folder: PhaseFolder,
-    console: Console,
-    resume: bool,
-    watcher: Watcher,
-) -> tuple[Path, TrainState]:
+def _fine_tune(model: nn.Module, phase: _Phase) -> tuple[Path, TrainState]:
     """Runs a phase after the training, with pruned weights held at zero; loads its best weights.
 
     It is a function of the recipe, the data and the initial weights, as training is of the first
     two.
     """
+    recipe, phase = phase.recipe, replace(phase, ranks=ALONE)
     held = contextlib.nullcontext() if recipe.prune is None else zeros_held(model)
     with reproducible(recipe.seed, recipe.train.threads, recipe.train.deterministic), held:
-        phase = _Phase(recipe, loss, splits, folder, console, resume, watcher)
         learned = _learn(model, phase)
-    return _take_best(model, learned, folder), learned.state
+    return _take_best(model, learned, phase.folder), learned.state
 
 
 def _take_best(model: nn.Module, learned: _Learned, folder: PhaseFolder) -> Path:
